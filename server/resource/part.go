@@ -1,0 +1,351 @@
+package resource
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	networking "istio.io/api/networking/v1alpha3"
+	_ "istio.io/api/networking/v1beta1" // registers the messages of the kinds that may be published
+	_ "istio.io/api/security/v1beta1"   // the same
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+)
+
+// MaxSize is the largest encoded resource that is accepted, in bytes. A ServiceEntry with its endpoints may be larger: they
+// are resources of their own here.
+const MaxSize = 1 << 20
+
+// Field numbers of istio/mcp/v1alpha1/{resource,metadata}.proto.
+const (
+	resourceMetadata = 1
+	resourceBody     = 2
+
+	metadataName       = 1
+	metadataCreateTime = 2
+	metadataVersion    = 3
+
+	anyTypeURL = 1
+	anyValue   = 2
+)
+
+// Hash is a content hash that adds up: the sum of the hashes of parts is the hash of their set. It is a 128 bit unsigned
+// number, high word first.
+type Hash [2]uint64
+
+// Add returns h + o modulo 2^128.
+func (h Hash) Add(o Hash) Hash {
+	lo, carry := bits.Add64(h[1], o[1], 0)
+	hi, _ := bits.Add64(h[0], o[0], carry)
+	return Hash{hi, lo}
+}
+
+// Sub returns h - o modulo 2^128.
+func (h Hash) Sub(o Hash) Hash {
+	lo, borrow := bits.Sub64(h[1], o[1], 0)
+	hi, _ := bits.Sub64(h[0], o[0], borrow)
+	return Hash{hi, lo}
+}
+
+// String returns the hash as a version: the 16 hexadecimal digits of its low half. Versions of one name are compared with each
+// other only, so 64 bits are plenty.
+func (h Hash) String() string {
+	const digits = "0123456789abcdef"
+	var b [16]byte
+	for i := range b {
+		b[i] = digits[h[1]>>(60-4*i)&0xf]
+	}
+	return string(b[:])
+}
+
+// HashOf hashes the parts as one; where one ends and the next begins counts.
+func HashOf(parts ...[]byte) Hash {
+	d := sha256.New()
+	var n [8]byte
+	for _, p := range parts {
+		binary.LittleEndian.PutUint64(n[:], uint64(len(p)))
+		d.Write(n[:])
+		d.Write(p)
+	}
+	var sum [sha256.Size]byte
+	d.Sum(sum[:0])
+	return Hash{binary.BigEndian.Uint64(sum[:]), binary.BigEndian.Uint64(sum[8:])}
+}
+
+// Part is one encoded resource taken apart at its seams. It is immutable.
+type Part struct {
+	collection string
+	name       string
+	metadata   []byte // the fields of Metadata but the version
+	bodyURL    string
+	spec       []byte // the body's message
+	hash       Hash   // of all of the above
+
+	// of a ServiceEntry:
+	hosts      []string
+	hasVIP     bool // states addresses of its own, or must not have one
+	selectable bool // has neither endpoints nor workloadSelector
+	// of a WorkloadEntry:
+	address string
+	ports   []uint32 // sorted
+	labels  map[string]string
+}
+
+// Collection returns the collection that the resource belongs to.
+func (p *Part) Collection() string { return p.collection }
+
+// Name returns the resource's name, "namespace/name".
+func (p *Part) Name() string { return p.name }
+
+// Namespace returns the part of the name before the slash.
+func (p *Part) Namespace() string {
+	ns, _, _ := strings.Cut(p.name, "/")
+	return ns
+}
+
+// Hosts returns the hosts of a ServiceEntry, nil for any other kind.
+func (p *Part) Hosts() []string { return p.hosts }
+
+// Address returns the address of a WorkloadEntry, "" for any other kind.
+func (p *Part) Address() string { return p.address }
+
+// Version returns the version of the resource on its own.
+func (p *Part) Version() string { return p.hash.String() }
+
+var (
+	errName       = errors.New(`metadata.name: must be "namespace/name"`)
+	errCreateTime = errors.New("metadata.create_time: must be set and never change; sinks before Istio 1.14 drop a resource without it")
+)
+
+// Parse checks an encoded istio.mcp.v1alpha1.Resource and takes it apart. It keeps raw, which must not change from then on.
+// Nothing that raw holds can make it panic. An error names the field.
+func Parse(raw []byte) (*Part, error) {
+	if len(raw) > MaxSize {
+		return nil, fmt.Errorf("resource of %d bytes: at most %d are accepted", len(raw), MaxSize)
+	}
+	p := &Part{}
+	var body []byte
+	seenMetadata, seenBody, seenTime := false, false, false
+	err := fields(raw, func(num protowire.Number, typ protowire.Type, _, value []byte) error {
+		switch {
+		case num == resourceMetadata && typ == protowire.BytesType && !seenMetadata:
+			seenMetadata = true
+			p.metadata = make([]byte, 0, len(value))
+			return fields(value, func(num protowire.Number, typ protowire.Type, field, value []byte) error {
+				switch {
+				case num == metadataVersion:
+					return nil
+				case num == metadataName && typ == protowire.BytesType && p.name == "":
+					p.name = string(value)
+				case num == metadataCreateTime && typ == protowire.BytesType && !seenTime:
+					seenTime = true
+				case num == metadataName, num == metadataCreateTime:
+					return fmt.Errorf("field %d is there twice or malformed", num)
+				}
+				p.metadata = append(p.metadata, field...)
+				return nil
+			})
+		case num == resourceBody && typ == protowire.BytesType && !seenBody:
+			seenBody, body = true, value
+			return nil
+		}
+		return fmt.Errorf("unexpected field %d", num)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("resource %q: %w", p.name, err)
+	}
+	if err := checkName(p.name); err != nil {
+		return nil, fmt.Errorf("resource %q: %w", p.name, err)
+	}
+	if !seenTime {
+		return nil, fmt.Errorf("resource %q: %w", p.name, errCreateTime)
+	}
+	if err := checkMetadata(p.metadata); err != nil {
+		return nil, fmt.Errorf("resource %q: metadata: %w", p.name, err)
+	}
+	err = fields(body, func(num protowire.Number, typ protowire.Type, _, value []byte) error {
+		switch {
+		case num == anyTypeURL && typ == protowire.BytesType:
+			p.bodyURL = string(value)
+		case num == anyValue && typ == protowire.BytesType:
+			p.spec = value
+		default:
+			return fmt.Errorf("unexpected field %d", num)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("resource %q: body: %w", p.name, err)
+	}
+	p.collection = collection.OfBody(p.bodyURL)
+	if p.collection == "" {
+		return nil, fmt.Errorf("resource %q: body: no kind that can be served is called %q", p.name, p.bodyURL)
+	}
+	if err := p.checkBody(); err != nil {
+		return nil, fmt.Errorf("resource %q: %s: %w", p.name, p.collection, err)
+	}
+	p.rehash()
+	return p, nil
+}
+
+func (p *Part) rehash() {
+	p.hash = HashOf([]byte(p.collection), p.metadata, p.spec)
+}
+
+func (p *Part) checkBody() error {
+	switch p.collection {
+	case collection.ServiceEntry:
+		var se networking.ServiceEntry
+		if err := proto.Unmarshal(p.spec, &se); err != nil {
+			return err
+		}
+		p.hosts = se.GetHosts()
+		p.selectable = len(se.GetEndpoints()) == 0 && se.GetWorkloadSelector() == nil
+		// An address makes no sense for a wildcard, nor where the client's own destination is kept.
+		p.hasVIP = len(se.GetAddresses()) > 0 || se.GetResolution() == networking.ServiceEntry_NONE ||
+			len(se.GetHosts()) != 1 || strings.HasPrefix(se.GetHosts()[0], "*")
+	case collection.WorkloadEntry:
+		var we networking.WorkloadEntry
+		if err := proto.Unmarshal(p.spec, &we); err != nil {
+			return err
+		}
+		p.address, p.labels = we.GetAddress(), we.GetLabels()
+		for _, port := range we.GetPorts() {
+			p.ports = append(p.ports, port)
+		}
+		slices.Sort(p.ports)
+	default:
+		typ, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(strings.TrimPrefix(p.bodyURL, "type.googleapis.com/")))
+		if err != nil {
+			return err
+		}
+		return proto.Unmarshal(p.spec, typ.New().Interface())
+	}
+	return nil
+}
+
+// withLabel returns p, a WorkloadEntry's part, with a label that it does not have yet. Labels are a map, field 3 of
+// WorkloadEntry, and an entry of a map may be appended to an encoded message.
+func (p *Part) withLabel(key, value string) *Part {
+	if p.labels[key] == value {
+		return p
+	}
+	q := *p
+	q.spec = appendLabel(slices.Clip(slices.Clone(p.spec)), key, value)
+	q.rehash()
+	return &q
+}
+
+// Field numbers of istio/networking/v1alpha3/{service_entry,workload_entry,sidecar}.proto.
+const (
+	serviceEntryAddresses = 2
+	serviceEntryEndpoints = 6
+	serviceEntrySelector  = 9
+	workloadEntryLabels   = 3
+	selectorLabels        = 1
+)
+
+func appendLabel(workloadEntry []byte, key, value string) []byte {
+	return appendMapEntry(workloadEntry, workloadEntryLabels, key, value)
+}
+
+func appendMapEntry(b []byte, field protowire.Number, key, value string) []byte {
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(sizeString(key)+sizeString(value)))
+	b = appendString(b, 1, key)
+	return appendString(b, 2, value)
+}
+
+// appendString appends a string field.
+func appendString(b []byte, field protowire.Number, s string) []byte {
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	return protowire.AppendString(b, s)
+}
+
+// sizeString returns the size of a string field of a number below 16.
+func sizeString(s string) int { return 1 + protowire.SizeBytes(len(s)) }
+
+// checkName checks "namespace/name" as Kubernetes would (istiod rejects anything else). The characters are those of a DNS
+// subdomain; the length is that of a Kubernetes object name.
+func checkName(name string) error {
+	ns, n, ok := strings.Cut(name, "/")
+	if !ok || !isName(ns, 63) || !isName(n, 253) {
+		return fmt.Errorf("%w, lower-case letters, digits, '-' and '.', not %q", errName, name)
+	}
+	return nil
+}
+
+func isName(s string, limit int) bool {
+	if s == "" || len(s) > limit {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		alnum := 'a' <= c && c <= 'z' || '0' <= c && c <= '9'
+		if !alnum && (c != '-' && c != '.' || i == 0 || i == len(s)-1) {
+			return false
+		}
+	}
+	return true
+}
+
+// checkMetadata checks that the metadata would decode: the sink decodes it, we do not.
+func checkMetadata(metadata []byte) error {
+	return fields(metadata, func(num protowire.Number, typ protowire.Type, _, value []byte) error {
+		if typ != protowire.BytesType {
+			return fmt.Errorf("unexpected field %d", num)
+		}
+		switch num {
+		case metadataName:
+			return nil // checked already
+		case metadataCreateTime:
+			return fields(value, func(num protowire.Number, typ protowire.Type, _, _ []byte) error {
+				if num > 2 || typ != protowire.VarintType {
+					return errCreateTime
+				}
+				return nil
+			})
+		case 4, 5: // labels, annotations
+			return fields(value, func(num protowire.Number, typ protowire.Type, _, value []byte) error {
+				if num > 2 || typ != protowire.BytesType || !utf8.Valid(value) {
+					return errors.New("labels and annotations must be UTF-8")
+				}
+				return nil
+			})
+		}
+		return fmt.Errorf("unexpected field %d", num)
+	})
+}
+
+// fields calls f with each field of an encoded message: its number and type, the whole field, and its value (without the length
+// for a field of bytes).
+func fields(b []byte, f func(num protowire.Number, typ protowire.Type, field, value []byte) error) error {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		m := protowire.ConsumeFieldValue(num, typ, b[n:])
+		if m < 0 {
+			return protowire.ParseError(m)
+		}
+		value := b[n : n+m]
+		if typ == protowire.BytesType {
+			value, _ = protowire.ConsumeBytes(value)
+		}
+		if err := f(num, typ, b[:n+m], value); err != nil {
+			return err
+		}
+		b = b[n+m:]
+	}
+	return nil
+}
