@@ -118,6 +118,10 @@ func (p *Part) Hosts() []string { return p.hosts }
 // Address returns the address of a WorkloadEntry, "" for any other kind.
 func (p *Part) Address() string { return p.address }
 
+// Composable says whether the part is a ServiceEntry that instances can be added to: it has neither endpoints nor a
+// workloadSelector.
+func (p *Part) Composable() bool { return p.selectable }
+
 // Version returns the version of the resource on its own.
 func (p *Part) Version() string { return p.hash.String() }
 

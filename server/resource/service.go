@@ -62,9 +62,9 @@ func NewService(registry, selector string) *Service {
 	return &Service{registry: registry, selector: selector, parts: make(map[string]*Part)}
 }
 
-// ErrNotComposable is the reason for refusing a ServiceEntry that has instances as resources of their own as well as endpoints or a
-// workloadSelector of its own.
-var ErrNotComposable = errors.New("the ServiceEntry has endpoints or a workloadSelector of its own; instances that belong to it can not be added")
+// ErrNotComposable is the reason for refusing a ServiceEntry that says that its instances are resources of their own and has endpoints
+// or a workloadSelector all the same.
+var ErrNotComposable = errors.New("a ServiceEntry whose instances are resources of their own must have neither endpoints nor workloadSelector")
 
 // SetEntry sets the ServiceEntry and reports whether it changed.
 func (s *Service) SetEntry(p *Part) (changed bool) {
@@ -86,9 +86,6 @@ func (s *Service) SetVIP(vip string) { s.vip = vip }
 
 // WantsVIP says whether the entry may be given an address.
 func (s *Service) WantsVIP() bool { return s.entry != nil && !s.entry.hasVIP }
-
-// Composable says whether instances can be added to the entry.
-func (s *Service) Composable() bool { return s.entry != nil && s.entry.selectable }
 
 // Len returns the number of instances.
 func (s *Service) Len() int { return len(s.parts) }

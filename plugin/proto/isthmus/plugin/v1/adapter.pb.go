@@ -452,8 +452,10 @@ type Upsert struct {
 	// An encoded istio.mcp.v1alpha1.Resource. metadata.name is "namespace/name", create_time is set and constant,
 	// version is not set (the host hashes the bytes itself).
 	Resource []byte `protobuf:"bytes,1,opt,name=resource" json:"resource,omitempty"`
-	// For an instance of a service: the name ("namespace/name") of the ServiceEntry that it belongs to. The resource is then a
-	// WorkloadEntry, and the ServiceEntry carries neither endpoints nor workloadSelector: the host adds what each sink needs.
+	// The service that the resource is a part of, by the name ("namespace/name") of its ServiceEntry. It is set on the ServiceEntry
+	// itself (its own name), which then has neither endpoints nor workloadSelector, and on the WorkloadEntry of each
+	// instance, in the same namespace, sent after the ServiceEntry or in the same batch: the host adds what each sink needs. Empty:
+	// the resource is served as it is.
 	Service       string `protobuf:"bytes,2,opt,name=service" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

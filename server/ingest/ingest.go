@@ -1,0 +1,310 @@
+package ingest
+
+import (
+	"cmp"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/server/resource"
+	"github.com/isthmus-mesh/isthmus/server/store"
+)
+
+type op = store.Op[*resource.Resource]
+
+// Options tune an Ingest. The zero value works.
+type Options struct {
+	// MaxResources is the number of resources that one registry may have; what comes beyond is refused and listed.
+	// 0 means [DefaultMaxResources].
+	MaxResources int
+	// Selector returns the value of [resource.SelectorLabel] for the instances of a ServiceEntry, given the name of the
+	// entry without its namespace. Nil means the name itself.
+	Selector func(name string) string
+	// Validate says what istiod would reject in a resource that decodes. It gets the collection and the encoded
+	// istio.mcp.v1alpha1.Resource. Nil means that everything that decodes is served.
+	Validate func(collection string, raw []byte) error
+}
+
+// DefaultMaxResources is the default of [Options.MaxResources].
+const DefaultMaxResources = 1_000_000
+
+// Limits of what is kept for people, per process or registry.
+const (
+	maxChanges  = 1_000
+	maxProblems = 10_000
+)
+
+// Ingest is all registries together. Its methods may be called from any goroutine.
+type Ingest struct {
+	options Options
+	store   *store.Store[*resource.Resource]
+	log     *slog.Logger
+	metrics *metrics
+
+	mu         sync.Mutex
+	registries []*Registry                   // in the order of the configuration; set once
+	vips       map[netip.Addr]map[string]int // guarded by mu; how many services have a host that hashes to an address
+	changes    []Change                      // guarded by mu; a ring
+	next       int                           // guarded by mu; where the next change goes
+}
+
+// Change is one change of the store, for people.
+type Change struct {
+	Time       time.Time      `json:"time"`
+	Registry   string         `json:"registry"`
+	Collection string         `json:"collection"`
+	Name       string         `json:"name"`
+	Op         string         `json:"op"` // upsert or remove
+	Version    string         `json:"version,omitempty"`
+	Revision   store.Revision `json:"revision"` // of the store after the batch that the change came in
+}
+
+// Status is a registry as people want to see it.
+type Status struct {
+	Registry  string         `json:"registry"`
+	Synced    bool           `json:"synced"`          // a first listing is complete
+	Listing   bool           `json:"listing"`         // a new listing is coming in
+	Down      string         `json:"down,omitempty"`  // why there is no plugin
+	Error     string         `json:"error,omitempty"` // why the plugin can not follow its registry
+	Detail    string         `json:"detail,omitempty"`
+	Since     time.Time      `json:"since"`     // of the above
+	Services  uint64         `json:"services"`  // that the plugin knows of
+	Instances uint64         `json:"instances"` // the same
+	Resources map[string]int `json:"resources"` // served, by collection
+	Problems  int            `json:"problems"`
+	Updated   time.Time      `json:"updated"` // of the last change
+}
+
+// Stale says whether what is served may be older than what the registry holds.
+func (s Status) Stale() bool { return s.Down != "" || s.Error != "" }
+
+// Problem is something that cannot be served as it is.
+type Problem struct {
+	ID     string `json:"id"`
+	Reason string `json:"reason"`
+}
+
+type metrics struct {
+	changes   *prometheus.CounterVec
+	refused   *prometheus.CounterVec
+	resources *prometheus.GaugeVec
+	synced    *prometheus.GaugeVec
+	stale     *prometheus.GaugeVec
+	problems  *prometheus.GaugeVec
+	services  *prometheus.GaugeVec
+	instances *prometheus.GaugeVec
+	revision  prometheus.GaugeFunc
+}
+
+func newMetrics(st *store.Store[*resource.Resource]) *metrics {
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+	}
+	return &metrics{
+		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "isthmus_changes_total", Help: "Changes of resources that came from a registry.",
+		}, []string{"registry", "collection", "op"}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "isthmus_refused_total", Help: "Resources from a plugin that were refused; the last good one is kept.",
+		}, []string{"registry"}),
+		resources: gauge("isthmus_resources", "Resources that are served.", "registry", "collection"),
+		synced:    gauge("isthmus_registry_synced", "1 when the registry has completed a first listing.", "registry"),
+		stale:     gauge("isthmus_registry_stale", "1 while the registry cannot be followed; what is known is served.", "registry"),
+		problems:  gauge("isthmus_registry_problems", "Things in the registry that cannot be served as they are.", "registry"),
+		services:  gauge("isthmus_registry_services", "Services that the registry's plugin knows of.", "registry"),
+		instances: gauge("isthmus_registry_instances", "Instances that the registry's plugin knows of.", "registry"),
+		revision: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "isthmus_store_revision", Help: "Changes that the store has seen since the process started.",
+		}, func() float64 { return float64(st.Revision()) }),
+	}
+}
+
+// New returns an Ingest of registries by name, in the order of the configuration. It registers its metrics.
+func New(st *store.Store[*resource.Resource], registries []string, o Options, log *slog.Logger, reg prometheus.Registerer) (*Ingest, error) {
+	o.MaxResources = cmp.Or(o.MaxResources, DefaultMaxResources)
+	if o.Selector == nil {
+		o.Selector = func(name string) string { return name }
+	}
+	i := &Ingest{options: o, store: st, log: log, metrics: newMetrics(st), vips: make(map[netip.Addr]map[string]int)}
+	for _, c := range []prometheus.Collector{
+		i.metrics.changes, i.metrics.refused, i.metrics.resources, i.metrics.synced, i.metrics.stale,
+		i.metrics.problems, i.metrics.services, i.metrics.instances, i.metrics.revision,
+	} {
+		if err := reg.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	for n, name := range registries {
+		r := &Registry{
+			ingest: i, name: name, order: n, log: log.With("registry", name),
+			services: make(map[string]*service), of: make(map[string]*service), plain: make(map[key]*plain), published: make(map[string]int),
+			problems: make(map[string]string), own: make(map[string]string), shadowed: make(map[key]string),
+		}
+		r.status = Status{Registry: name, Since: time.Now()}
+		i.registries = append(i.registries, r)
+		i.metrics.synced.WithLabelValues(name).Set(0)
+		i.metrics.stale.WithLabelValues(name).Set(0)
+		i.metrics.problems.WithLabelValues(name).Set(0)
+		i.metrics.refused.WithLabelValues(name).Add(0)
+	}
+	return i, nil
+}
+
+// Registry returns the registry of that name, nil if there is none.
+func (i *Ingest) Registry(name string) *Registry {
+	for _, r := range i.registries {
+		if r.name == name {
+			return r
+		}
+	}
+	return nil
+}
+
+// Ready says whether the collection is open: no registry that may publish to it lacks its first listing.
+func (i *Ingest) Ready(coll string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return len(i.waitingLocked(coll)) == 0
+}
+
+// Waiting returns the registries that hold a collection back.
+func (i *Ingest) Waiting(coll string) []string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.waitingLocked(coll)
+}
+
+func (i *Ingest) waitingLocked(coll string) (names []string) {
+	for _, r := range i.registries {
+		if !r.status.Synced && r.mayPublishLocked(coll) {
+			names = append(names, r.name)
+		}
+	}
+	return names
+}
+
+// Changes returns the newest changes, newest first, at most limit.
+func (i *Ingest) Changes(limit int) []Change {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	out := make([]Change, 0, min(limit, len(i.changes)))
+	for n := range len(i.changes) {
+		if len(out) >= limit {
+			break
+		}
+		out = append(out, i.changes[(i.next-1-n+2*len(i.changes))%len(i.changes)])
+	}
+	return out
+}
+
+// commitLocked applies operations and notes them.
+func (i *Ingest) commitLocked(registry string, ops []op) {
+	if len(ops) == 0 {
+		return
+	}
+	rev, changed := i.store.Apply(ops)
+	if changed == 0 {
+		return
+	}
+	now := time.Now()
+	for n := range ops {
+		// The two shapes of a ServiceEntry are one change for people: the inline one, which changes whenever the other does.
+		coll, shape := resource.Collection(ops[n].Collection)
+		if shape == resource.Workload && coll == collection.ServiceEntry {
+			continue
+		}
+		c := Change{Time: now, Collection: coll, Name: ops[n].Name, Op: "upsert", Registry: registry, Revision: rev}
+		if ops[n].Remove {
+			c.Op = "remove"
+		} else {
+			c.Version, c.Registry = ops[n].Value.Version(), ops[n].Value.Registry()
+		}
+		if len(i.changes) < maxChanges {
+			i.changes = append(i.changes, c)
+			i.next = len(i.changes) % maxChanges
+		} else {
+			i.changes[i.next] = c
+			i.next = (i.next + 1) % maxChanges
+		}
+	}
+}
+
+// vipLocked returns the address of a host, "" if a smaller host hashes to the same one.
+func (i *Ingest) vipLocked(host string) string {
+	addr := resource.VIP(host)
+	for other := range i.vips[addr] {
+		if other < host {
+			return ""
+		}
+	}
+	return addr.String()
+}
+
+// countHostLocked notes that a service has (delta 1) or had (delta -1) a host, and returns the services whose address that
+// may change: those of the other hosts that hash to the same address.
+func (i *Ingest) countHostLocked(host string, delta int) (others []string) {
+	addr := resource.VIP(host)
+	hosts := i.vips[addr]
+	if hosts == nil {
+		hosts = make(map[string]int, 1)
+		i.vips[addr] = hosts
+	}
+	hosts[host] += delta
+	if hosts[host] <= 0 {
+		delete(hosts, host)
+	}
+	if len(hosts) == 0 {
+		delete(i.vips, addr)
+	}
+	for other := range hosts {
+		if other != host {
+			others = append(others, other)
+		}
+	}
+	return others
+}
+
+// Registries returns the state of all registries, in the order of the configuration.
+func (i *Ingest) Registries() []Status {
+	out := make([]Status, 0, len(i.registries))
+	for _, r := range i.registries {
+		out = append(out, r.Status())
+	}
+	return out
+}
+
+// ServiceStatus is a service as people want to see it.
+type ServiceStatus struct {
+	Registry  string   `json:"registry"`
+	Name      string   `json:"name"` // of its ServiceEntry
+	Hosts     []string `json:"hosts"`
+	Endpoints int      `json:"endpoints"`
+	Version   string   `json:"version"`
+	Shadowed  string   `json:"shadowed_by,omitempty"` // the registry that owns the name
+}
+
+// Services returns the services of all registries, by registry and name.
+func (i *Ingest) Services() []ServiceStatus {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	var out []ServiceStatus
+	for _, r := range i.registries {
+		first := len(out)
+		for name, s := range r.services {
+			if e := s.svc.Entry(); e != nil {
+				out = append(out, ServiceStatus{
+					Registry: r.name, Name: name, Hosts: e.Hosts(), Endpoints: s.svc.Len(),
+					Version: s.svc.Resource(resource.Inline).Version(), Shadowed: r.shadowed[key{collection.ServiceEntry, name}],
+				})
+			}
+		}
+		slices.SortFunc(out[first:], func(a, b ServiceStatus) int { return strings.Compare(a.Name, b.Name) })
+	}
+	return out
+}
