@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/resource"
@@ -26,9 +27,9 @@ type Options struct {
 	// Selector returns the value of [resource.SelectorLabel] for the instances of a ServiceEntry, given the name of the
 	// entry without its namespace. Nil means the name itself.
 	Selector func(name string) string
-	// Validate says what istiod would reject in a resource that decodes. It gets the collection and the encoded
-	// istio.mcp.v1alpha1.Resource. Nil means that everything that decodes is served.
-	Validate func(collection string, raw []byte) error
+	// Validate says what istiod would reject in a body that decodes: istiod itself tells nobody. Nil means that everything that
+	// decodes is served.
+	Validate func(body proto.Message) error
 }
 
 // DefaultMaxResources is the default of [Options.MaxResources].
@@ -128,6 +129,9 @@ func newMetrics(st *store.Store[*resource.Resource]) *metrics {
 // New returns an Ingest of registries by name, in the order of the configuration. It registers its metrics.
 func New(st *store.Store[*resource.Resource], registries []string, o Options, log *slog.Logger, reg prometheus.Registerer) (*Ingest, error) {
 	o.MaxResources = cmp.Or(o.MaxResources, DefaultMaxResources)
+	if o.Validate == nil {
+		o.Validate = func(proto.Message) error { return nil }
+	}
 	if o.Selector == nil {
 		o.Selector = func(name string) string { return name }
 	}

@@ -242,8 +242,8 @@ func TestOwnership(t *testing.T) {
 func TestRefused(t *testing.T) {
 	e := newEnv(t, Options{
 		MaxResources: 4,
-		Validate: func(_ string, b []byte) error {
-			if bytes.Contains(b, []byte("bad.example.org")) {
+		Validate: func(body proto.Message) error {
+			if se, ok := body.(*networking.ServiceEntry); ok && se.GetHosts()[0] == "bad.example.org" {
 				return errors.New("hosts[0]: bad.example.org is a bad host")
 			}
 			return nil
@@ -266,7 +266,9 @@ func TestRefused(t *testing.T) {
 		instance("dc1/web", "other/web-9", "10.0.0.9"),
 		withEndpoints,
 	))
-	r.Apply(upserts(instance("dc1/web", "dc1/web-1", "10.0.0.1")))
+	broken := instance("dc1/web", "dc1/web-1", "10.0.0.1")
+	broken.Resource = append(broken.Resource, 0x1a, 0) // a field that does not exist
+	r.Apply(upserts(broken))
 	r.Apply(synced)
 	if got, _ := e.served(); !cmp.Equal(want, got) {
 		t.Errorf("(-want +got):\n%s", cmp.Diff(want, got))
@@ -277,7 +279,7 @@ func TestRefused(t *testing.T) {
 	}
 	wantIDs := []string{
 		"resource networking.istio.io/ServiceEntry dc1/own", "resource networking.istio.io/ServiceEntry dc1/web", "resource networking.istio.io/VirtualService dc1/r",
-		"resource networking.istio.io/WorkloadEntry dc1/none-1", "resource networking.istio.io/WorkloadEntry other/web-9", "resource that does not decode",
+		"resource networking.istio.io/WorkloadEntry dc1/none-1", "resource networking.istio.io/WorkloadEntry other/web-9", `resource of unknown kind ""`,
 	}
 	if d := cmp.Diff(wantIDs, ids); d != "" {
 		t.Errorf("problems (-want +got):\n%s", d)

@@ -1,10 +1,12 @@
 package ingest
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -108,12 +110,7 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 	parts := make([]*resource.Part, len(m.GetUpserts()))
 	errs := make([]error, len(parts))
 	for n, u := range m.GetUpserts() {
-		parts[n], errs[n] = resource.Parse(u.GetResource())
-		if errs[n] == nil && r.ingest.options.Validate != nil {
-			if err := r.ingest.options.Validate(parts[n].Collection(), u.GetResource()); err != nil {
-				errs[n] = fmt.Errorf("%s %s: %w", parts[n].Collection(), parts[n].Name(), err)
-			}
-		}
+		parts[n], errs[n] = resource.Parse(u.GetResource(), r.ingest.options.Validate)
 	}
 
 	i := r.ingest
@@ -183,36 +180,45 @@ func isEntry(p *resource.Part, u *pluginv1.Upsert) bool {
 
 // noteLocked lists what was refused, and takes what is accepted again off the list.
 func (r *Registry) noteLocked(u *pluginv1.Upsert, p *resource.Part, err error) {
-	id := "resource that does not decode"
+	var k key
 	if p != nil {
-		id = "resource " + p.Collection() + " " + p.Name()
+		k = key{p.Collection(), p.Name()}
+	}
+	if invalid, ok := errors.AsType[*resource.Invalid](err); ok {
+		k = key{invalid.Collection, invalid.Name}
+	}
+	id := "resource " + k.collection + " " + k.name
+	if k.collection == "" {
+		id = "resource of unknown kind " + strconv.QuoteToASCII(k.name)
 	}
 	if err == nil {
 		delete(r.own, id)
 		return
 	}
 	r.ingest.metrics.refused.WithLabelValues(r.name).Inc()
-	// A refused resource was mentioned: its last good content stays.
-	if p != nil {
-		r.keepLocked(p, u.GetService())
-	}
+	r.keepLocked(k, u.GetService())
 	reason := err.Error() + "; refused, the last good one is kept"
-	if r.own[id] == reason || len(r.own) >= maxProblems {
+	if _, have := r.own[id]; r.own[id] == reason || !have && len(r.own) >= maxProblems {
 		return
 	}
 	r.own[id] = reason
 	r.log.Warn("resource refused", "id", id, "err", err)
 }
 
-func (r *Registry) keepLocked(p *resource.Part, serviceName string) {
-	if s := r.of[p.Name()]; s != nil && serviceName != "" {
-		s.instances[p.Name()] = r.listing
-	}
-	if s := r.services[p.Name()]; s != nil && p.Collection() == collection.ServiceEntry {
-		s.seen = r.listing
-	}
-	if pl := r.plain[key{p.Collection(), p.Name()}]; pl != nil {
+// keepLocked notes that a listing mentioned a resource, although in a form that was refused: its last good content stays.
+func (r *Registry) keepLocked(k key, serviceName string) {
+	if pl := r.plain[k]; pl != nil {
 		pl.seen = r.listing
+	}
+	switch k.collection {
+	case collection.ServiceEntry:
+		if s := r.services[k.name]; s != nil {
+			s.seen = r.listing
+		}
+	case collection.WorkloadEntry:
+		if s := r.of[k.name]; s != nil && serviceName != "" {
+			s.instances[k.name] = r.listing
+		}
 	}
 }
 

@@ -125,20 +125,49 @@ func (p *Part) Composable() bool { return p.selectable }
 // Version returns the version of the resource on its own.
 func (p *Part) Version() string { return p.hash.String() }
 
+// Invalid is the error of a resource that can not be served. Name and Collection are empty if the resource does not get as far as
+// to say them.
+type Invalid struct {
+	Collection string
+	Name       string
+	Err        error
+}
+
+// Error names the resource and what is wrong with it.
+func (e *Invalid) Error() string {
+	if e.Collection == "" {
+		return fmt.Sprintf("resource %q: %v", e.Name, e.Err)
+	}
+	return fmt.Sprintf("%s %s: %v", e.Collection, e.Name, e.Err)
+}
+
+// Unwrap returns what is wrong.
+func (e *Invalid) Unwrap() error { return e.Err }
+
+func (p *Part) invalid(err error) error { return &Invalid{p.collection, p.name, err} }
+
 var (
 	errName       = errors.New(`metadata.name: must be "namespace/name"`)
 	errCreateTime = errors.New("metadata.create_time: must be set and never change; sinks before Istio 1.14 drop a resource without it")
 )
 
 // Parse checks an encoded istio.mcp.v1alpha1.Resource and takes it apart. It keeps raw, which must not change from then on.
-// Nothing that raw holds can make it panic. An error names the field.
-func Parse(raw []byte) (*Part, error) {
+// Nothing that raw holds can make it panic. The error is an [*Invalid] that names the field. The body has to decode, and to pass the checks.
+func Parse(raw []byte, checks ...func(body proto.Message) error) (*Part, error) {
 	if len(raw) > MaxSize {
-		return nil, fmt.Errorf("resource of %d bytes: at most %d are accepted", len(raw), MaxSize)
+		return nil, &Invalid{Err: fmt.Errorf("it has %d bytes; at most %d are accepted", len(raw), MaxSize)}
 	}
 	p := &Part{}
 	var body []byte
 	seenMetadata, seenBody, seenTime := false, false, false
+	// What is wrong is noted and the rest is read all the same, for the error to say which resource it is about.
+	var wrong error
+	note := func(err error) error {
+		if wrong == nil {
+			wrong = err
+		}
+		return nil
+	}
 	err := fields(raw, func(num protowire.Number, typ protowire.Type, _, value []byte) error {
 		switch {
 		case num == resourceMetadata && typ == protowire.BytesType && !seenMetadata:
@@ -153,7 +182,7 @@ func Parse(raw []byte) (*Part, error) {
 				case num == metadataCreateTime && typ == protowire.BytesType && !seenTime:
 					seenTime = true
 				case num == metadataName, num == metadataCreateTime:
-					return fmt.Errorf("field %d is there twice or malformed", num)
+					return note(fmt.Errorf("metadata: field %d is there twice or malformed", num))
 				}
 				p.metadata = append(p.metadata, field...)
 				return nil
@@ -162,19 +191,13 @@ func Parse(raw []byte) (*Part, error) {
 			seenBody, body = true, value
 			return nil
 		}
-		return fmt.Errorf("unexpected field %d", num)
+		return note(fmt.Errorf("unexpected field %d", num))
 	})
 	if err != nil {
-		return nil, fmt.Errorf("resource %q: %w", p.name, err)
+		return nil, p.invalid(err)
 	}
 	if err := checkName(p.name); err != nil {
-		return nil, fmt.Errorf("resource %q: %w", p.name, err)
-	}
-	if !seenTime {
-		return nil, fmt.Errorf("resource %q: %w", p.name, errCreateTime)
-	}
-	if err := checkMetadata(p.metadata); err != nil {
-		return nil, fmt.Errorf("resource %q: metadata: %w", p.name, err)
+		return nil, p.invalid(err)
 	}
 	err = fields(body, func(num protowire.Number, typ protowire.Type, _, value []byte) error {
 		switch {
@@ -183,19 +206,27 @@ func Parse(raw []byte) (*Part, error) {
 		case num == anyValue && typ == protowire.BytesType:
 			p.spec = value
 		default:
-			return fmt.Errorf("unexpected field %d", num)
+			return note(fmt.Errorf("body: unexpected field %d", num))
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("resource %q: body: %w", p.name, err)
+		return nil, p.invalid(fmt.Errorf("body: %w", err))
 	}
 	p.collection = collection.OfBody(p.bodyURL)
-	if p.collection == "" {
-		return nil, fmt.Errorf("resource %q: body: no kind that can be served is called %q", p.name, p.bodyURL)
+	switch {
+	case p.collection == "":
+		return nil, p.invalid(fmt.Errorf("body: no kind that can be served is called %q", p.bodyURL))
+	case wrong != nil:
+		return nil, p.invalid(wrong)
+	case !seenTime:
+		return nil, p.invalid(errCreateTime)
 	}
-	if err := p.checkBody(); err != nil {
-		return nil, fmt.Errorf("resource %q: %s: %w", p.name, p.collection, err)
+	if err := checkMetadata(p.metadata); err != nil {
+		return nil, p.invalid(fmt.Errorf("metadata: %w", err))
+	}
+	if err := p.checkBody(checks); err != nil {
+		return nil, p.invalid(err)
 	}
 	p.rehash()
 	return p, nil
@@ -205,34 +236,41 @@ func (p *Part) rehash() {
 	p.hash = HashOf([]byte(p.collection), p.metadata, p.spec)
 }
 
-func (p *Part) checkBody() error {
+func (p *Part) checkBody(checks []func(proto.Message) error) error {
+	var body proto.Message
 	switch p.collection {
 	case collection.ServiceEntry:
-		var se networking.ServiceEntry
-		if err := proto.Unmarshal(p.spec, &se); err != nil {
-			return err
-		}
-		p.hosts = se.GetHosts()
-		p.selectable = len(se.GetEndpoints()) == 0 && se.GetWorkloadSelector() == nil
-		// An address makes no sense for a wildcard, nor where the client's own destination is kept.
-		p.hasVIP = len(se.GetAddresses()) > 0 || se.GetResolution() == networking.ServiceEntry_NONE ||
-			len(se.GetHosts()) != 1 || strings.HasPrefix(se.GetHosts()[0], "*")
+		body = &networking.ServiceEntry{}
 	case collection.WorkloadEntry:
-		var we networking.WorkloadEntry
-		if err := proto.Unmarshal(p.spec, &we); err != nil {
-			return err
-		}
-		p.address, p.labels = we.GetAddress(), we.GetLabels()
-		for _, port := range we.GetPorts() {
-			p.ports = append(p.ports, port)
-		}
-		slices.Sort(p.ports)
+		body = &networking.WorkloadEntry{}
 	default:
 		typ, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(strings.TrimPrefix(p.bodyURL, "type.googleapis.com/")))
 		if err != nil {
 			return err
 		}
-		return proto.Unmarshal(p.spec, typ.New().Interface())
+		body = typ.New().Interface()
+	}
+	if err := proto.Unmarshal(p.spec, body); err != nil {
+		return err
+	}
+	for _, check := range checks {
+		if err := check(body); err != nil {
+			return err
+		}
+	}
+	switch body := body.(type) {
+	case *networking.ServiceEntry:
+		p.hosts = body.GetHosts()
+		p.selectable = len(body.GetEndpoints()) == 0 && body.GetWorkloadSelector() == nil
+		// An address makes no sense for a wildcard, nor where the client's own destination is kept.
+		p.hasVIP = len(body.GetAddresses()) > 0 || body.GetResolution() == networking.ServiceEntry_NONE ||
+			len(body.GetHosts()) != 1 || strings.HasPrefix(body.GetHosts()[0], "*")
+	case *networking.WorkloadEntry:
+		p.address, p.labels = body.GetAddress(), body.GetLabels()
+		for _, port := range body.GetPorts() {
+			p.ports = append(p.ports, port)
+		}
+		slices.Sort(p.ports)
 	}
 	return nil
 }
