@@ -279,7 +279,7 @@ func TestRefused(t *testing.T) {
 	}
 	wantIDs := []string{
 		"resource networking.istio.io/ServiceEntry dc1/own", "resource networking.istio.io/ServiceEntry dc1/web", "resource networking.istio.io/VirtualService dc1/r",
-		"resource networking.istio.io/WorkloadEntry dc1/none-1", "resource networking.istio.io/WorkloadEntry other/web-9", `resource of unknown kind ""`,
+		"resource networking.istio.io/WorkloadEntry dc1/none-1", "resource networking.istio.io/WorkloadEntry dc1/web-1", "resource networking.istio.io/WorkloadEntry other/web-9", `resource of unknown kind ""`,
 	}
 	if d := cmp.Diff(wantIDs, ids); d != "" {
 		t.Errorf("problems (-want +got):\n%s", d)
