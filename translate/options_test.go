@@ -1,0 +1,140 @@
+package translate
+
+import (
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestOver(t *testing.T) {
+	defaults := Options{
+		Host: "d", Namespace: "d", Ports: []PortOptions{{Number: 1}}, FallbackPort: 1,
+		Protocol: ProtocolOptions{Default: "http", Keys: []string{"d"}},
+		Labels:   LabelOptions{Meta: []string{"d"}, Add: map[string]string{"a": "d", "b": "d"}},
+		ExportTo: []string{"d"},
+	}
+	o := Options{
+		Host:     "o",
+		Protocol: ProtocolOptions{Keys: []string{"o"}},
+		Labels:   LabelOptions{Add: map[string]string{"a": "o", "c": "o"}},
+		ExportTo: []string{},
+	}
+	want := Options{
+		Host: "o", Namespace: "d", Ports: []PortOptions{{Number: 1}}, FallbackPort: 1,
+		Protocol: ProtocolOptions{Default: "http", Keys: []string{"o"}},
+		Labels:   LabelOptions{Meta: []string{"d"}, Add: map[string]string{"a": "o", "b": "d", "c": "o"}},
+		ExportTo: []string{},
+	}
+	got := o.Over(defaults)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	got.Labels.Add["a"], got.Labels.Meta[0] = "changed", "changed"
+	if o.Labels.Add["a"] != "o" || defaults.Labels.Add["a"] != "d" || defaults.Labels.Meta[0] != "d" {
+		t.Errorf("the result shares memory with its operands")
+	}
+}
+
+// Over must know every field: one that it forgets would be lost from the configuration.
+func TestOverTakesEveryField(t *testing.T) {
+	full := Options{
+		Host: "x", Namespace: "x", Name: "x", Ports: []PortOptions{{Name: "x"}}, FallbackPort: 1,
+		Protocol:      ProtocolOptions{"x", []string{"x"}, []string{"x"}},
+		Labels:        LabelOptions{[]string{"x"}, "x", "x", map[string]string{"x": "x"}},
+		ServiceLabels: ServiceLabelOptions{[]string{"x"}, map[string]string{"x": "x"}},
+		Annotations:   AnnotationOptions{map[string]string{"x": "x"}},
+		Locality:      LocalityOptions{[]string{"x"}, "x", "x", "x", "x"},
+		Health:        "x", Resolution: "x", Location: "x", ExportTo: []string{"x"}, SubjectAltNames: []string{"x"},
+		ServiceAccount: "x", Network: "x",
+	}
+	checkNoZero(t, "", full)
+	if diff := cmp.Diff(full, full.Over(Options{})); diff != "" {
+		t.Errorf("over nothing (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(full, Options{}.Over(full)); diff != "" {
+		t.Errorf("nothing over (-want +got):\n%s", diff)
+	}
+}
+
+func TestNewWithoutRegistry(t *testing.T) {
+	_, err := New("", Options{})
+	fe, ok := errors.AsType[*FieldError](err)
+	if !ok || fe.Field != "name" {
+		t.Errorf("New without a registry's name: %v", err)
+	}
+}
+
+// The schema and the reference are made of the tags.
+func TestEveryOptionIsDescribed(t *testing.T) {
+	checkTags(t, reflect.TypeFor[Options]())
+}
+
+func checkTags(t *testing.T, typ reflect.Type) {
+	for i := range typ.NumField() {
+		f := typ.Field(i)
+		name, omit, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "" || name != strings.ToLower(name) || omit != "omitempty" {
+			t.Errorf("%s.%s: json tag %q is no optional name in snake case", typ.Name(), f.Name, f.Tag.Get("json"))
+		}
+		if d := f.Tag.Get("jsonschema_description"); !strings.HasSuffix(d, ".") {
+			t.Errorf("%s.%s: description %q is no sentence", typ.Name(), f.Name, d)
+		}
+		sub := f.Type
+		if sub.Kind() == reflect.Slice {
+			sub = sub.Elem()
+		}
+		if sub.Kind() == reflect.Struct {
+			checkTags(t, sub)
+		}
+	}
+}
+
+// FuzzOptions: options that are accepted give valid resources, and those that are not give errors with a place.
+func FuzzOptions(f *testing.F) {
+	f.Add([]byte(`{}`))
+	f.Add([]byte(`{"host":"{{.Name}}","ports":[{"name":"http","number":80,"protocol":"h2c"}],"labels":{"meta":["v*"],"add":{"a":"b"},"cluster":"none"},"health":"any"}`))
+	f.Add([]byte(`{"protocol":{"default":"http","keys":["none"],"tags":["x=","tcp"]},"locality":{"keys":["team"],"region":"eu"},"export_to":[".","~"],"network":"n"}`))
+	f.Add([]byte(`{"service_labels":{"meta":["*"],"add":{"x/y":"z"}},"annotations":{"add":{"a":"\ufffd"}},"subject_alt_names":["spiffe://x"],"service_account":"a.b","fallback_port":65535}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var o Options
+		if json.Unmarshal(b, &o) != nil {
+			return
+		}
+		for _, text := range []string{o.Host, o.Namespace, o.Name} {
+			// Loops and widths are the configuration's own doing, and slow.
+			if strings.Contains(text, "range") || strings.Contains(text, "%") || strings.Contains(text, "template") || strings.Contains(text, "block") {
+				t.Skip()
+			}
+		}
+		tr, err := New("r", o)
+		if err != nil {
+			for _, e := range err.(interface{ Unwrap() []error }).Unwrap() {
+				if fe, ok := errors.AsType[*FieldError](e); !ok || !strings.HasPrefix(fe.Field, "translate.") || fe.Reason == "" {
+					t.Errorf("error without a place: %v", e)
+				}
+			}
+			return
+		}
+		svc, instances := service(3)
+		svc.Meta = map[string]string{"version": "v1", "a b": "c d"}
+		decodeResult(t, tr.Service(svc, instances, nil))
+	})
+}
+
+// checkNoZero fails for each field of v that is unset: the test that uses v would not notice it missing.
+func checkNoZero(t *testing.T, path string, v any) {
+	t.Helper()
+	rv := reflect.ValueOf(v)
+	for i := range rv.NumField() {
+		name := path + "." + rv.Type().Field(i).Name
+		if rv.Field(i).IsZero() {
+			t.Errorf("%s is unset", name)
+		} else if rv.Field(i).Kind() == reflect.Struct {
+			checkNoZero(t, name, rv.Field(i).Interface())
+		}
+	}
+}
