@@ -1,0 +1,264 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/plugin/wire"
+)
+
+const (
+	// connectWithin is how long a plugin waits for its host's connection before it takes the host for gone.
+	connectWithin = 30 * time.Second
+	// stopWithin is how long an adapter may take to end after its context did.
+	stopWithin = 5 * time.Second
+	// tellWithin is how long a plugin whose adapter failed waits for the host to take notice.
+	tellWithin = 5 * time.Second
+)
+
+// Option changes what [Main] does. C is the type of the adapter's configuration.
+type Option[C any] interface {
+	set(o *options)
+}
+
+type options struct {
+	defaults    any // a C
+	translate   Translate
+	version     string
+	collections []string
+}
+
+type defaultsOption[C any] struct{ c C }
+
+func (d defaultsOption[C]) set(o *options) { o.defaults = d.c }
+
+// AnyOption is an [Option] for every type of configuration.
+type AnyOption func(o *options)
+
+func (f AnyOption) set(o *options) { f(o) }
+
+// WithDefaults sets the configuration that holds where the user's says nothing. The user's is decoded over a copy of it: an object
+// field by field, a list as a whole.
+func WithDefaults[C any](c C) Option[C] { return defaultsOption[C]{c} }
+
+// WithTranslate sets the translate block that holds where the user's says nothing.
+func WithTranslate(t Translate) AnyOption {
+	return func(o *options) { o.translate = t }
+}
+
+// WithVersion sets the adapter's own version, for people.
+func WithVersion(version string) AnyOption {
+	return func(o *options) { o.version = version }
+}
+
+// WithCollections sets the collections that the adapter may publish, as in package collection. Without it they are ServiceEntry and
+// WorkloadEntry.
+func WithCollections(names ...string) AnyOption {
+	return func(o *options) { o.collections = names }
+}
+
+// Main runs an adapter as a plugin, and ends the process when its host wants it to or is gone. It does not return.
+//
+// The name is the adapter's: lower-case letters, digits and dashes. C is the type of its configuration, a struct with json tags;
+// the tags jsonschema_description and jsonschema (github.com/invopop/jsonschema) describe its fields. C must not contain itself. A C or *C with a
+// method Validate() error may find more wrong than the schema does: *[FieldError], several by errors.Join. newAdapter starts
+// nothing; an error of it is shown as one of the configuration, with the field if it is a *FieldError.
+//
+// Exit codes: 0 when the host ended the plugin or is gone, 1 when the adapter failed, 2 when the process was not started by a host.
+func Main[C any](name string, newAdapter func(C, Env) (Adapter, error), opts ...Option[C]) {
+	o := options{collections: []string{collection.ServiceEntry, collection.WorkloadEntry}}
+	for _, opt := range opts {
+		opt.set(&o)
+	}
+	os.Exit(run(name, o, func() (*server, error) { return newServer(name, o, newAdapter) }))
+}
+
+func run(name string, o options, build func() (*server, error)) (code int) {
+	stderr := os.Stderr
+	if os.Getenv(wire.CookieKey) != wire.CookieValue {
+		version := ""
+		if o.version != "" {
+			version = " " + o.version
+		}
+		fmt.Fprintf(stderr, `This is %s%s, an adapter of Isthmus. It is started by the bridge and does nothing on its own.
+
+To use it, name it in the bridge's configuration and start the bridge:
+
+    registries:
+    - name: my-registry
+      type: %s
+      config: {}
+
+    isthmus serve --config isthmus.yaml
+
+An adapter that is not built in is an executable called isthmus-adapter-%s in the bridge's plugin_dir.
+`, name, version, name, name)
+		return 2
+	}
+
+	log := newLogger(stderr)
+	srv, err := build()
+	if err != nil {
+		log.Error("adapter is not usable; its author must mend it", "adapter", name, "err", err)
+		return 1
+	}
+	srv.log = log
+	// go-plugin replaces both for its own forwarding, which loses what was printed last; the bridge reads the real stderr.
+	srv.restore = func() { os.Stdout, os.Stderr = stderr, stderr }
+
+	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer cancel()
+
+	conns := &connections{gone: make(chan struct{}), first: make(chan struct{})}
+	served := make(chan struct{})
+	// Ends when the host shuts the plugin down; else the process ends first.
+	go func() {
+		defer close(served)
+		goplugin.Serve(&goplugin.ServeConfig{
+			HandshakeConfig:  wire.Handshake,
+			VersionedPlugins: wire.Plugins(srv),
+			Logger:           hclog.New(&hclog.LoggerOptions{Name: "go-plugin", Level: hclog.Warn, Output: stderr, JSONFormat: true}),
+			GRPCServer: func(opts []grpc.ServerOption) *grpc.Server {
+				return grpc.NewServer(append(opts, grpc.StatsHandler(conns), grpc.MaxRecvMsgSize(wire.MaxMessage))...)
+			},
+		})
+	}()
+
+	var adapter sync.WaitGroup
+	// Ends when the adapter does, which it must when ctx ends.
+	adapter.Go(func() {
+		select {
+		case <-srv.watched:
+			srv.end(runAdapter(ctx, srv))
+		case <-ctx.Done():
+		}
+	})
+
+	connect := time.NewTimer(connectWithin)
+	defer connect.Stop()
+	first := conns.first
+wait:
+	for {
+		select {
+		case <-first:
+			first = nil
+			connect.Stop()
+		case <-connect.C:
+			log.Error("the bridge did not connect", "within", connectWithin)
+			code = 1
+			break wait
+		case <-ctx.Done(): // SIGTERM
+			break wait
+		case <-served:
+			break wait
+		case <-conns.gone:
+			log.Debug("the bridge is gone")
+			break wait
+		case <-srv.ended:
+			code = 1
+			// The stream tells the host why; it then ends the connection.
+			tell := time.NewTimer(tellWithin)
+			select {
+			case <-conns.gone:
+			case <-served:
+			case <-ctx.Done():
+			case <-tell.C:
+			}
+			tell.Stop()
+			break wait
+		}
+	}
+
+	cancel()
+	done := make(chan struct{})
+	// Ends with the adapter, or with the process.
+	go func() {
+		adapter.Wait()
+		close(done)
+	}()
+	stop := time.NewTimer(stopWithin)
+	defer stop.Stop()
+	select {
+	case <-done:
+	case <-stop.C:
+		log.Warn("the adapter did not end in time", "within", stopWithin)
+	}
+	return code
+}
+
+// errReturned is what an adapter that returns nil before its context ends failed with.
+var errReturned = errors.New("the adapter returned without an error although it was not told to end")
+
+// runAdapter runs the adapter until ctx ends. A panic of the adapter is an error.
+func runAdapter(ctx context.Context, srv *server) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			srv.log.Error("the adapter panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = fmt.Errorf("the adapter panicked: %v", p)
+		}
+	}()
+	err = srv.adapter.Run(ctx, srv.catalog)
+	if err == nil && ctx.Err() == nil {
+		err = errReturned
+	}
+	if err != nil && ctx.Err() == nil {
+		srv.log.Error("the adapter failed", "err", err)
+	}
+	return err
+}
+
+// connections is a stats.Handler that notices the first connection of the host and the end of the last one.
+type connections struct {
+	first chan struct{} // closed when there was a connection
+	gone  chan struct{} // closed when there is none any more
+
+	mu sync.Mutex
+	// guarded by mu
+	n         int
+	hadFirst  bool
+	hadLeaves bool
+}
+
+var _ stats.Handler = (*connections)(nil)
+
+// TagRPC implements [stats.Handler].
+func (*connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+// HandleRPC implements [stats.Handler].
+func (*connections) HandleRPC(context.Context, stats.RPCStats) {}
+
+// TagConn implements [stats.Handler].
+func (*connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// HandleConn implements [stats.Handler].
+func (c *connections) HandleConn(_ context.Context, s stats.ConnStats) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch s.(type) {
+	case *stats.ConnBegin:
+		c.n++
+		if !c.hadFirst {
+			c.hadFirst = true
+			close(c.first)
+		}
+	case *stats.ConnEnd:
+		c.n--
+		if c.n == 0 && !c.hadLeaves {
+			c.hadLeaves = true
+			close(c.gone)
+		}
+	}
+}

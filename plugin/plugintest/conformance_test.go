@@ -1,0 +1,378 @@
+package plugintest
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	mcp "istio.io/api/mcp/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+	"github.com/isthmus-mesh/isthmus/plugin/wire"
+)
+
+// The test binary is the plugin too: the variable says which.
+const roleKey = "ISTHMUS_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	switch role := os.Getenv(roleKey); role {
+	case "":
+		goleak.VerifyTestMain(m)
+	case "good":
+		plugin.Main("good", newGood)
+	default:
+		badMain(role)
+	}
+}
+
+type goodConfig struct {
+	Socket   string            `json:"socket,omitempty"`
+	Services int               `json:"services,omitempty" jsonschema:"minimum=0"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	Nested   *struct {
+		On bool `json:"on,omitempty"`
+	} `json:"nested,omitempty"`
+}
+
+// good is an adapter that keeps the contract. Each line that it reads from its socket is a service with that many instances: "web 3".
+type good struct{ c goodConfig }
+
+func newGood(c goodConfig, _ plugin.Env) (plugin.Adapter, error) { return &good{c}, nil }
+
+func (g *good) Run(ctx context.Context, c plugin.Catalog) error {
+	fmt.Println("this must not get in the way of the handshake")
+	set := func(name string, n int) {
+		var in []registry.Instance
+		for i := range n {
+			in = append(in, registry.Instance{ID: fmt.Sprint(i), Address: fmt.Sprintf("10.0.0.%d", i+1), Ports: []registry.Port{{Number: 8080}}})
+		}
+		c.Set(registry.Service{Key: registry.Key{Name: name}}, in)
+	}
+	for i := range g.c.Services {
+		set(fmt.Sprint("svc-", i), 3)
+	}
+	c.Synced()
+	if g.c.Socket == "" {
+		<-ctx.Done()
+		return nil
+	}
+	_ = os.Remove(g.c.Socket)
+	l, err := net.Listen("unix", g.c.Socket)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return nil
+		}
+		lines := bufio.NewScanner(conn)
+		for lines.Scan() {
+			var name string
+			var n int
+			if _, err := fmt.Sscan(lines.Text(), &name, &n); err != nil {
+				return err
+			}
+			set(name, n)
+		}
+		_ = conn.Close()
+	}
+}
+
+// An adapter that uses the SDK conforms.
+func TestConformanceOfSDK(t *testing.T) {
+	dir, err := os.MkdirTemp("/tmp", "it")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	set := func(line string) func(ctx context.Context) error {
+		return func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
+			var conn net.Conn
+			var err error
+			for { // the adapter listens after its first listing
+				if conn, err = (&net.Dialer{}).DialContext(ctx, "unix", socket); err == nil {
+					break
+				}
+				if ctx.Err() != nil {
+					return err
+				}
+			}
+			defer conn.Close()
+			_, err = fmt.Fprintln(conn, line)
+			return err
+		}
+	}
+	has := func(service string, n int) func(w *World) error {
+		return func(w *World) error {
+			if got := len(w.WorkloadEntries(service)); got != n || w.ServiceEntry(service) == nil {
+				return fmt.Errorf("%s has %d instances, want %d", service, got, n)
+			}
+			return nil
+		}
+	}
+	Conformance(t, Config{
+		Command: []string{os.Args[0]},
+		Env:     []string{roleKey + "=good"},
+		Adapter: "good",
+		Config:  fmt.Appendf(nil, `{"socket": %q, "services": 5}`, socket),
+		Changes: []Change{
+			{Name: "new service", Do: set("web 2"), Want: has("conformance/web", 2), MaxUpserts: 3},
+			{Name: "new instance", Do: set("web 3"), Want: has("conformance/web", 3), MaxUpserts: 1},
+			{Name: "instance gone", Do: set("web 1"), Want: has("conformance/web", 1)},
+		},
+	})
+}
+
+// badMain is a plugin that breaks one part of the contract.
+func badMain(role string) {
+	switch role {
+	case "by-hand":
+		if os.Getenv(wire.CookieKey) == "" {
+			os.Exit(0)
+		}
+	case "sigterm":
+		signal.Ignore(syscall.SIGTERM)
+	case "handshake":
+		fmt.Println("1|99|unix|/nowhere|grpc|")
+		select {}
+	}
+	stdoutOfProcess = os.Stdout // before go-plugin replaces it
+	if role != "lives-on" {
+		// go-plugin's server lives on when its host goes; the others end.
+		go func() {
+			<-gone
+			if role == "moving-create-time" { // which takes two streams
+				<-gone
+			}
+			os.Exit(0)
+		}()
+		if role != "sigterm" {
+			signal.Notify(terminate, syscall.SIGTERM)
+			go func() {
+				<-terminate
+				os.Exit(0)
+			}()
+		}
+	}
+	goplugin.Serve(&goplugin.ServeConfig{
+		HandshakeConfig:  wire.Handshake,
+		VersionedPlugins: wire.Plugins(&bad{role: role}),
+		Logger:           hclog.NewNullLogger(),
+		GRPCServer:       goplugin.DefaultGRPCServer,
+	})
+	select {}
+}
+
+var (
+	stdoutOfProcess *os.File
+
+	gone      = make(chan struct{}, 2)
+	terminate = make(chan os.Signal, 1)
+)
+
+type bad struct {
+	pluginv1.UnimplementedAdapterServiceServer
+	role string
+	n    int
+}
+
+func (b *bad) Describe(context.Context, *pluginv1.DescribeRequest) (*pluginv1.DescribeResponse, error) {
+	b.n++
+	d := &pluginv1.DescribeResponse{
+		Name:         "bad",
+		ConfigSchema: []byte(`{"type":"object","properties":{"a":{"type":"string"}}}`),
+		Collections:  []string{collection.ServiceEntry, collection.WorkloadEntry},
+	}
+	switch b.role {
+	case "name":
+		d.Name = "Bad Name"
+	case "schema":
+		d.ConfigSchema = []byte(`{"type":7}`)
+	case "fickle":
+		d.Version = fmt.Sprint(b.n)
+	}
+	return d, nil
+}
+
+func (b *bad) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (*pluginv1.ConfigureResponse, error) {
+	var c map[string]any
+	resp := &pluginv1.ConfigureResponse{}
+	if err := json.Unmarshal(req.GetConfig(), &c); err != nil {
+		return nil, err
+	}
+	for k, v := range c {
+		_, isText := v.(string)
+		if k != "a" && b.role != "unknown" || !isText && k == "a" && b.role != "types" {
+			resp.Violations = append(resp.Violations, &pluginv1.Violation{Field: "config." + k, Reason: "wrong"})
+		}
+	}
+	return resp, nil
+}
+
+func (b *bad) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[pluginv1.WatchResponse]) error {
+	defer func() { gone <- struct{}{} }()
+	name := "ns/web"
+	se := &networking.ServiceEntry{
+		Hosts:      []string{"web.example.org"},
+		Ports:      []*networking.ServicePort{{Name: "http", Number: 80, Protocol: "HTTP"}},
+		Resolution: networking.ServiceEntry_STATIC,
+	}
+	created := timestamppb.New(time.Unix(1e9, 0))
+	service := ""
+	resp := &pluginv1.WatchResponse{Synced: b.role != "unsynced"}
+	switch b.role {
+	case "stdout":
+		fmt.Fprintln(stdoutOfProcess, "stray")
+	case "no-namespace":
+		name = "web"
+	case "no-create-time":
+		created = nil
+	case "moving-create-time":
+		created = timestamppb.Now()
+	case "host":
+		se.Hosts[0] = "web_1.example.org"
+	case "port":
+		se.Ports[0].Number = 0
+	case "orphan":
+		service = "ns/nobody"
+	}
+	body, err := anypb.New(se)
+	if err != nil {
+		return err
+	}
+	add := func(res *mcp.Resource, service string) {
+		raw, err := proto.Marshal(res)
+		if err != nil {
+			panic(err)
+		}
+		resp.Upserts = append(resp.Upserts, &pluginv1.Upsert{Resource: raw, Service: service})
+	}
+	if b.role == "body" {
+		body.Value = []byte{0xff}
+	}
+	add(&mcp.Resource{Metadata: &mcp.Metadata{Name: name, CreateTime: created}, Body: body}, "")
+	if service != "" {
+		we, err := anypb.New(&networking.WorkloadEntry{Address: "10.0.0.1"})
+		if err != nil {
+			return err
+		}
+		add(&mcp.Resource{Metadata: &mcp.Metadata{Name: "ns/web-1", CreateTime: created}, Body: we}, service)
+	}
+	if err := s.Send(resp); err != nil {
+		return err
+	}
+	if b.role == "silent" {
+		<-s.Context().Done()
+		return nil
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.Context().Done():
+			return nil
+		case <-tick.C:
+			if err := s.Send(&pluginv1.WatchResponse{}); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// Each check fails for a plugin that breaks what it checks, and says what is wrong.
+func TestConformanceFindsFaults(t *testing.T) {
+	t.Parallel()
+	for role, want := range map[string]struct {
+		check func(ctx context.Context, cfg Config) error
+		text  string
+	}{
+		"by-hand":            {byHand, "exit code other than 0"},
+		"handshake":          {describeFirst, `the contract's version is "99"`},
+		"name":               {describeFirst, "Bad Name"},
+		"schema":             {describeFirst, "config_schema"},
+		"fickle":             {describeFirst, "differs"},
+		"eager":              {watchFirst, "FAILED_PRECONDITION"},
+		"unknown":            {unknownField, "config.no_such_field"},
+		"types":              {wrongTypes, `want one of "config.a"`},
+		"twice":              {configureOnce, "FAILED_PRECONDITION"},
+		"unsynced":           {fullListing, "synced was not sent"},
+		"no-namespace":       {fullListing, `"namespace/name"`},
+		"no-create-time":     {fullListing, "create_time"},
+		"host":               {fullListing, "web_1.example.org"},
+		"port":               {fullListing, "no port"},
+		"orphan":             {fullListing, "ns/nobody"},
+		"body":               {fullListing, "ServiceEntry"},
+		"moving-create-time": {secondWatch, "create_time"},
+		"silent":             {heartbeat, "every 5s"},
+		"lives-on":           {hostGoes, "still runs"},
+		"sigterm":            {sigterm, "still runs"},
+		"stdout":             {stdout, "stray"},
+	} {
+		t.Run(role, func(t *testing.T) {
+			t.Parallel()
+			cfg := Config{Command: []string{os.Args[0]}, Env: []string{roleKey + "=" + role}, Within: 4 * time.Second}.withDefaults()
+			err := want.check(t.Context(), cfg)
+			if err == nil || !strings.Contains(err.Error(), want.text) {
+				t.Errorf("error %v, want one with %q", err, want.text)
+			}
+		})
+	}
+}
+
+// Nothing that a plugin sends makes the checks panic.
+func FuzzWorld(f *testing.F) {
+	res, err := proto.Marshal(&mcp.Resource{
+		Metadata: &mcp.Metadata{Name: "ns/web", CreateTime: timestamppb.New(time.Unix(1e9, 0))},
+		Body:     &anypb.Any{TypeUrl: "type.googleapis.com/istio.networking.v1alpha3.ServiceEntry"},
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, m := range []*pluginv1.WatchResponse{
+		{},
+		{Upserts: []*pluginv1.Upsert{{Resource: res}, {Resource: res, Service: "ns/web"}, nil}, Synced: true},
+		{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: "ns/web"}}, Problems: []*pluginv1.Problem{{Id: "a", Reason: "b"}}},
+	} {
+		raw, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var m pluginv1.WatchResponse
+		if proto.Unmarshal(raw, &m) != nil {
+			return
+		}
+		w := newWorld(collection.All())
+		first := w.apply(&m)
+		if again := w.apply(&m); (first == nil) != (again == nil) && !m.GetSynced() {
+			t.Errorf("first %v, then %v", first, again)
+		}
+	})
+}

@@ -1,0 +1,265 @@
+package plugintest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	mcp "istio.io/api/mcp/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/plugin/wire"
+	"github.com/isthmus-mesh/isthmus/server/resource"
+)
+
+// World is what a stream has said so far: the state that a bridge would have.
+type World struct {
+	// Synced says that the first full listing is in.
+	Synced bool
+	// Degraded is why the registry cannot be followed, "" if it is.
+	Degraded string
+	// Problems is what cannot be used as it is: the reason by id.
+	Problems map[string]string
+	// Upserts and Removals count what the stream has carried.
+	Upserts, Removals int
+
+	collections map[string]bool
+	resources   map[id]entry
+}
+
+type id struct{ collection, name string }
+
+type entry struct {
+	resource *mcp.Resource
+	service  string
+}
+
+func newWorld(collections []string) *World {
+	w := &World{Problems: map[string]string{}, collections: map[string]bool{}, resources: map[id]entry{}}
+	for _, c := range collections {
+		w.collections[c] = true
+	}
+	return w
+}
+
+// Names returns the names of a collection's resources, sorted.
+func (w *World) Names(collection string) []string {
+	var out []string
+	for i := range w.resources {
+		if i.collection == collection {
+			out = append(out, i.name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Resource returns a resource, nil if it is not there.
+func (w *World) Resource(collection, name string) *mcp.Resource {
+	return w.resources[id{collection, name}].resource
+}
+
+// ServiceEntry returns the ServiceEntry of a name, nil if it is not there.
+func (w *World) ServiceEntry(name string) *networking.ServiceEntry {
+	var se networking.ServiceEntry
+	if r := w.Resource(collection.ServiceEntry, name); r == nil || proto.Unmarshal(r.GetBody().GetValue(), &se) != nil {
+		return nil
+	}
+	return &se
+}
+
+// WorkloadEntries returns the instances of a ServiceEntry, by their names.
+func (w *World) WorkloadEntries(service string) map[string]*networking.WorkloadEntry {
+	out := make(map[string]*networking.WorkloadEntry)
+	for i, e := range w.resources {
+		var we networking.WorkloadEntry
+		if e.service == service && i.collection == collection.WorkloadEntry && proto.Unmarshal(e.resource.GetBody().GetValue(), &we) == nil {
+			out[i.name] = &we
+		}
+	}
+	return out
+}
+
+// apply takes a message as a bridge does, and returns everything in it that breaks the contract.
+func (w *World) apply(resp *pluginv1.WatchResponse) error {
+	var all []error
+	bad := func(format string, args ...any) {
+		if len(all) < 20 {
+			all = append(all, fmt.Errorf(format, args...))
+		}
+	}
+	if n := proto.Size(resp); n > wire.MaxMessage {
+		bad("a message of %d bytes; at most %d are accepted", n, wire.MaxMessage)
+	}
+	for _, r := range resp.GetRemovals() {
+		w.Removals++
+		i := id{r.GetCollection(), r.GetName()}
+		if !w.collections[i.collection] {
+			bad("removal of %q from collection %q, which Describe does not name", i.name, i.collection)
+		}
+		delete(w.resources, i)
+	}
+	for _, u := range resp.GetUpserts() {
+		w.Upserts++
+		part, err := resource.Parse(u.GetResource())
+		if err != nil {
+			bad("upsert: %w", err)
+			continue
+		}
+		i := id{part.Collection(), part.Name()}
+		var res mcp.Resource
+		if err := proto.Unmarshal(u.GetResource(), &res); err != nil {
+			bad("upsert of %s %q: %w", i.collection, i.name, err)
+			continue
+		}
+		if !w.collections[i.collection] {
+			bad("upsert of %q in collection %q, which Describe does not name", i.name, i.collection)
+		}
+		if err := checkResource(&res, i, u.GetService()); err != nil {
+			bad("upsert of %s %q: %w", i.collection, i.name, err)
+		}
+		if old, ok := w.resources[i]; ok && !proto.Equal(old.resource.GetMetadata().GetCreateTime(), res.GetMetadata().GetCreateTime()) {
+			bad("upsert of %s %q: create_time changed from %v to %v", i.collection, i.name,
+				old.resource.GetMetadata().GetCreateTime(), res.GetMetadata().GetCreateTime())
+		}
+		w.resources[i] = entry{&res, u.GetService()}
+	}
+	for _, u := range resp.GetUpserts() {
+		if s := u.GetService(); s != "" && w.resources[id{collection.ServiceEntry, s}].service != s {
+			bad("an instance belongs to ServiceEntry %q, which was not sent before or in the same message with its own name as its service", s)
+		}
+	}
+	for _, p := range resp.GetProblems() {
+		switch {
+		case p.GetId() == "":
+			bad("a problem without an id: %q", p.GetReason())
+		case p.GetReason() == "":
+			delete(w.Problems, p.GetId())
+		default:
+			w.Problems[p.GetId()] = p.GetReason()
+		}
+	}
+	if resp.GetSynced() {
+		if w.Synced {
+			bad("synced was sent twice on one stream")
+		}
+		w.Synced = true
+	}
+	if s := resp.GetStatus(); s != nil {
+		w.Degraded = s.GetError()
+	}
+	return errors.Join(all...)
+}
+
+// checkResource checks what resource.Parse does not.
+func checkResource(res *mcp.Resource, i id, service string) error {
+	var all []error
+	meta := res.GetMetadata()
+	if err := meta.GetCreateTime().CheckValid(); err != nil || proto.Equal(meta.GetCreateTime(), &timestamppb.Timestamp{}) {
+		all = append(all, errors.New("metadata.create_time must be a time after 1970"))
+	}
+	if meta.GetVersion() != "" {
+		all = append(all, errors.New("metadata.version must be empty: the bridge hashes the content itself"))
+	}
+	if _, ok := meta.GetAnnotations()["proxy.istio.io/health-checks-enabled"]; ok {
+		all = append(all, errors.New("the annotation proxy.istio.io/health-checks-enabled must not be sent"))
+	}
+	if service != "" && i.collection != collection.WorkloadEntry && i != (id{collection.ServiceEntry, service}) {
+		all = append(all, fmt.Errorf("it states the service %q; only that ServiceEntry itself may, and its WorkloadEntries", service))
+	}
+	switch i.collection {
+	case collection.ServiceEntry:
+		var se networking.ServiceEntry
+		if err := proto.Unmarshal(res.GetBody().GetValue(), &se); err != nil {
+			return err
+		}
+		all = append(all, checkServiceEntry(&se))
+		if service != "" && (len(se.GetEndpoints()) > 0 || se.GetWorkloadSelector() != nil) {
+			all = append(all, errors.New("a ServiceEntry that states its service must have neither endpoints nor workloadSelector: the bridge adds them"))
+		}
+	case collection.WorkloadEntry:
+		var we networking.WorkloadEntry
+		if err := proto.Unmarshal(res.GetBody().GetValue(), &we); err != nil {
+			return err
+		}
+		if we.GetAddress() == "" {
+			all = append(all, errors.New("address is empty"))
+		}
+		for name, port := range we.GetPorts() {
+			if !isLabel(name) || port < 1 || port > 65535 {
+				all = append(all, fmt.Errorf("ports: %q: %d: must be a DNS label and 1-65535", name, port))
+			}
+		}
+	}
+	return errors.Join(all...)
+}
+
+var protocols = strings.Fields("tcp udp grpc grpc-web http http_proxy http2 https tls mongo mysql redis")
+
+// checkServiceEntry checks what istiod would reject without telling anybody.
+func checkServiceEntry(se *networking.ServiceEntry) error {
+	var all []error
+	if len(se.GetHosts()) == 0 {
+		all = append(all, errors.New("hosts is empty"))
+	}
+	for _, h := range se.GetHosts() {
+		labels := strings.Split(strings.TrimPrefix(h, "*."), ".")
+		if len(h) > 255 || slices.ContainsFunc(labels, func(l string) bool { return !isLabel(l) }) ||
+			strings.Trim(labels[len(labels)-1], "0123456789") == "" {
+			all = append(all, fmt.Errorf("hosts: %q is no host", h))
+		}
+	}
+	if len(se.GetPorts()) == 0 {
+		all = append(all, errors.New("ports is empty"))
+	}
+	names, numbers := map[string]bool{}, map[uint32]bool{}
+	for _, p := range se.GetPorts() {
+		switch {
+		case !isLabel(p.GetName()):
+			all = append(all, fmt.Errorf("ports: the name %q is no DNS label", p.GetName()))
+		case names[p.GetName()] || numbers[p.GetNumber()]:
+			all = append(all, fmt.Errorf("ports: the name %q or number %d is there twice", p.GetName(), p.GetNumber()))
+		case p.GetNumber() < 1 || p.GetNumber() > 65535:
+			all = append(all, fmt.Errorf("ports: the number %d of %q is no port", p.GetNumber(), p.GetName()))
+		case !slices.Contains(protocols, strings.ToLower(p.GetProtocol())):
+			all = append(all, fmt.Errorf("ports: the protocol %q of %q must be one of %s", p.GetProtocol(), p.GetName(), strings.Join(protocols, ", ")))
+		}
+		names[p.GetName()], numbers[p.GetNumber()] = true, true
+	}
+	if len(se.GetEndpoints()) > 0 && se.GetWorkloadSelector() != nil {
+		all = append(all, errors.New("it has both endpoints and workloadSelector"))
+	}
+	return errors.Join(all...)
+}
+
+func isLabel(s string) bool {
+	if s == "" || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	return strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
+}
+
+// createTimes returns the create_time of every resource.
+func (w *World) createTimes() map[id]string {
+	out := make(map[id]string, len(w.resources))
+	for i, e := range w.resources {
+		out[i] = e.resource.GetMetadata().GetCreateTime().String()
+	}
+	return out
+}
+
+// keys returns the names of all resources, for messages.
+func (w *World) keys() []string {
+	var out []string
+	for i := range maps.Keys(w.resources) {
+		out = append(out, i.collection+" "+i.name)
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,205 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/plugin/wire"
+	"github.com/isthmus-mesh/isthmus/translate"
+)
+
+var adapterName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+
+// server implements the contract's service for one adapter.
+type server struct {
+	pluginv1.UnimplementedAdapterServiceServer
+
+	describe    *pluginv1.DescribeResponse
+	translate   *configType[Translate]
+	collections []string
+	newAdapter  func(config []byte, env Env) (Adapter, error) // an error is about the configuration
+	log         *slog.Logger
+	restore     func() // called before any of the adapter's code runs; may be nil
+
+	watched chan struct{} // closed when the first stream begins: the adapter may run
+	ended   chan struct{} // closed when the adapter ended
+
+	restoreOnce sync.Once
+	mu          sync.Mutex
+	// guarded by mu; adapter and catalog are set once, before watched is closed
+	configured bool
+	running    bool
+	adapter    Adapter
+	catalog    *catalog
+	// written before ended is closed
+	err error
+}
+
+func newServer[C any](name string, o options, newAdapter func(C, Env) (Adapter, error)) (*server, error) {
+	if !adapterName.MatchString(name) {
+		return nil, fmt.Errorf("name %q: must be lower-case letters, digits and dashes", name)
+	}
+	known := collection.All()
+	for _, c := range o.collections {
+		if !slices.Contains(known, c) {
+			return nil, fmt.Errorf("collection %q: must be one of %s", c, strings.Join(slices.Sorted(slices.Values(known)), ", "))
+		}
+	}
+	defaults, _ := o.defaults.(C)
+	config, err := newConfigType("config", defaults)
+	if err != nil {
+		return nil, err
+	}
+	trans, err := newConfigType("translate", o.translate)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{
+		describe: &pluginv1.DescribeResponse{
+			Name:            name,
+			Version:         o.version,
+			ConfigSchema:    config.schema,
+			TranslateSchema: trans.schema,
+			Collections:     o.collections,
+		},
+		translate:   trans,
+		collections: o.collections,
+		watched:     make(chan struct{}),
+		ended:       make(chan struct{}),
+	}
+	s.newAdapter = func(raw []byte, env Env) (Adapter, error) {
+		c, err := config.decode(raw)
+		if err != nil {
+			return nil, err
+		}
+		a, err := newAdapter(c, env)
+		if err != nil {
+			return nil, config.errorOf(err)
+		}
+		if a == nil {
+			return nil, errors.New("BUG: newAdapter returned neither an adapter nor an error")
+		}
+		return a, nil
+	}
+	return s, nil
+}
+
+// Describe implements the contract.
+func (s *server) Describe(context.Context, *pluginv1.DescribeRequest) (*pluginv1.DescribeResponse, error) {
+	return s.describe, nil
+}
+
+// Configure implements the contract.
+func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (resp *pluginv1.ConfigureResponse, err error) {
+	if s.restore != nil {
+		s.restoreOnce.Do(s.restore)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.configured {
+		return nil, status.Error(codes.FailedPrecondition, "configure: the plugin is configured already; it takes one configuration in its life")
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			s.log.Error("the adapter panicked on its configuration", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			resp, err = nil, status.Errorf(codes.Internal, "configure: the adapter panicked: %v", p)
+		}
+	}()
+	if req.GetRegistry() == "" {
+		return nil, status.Error(codes.InvalidArgument, "configure: the registry has no name")
+	}
+
+	var all []error
+	var translator *translate.Translator
+	o, err := s.translate.decodeAlone(req.GetTranslate())
+	if err == nil {
+		translator, err = translate.New(req.GetRegistry(), o.Over(s.translate.defaults))
+		if err != nil {
+			err = s.translate.errorOf(err)
+		}
+	}
+	all = append(all, err)
+	a, err := s.newAdapter(req.GetConfig(), Env{Registry: req.GetRegistry(), Log: s.log})
+	all = append(all, err)
+	if err := errors.Join(all...); err != nil {
+		return &pluginv1.ConfigureResponse{Violations: violations(err)}, nil
+	}
+	s.adapter, s.catalog, s.configured = a, newCatalog(translator, s.collections), true
+	return &pluginv1.ConfigureResponse{}, nil
+}
+
+// Watch implements the contract.
+func (s *server) Watch(_ *pluginv1.WatchRequest, stream grpc.ServerStreamingServer[pluginv1.WatchResponse]) error {
+	s.mu.Lock()
+	if !s.configured {
+		s.mu.Unlock()
+		return status.Error(codes.FailedPrecondition, "watch: the plugin is not configured")
+	}
+	if !s.running {
+		s.running = true
+		close(s.watched)
+	}
+	s.mu.Unlock()
+
+	r := s.catalog.read()
+	defer r.close()
+	heartbeat := time.NewTimer(wire.Heartbeat)
+	defer heartbeat.Stop()
+	ended := false
+	for {
+		resp, err := r.next()
+		switch {
+		case err != nil:
+			return status.Errorf(codes.Aborted, "watch: %v", err)
+		case resp != nil:
+		case ended:
+			return status.Errorf(codes.Aborted, "the adapter ended: %v", s.err)
+		default:
+			select {
+			case <-stream.Context().Done():
+				return status.FromContextError(stream.Context().Err()).Err()
+			case <-r.wake:
+				continue
+			case <-s.ended:
+				ended = true // what it left is sent first
+				continue
+			case <-heartbeat.C:
+				resp = &pluginv1.WatchResponse{}
+			}
+		}
+		if err := stream.Send(resp); err != nil {
+			return err
+		}
+		heartbeat.Reset(wire.Heartbeat)
+	}
+}
+
+// end notes that the adapter ended.
+func (s *server) end(err error) {
+	s.err = err
+	close(s.ended)
+}
+
+// violations returns every FieldError in err's tree; of what is none, the text.
+func violations(err error) []*pluginv1.Violation {
+	var out []*pluginv1.Violation
+	for _, f := range fieldErrors(err) {
+		out = append(out, &pluginv1.Violation{Field: clip(f.Field, maxIDBytes), Reason: clip(f.Reason, maxReasonBytes)})
+	}
+	slices.SortStableFunc(out, func(a, b *pluginv1.Violation) int { return strings.Compare(a.GetField(), b.GetField()) })
+	return out
+}

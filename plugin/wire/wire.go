@@ -1,0 +1,78 @@
+// Package wire holds what a bridge and its plugins must agree on beside the messages of the contract.
+package wire
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+)
+
+// ProtocolVersion is the version of the contract. A host and a plugin of different versions do not talk to each other.
+const ProtocolVersion = 1
+
+// The cookie tells a plugin that it was started by a host and not by hand. It is no secret.
+const (
+	CookieKey   = "ISTHMUS_ADAPTER"
+	CookieValue = "8b1f6a37c2d94e05"
+)
+
+// LogLevelKey is the environment variable in which the host tells the lowest level of log records that it wants: debug, info, warn
+// or error.
+const LogLevelKey = "ISTHMUS_LOG_LEVEL"
+
+// PluginName is the name that the service has in go-plugin's table.
+const PluginName = "adapter"
+
+const (
+	// MaxMessage is the largest message that a host accepts, in bytes.
+	MaxMessage = 16 << 20
+	// BatchResources is the number of resources after which the SDK closes a batch.
+	BatchResources = 1000
+	// BatchBytes is the size after which the SDK closes a batch.
+	BatchBytes = 1 << 20
+	// Heartbeat is the time after which the SDK sends an empty message when there is nothing else to send.
+	Heartbeat = 2 * time.Second
+	// HeartbeatLimit is the longest silence that the contract allows a plugin.
+	HeartbeatLimit = 5 * time.Second
+	// HungAfter is the silence after which a host gives a plugin up.
+	HungAfter = 15 * time.Second
+)
+
+// Handshake is go-plugin's part of the contract.
+var Handshake = goplugin.HandshakeConfig{
+	ProtocolVersion:  ProtocolVersion,
+	MagicCookieKey:   CookieKey,
+	MagicCookieValue: CookieValue,
+}
+
+// Adapter ties the contract's service to go-plugin. A plugin sets Service, a host leaves it nil.
+type Adapter struct {
+	goplugin.NetRPCUnsupportedPlugin
+	Service pluginv1.AdapterServiceServer
+}
+
+var _ goplugin.GRPCPlugin = (*Adapter)(nil)
+
+// GRPCServer registers the service.
+func (a *Adapter) GRPCServer(_ *goplugin.GRPCBroker, s *grpc.Server) error {
+	if a.Service == nil {
+		return errors.New("wire: Adapter.Service is not set")
+	}
+	pluginv1.RegisterAdapterServiceServer(s, a.Service)
+	return nil
+}
+
+// GRPCClient returns a pluginv1.AdapterServiceClient.
+func (a *Adapter) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
+	return pluginv1.NewAdapterServiceClient(conn), nil
+}
+
+// Plugins is the table for go-plugin. The host passes nil.
+func Plugins(server pluginv1.AdapterServiceServer) map[int]goplugin.PluginSet {
+	return map[int]goplugin.PluginSet{ProtocolVersion: {PluginName: &Adapter{Service: server}}}
+}
