@@ -1,0 +1,49 @@
+package supervisor
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics are the supervisors' metrics, labelled by registry.
+type Metrics struct {
+	starts   *prometheus.CounterVec
+	failures *prometheus.CounterVec
+	phase    *prometheus.GaugeVec
+	messages *prometheus.CounterVec
+	bytes    *prometheus.CounterVec
+	upserts  *prometheus.CounterVec
+	removals *prometheus.CounterVec
+	apply    *prometheus.HistogramVec
+}
+
+// NewMetrics makes the metrics and registers them.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	counter := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"registry"})
+	}
+	m := &Metrics{
+		starts:   counter("isthmus_plugin_starts_total", "Starts of the registry's plugin process."),
+		failures: counter("isthmus_plugin_failures_total", "Times that the plugin could not be started, died, hung, broke the contract or refused its configuration."),
+		phase: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "isthmus_plugin_phase", Help: "1 for the phase that the plugin is in, 0 for the others."},
+			[]string{"registry", "phase"}),
+		messages: counter("isthmus_plugin_messages_total", "Messages from the plugin, signs of life included."),
+		bytes:    counter("isthmus_plugin_bytes_total", "Bytes of messages from the plugin."),
+		upserts:  counter("isthmus_plugin_upserts_total", "New and changed resources from the plugin."),
+		removals: counter("isthmus_plugin_removals_total", "Removed resources from the plugin."),
+		apply: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "isthmus_plugin_apply_seconds",
+			Help:    "Time taken to apply a message that is more than a sign of life.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
+		}, []string{"registry"}),
+	}
+	reg.MustRegister(m.starts, m.failures, m.phase, m.messages, m.bytes, m.upserts, m.removals, m.apply)
+	return m
+}
+
+// forget removes a registry's series.
+func (m *Metrics) forget(registry string) {
+	labels := prometheus.Labels{"registry": registry}
+	for _, v := range []interface {
+		DeletePartialMatch(labels prometheus.Labels) int
+	}{m.starts, m.failures, m.phase, m.messages, m.bytes, m.upserts, m.removals, m.apply} {
+		v.DeletePartialMatch(labels)
+	}
+}

@@ -1,0 +1,12 @@
+package supervisor
+
+import (
+	"os/exec"
+	"syscall"
+)
+
+// setProcess gives the process a group of its own, so that a terminal's Ctrl-C reaches the bridge only and everything that the
+// plugin starts can be killed with it, and lets it die with the thread that starts it.
+func setProcess(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}

@@ -1,0 +1,760 @@
+package supervisor_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
+	mcp "istio.io/api/mcp/v1alpha1"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/supervisor"
+)
+
+// sink records what it is handed.
+type sink struct {
+	begun chan struct{} // one for each Begin
+	down  chan error
+	slow  chan struct{} // if set, Apply takes one from it
+	fail  error         // what Apply returns
+
+	mu sync.Mutex
+	// guarded by mu
+	names     map[string]bool
+	mentioned map[string]bool
+	synced    int
+	messages  []*pluginv1.WatchResponse
+	changed   chan struct{} // closed at the next change
+}
+
+func newSink() *sink {
+	return &sink{
+		begun: make(chan struct{}, 1000), down: make(chan error, 1000),
+		names: map[string]bool{}, mentioned: map[string]bool{}, changed: make(chan struct{}),
+	}
+}
+
+func (s *sink) Begin(supervisor.Description) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mentioned = map[string]bool{}
+	s.begun <- struct{}{}
+}
+
+func (s *sink) Down(err error) { s.down <- err }
+
+func (s *sink) Apply(resp *pluginv1.WatchResponse) error {
+	if s.slow != nil {
+		<-s.slow
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range resp.GetRemovals() {
+		delete(s.names, r.GetCollection()+" "+r.GetName())
+	}
+	for _, u := range resp.GetUpserts() {
+		var res mcp.Resource
+		if proto.Unmarshal(u.GetResource(), &res) == nil {
+			name := collection.OfBody(res.GetBody().GetTypeUrl()) + " " + res.GetMetadata().GetName()
+			s.names[name], s.mentioned[name] = true, true
+		}
+	}
+	if resp.GetSynced() {
+		s.synced++
+		maps.DeleteFunc(s.names, func(name string, _ bool) bool { return !s.mentioned[name] })
+	}
+	s.messages = append(s.messages, resp)
+	if len(s.messages) > 100 {
+		s.messages = s.messages[1:]
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+	return s.fail
+}
+
+// deadline is how long a test waits for something that will happen.
+const deadline = 30 * time.Second
+
+// until waits until the sink is as a test wants it.
+func (s *sink) until(t testing.TB, what string, ok func(s *sink) bool) {
+	t.Helper()
+	timer := time.NewTimer(deadline)
+	defer timer.Stop()
+	for {
+		s.mu.Lock()
+		changed, done := s.changed, ok(s)
+		s.mu.Unlock()
+		if done {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			t.Fatalf("not in time: %s", what)
+		}
+	}
+}
+
+func (s *sink) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.names)
+}
+
+func wait[T any](t testing.TB, what string, c <-chan T) T {
+	t.Helper()
+	timer := time.NewTimer(deadline)
+	defer timer.Stop()
+	select {
+	case v := <-c:
+		return v
+	case <-timer.C:
+		t.Fatalf("not in time: %s", what)
+		panic("not reached")
+	}
+}
+
+// eventually asks again and again: for what only the operating system knows.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	timer := time.NewTimer(deadline)
+	defer timer.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-timer.C:
+			t.Fatalf("not in time: %s", what)
+		}
+	}
+}
+
+// alive says whether there is a process that is no zombie.
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return runtime.GOOS != "linux" && syscall.Kill(pid, 0) == nil
+	}
+	_, state, _ := strings.Cut(string(b), ") ")
+	return !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
+}
+
+// shortDir returns a directory with a short path, for sockets.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "it")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func newHost(t testing.TB) *supervisor.Host {
+	t.Helper()
+	h, err := supervisor.NewHost(shortDir(t), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if entries, err := os.ReadDir(h.Dir()); err != nil || len(entries) != 1 {
+			t.Errorf("left in the host's directory: %v, %v", entries, err) // all but the lock
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+// buffer is a log that can be read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// start runs a supervisor until the test ends.
+func start(t testing.TB, h *supervisor.Host, sp supervisor.Spec, s *sink) (*supervisor.Supervisor, *buffer) {
+	t.Helper()
+	logs := &buffer{}
+	log := slog.New(slog.NewTextHandler(logs, nil)).With(slog.String("registry", sp.Registry))
+	sup, err := supervisor.New(h, sp, s, log, supervisor.NewMetrics(prometheus.NewRegistry()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- sup.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := wait(t, "end of the supervisor", done); err != nil {
+			t.Error(err)
+		}
+		if st := sup.Status(); st.Phase != supervisor.PhaseStopped || st.PID != 0 {
+			t.Errorf("status after the end: %+v", st)
+		}
+		if t.Failed() {
+			t.Logf("log:\n%s", logs)
+		}
+	})
+	return sup, logs
+}
+
+// A plugin that is killed is started again; nothing is removed meanwhile, and what the new one does not mention goes when it is synced.
+func TestPluginKilled(t *testing.T) {
+	t.Parallel()
+	h, s := newHost(t), newSink()
+	socket := filepath.Join(shortDir(t), "s")
+	sup, _ := start(t, h, spec("remote", remoteConfig{Socket: socket}), s)
+	wait(t, "first stream", s.begun)
+	tell(t, socket, command{Op: "set", Name: "web", Instances: 3}, command{Op: "set", Name: "api", Instances: 2}, command{Op: "synced"})
+	s.until(t, "first listing", func(s *sink) bool { return s.synced == 1 && len(s.names) == 7 })
+	eventually(t, "phase live", func() bool { return sup.Status().Phase == supervisor.PhaseLive })
+	if st := sup.Status(); st.Services != 2 || st.Instances != 5 || st.Adapter != "remote" || st.Version != "1.2.3" {
+		t.Errorf("status %+v", st)
+	}
+
+	pid := sup.Status().PID
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := wait(t, "report of the death", s.down); !errors.Is(err, supervisor.ErrExited) || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("down: %v", err)
+	}
+	wait(t, "second stream", s.begun)
+	if n := s.count(); n != 7 {
+		t.Errorf("%d resources after the restart, want 7", n)
+	}
+	st := sup.Status()
+	if st.PID == pid || st.Restarts != 1 || !strings.Contains(st.LastError, "killed") {
+		t.Errorf("status after the restart: %+v", st)
+	}
+	tell(t, socket, command{Op: "set", Name: "web", Instances: 3})
+	s.until(t, "web again", func(s *sink) bool { return s.mentioned[collection.ServiceEntry+" test/web"] })
+	if n := s.count(); n != 7 {
+		t.Errorf("%d resources before the second listing is complete, want 7", n)
+	}
+	tell(t, socket, command{Op: "synced"})
+	s.until(t, "second listing", func(s *sink) bool { return s.synced == 2 && len(s.names) == 4 })
+}
+
+// One changed instance of a service with 1000 crosses the wire as one small message.
+func TestOneChangeIsOneSmallMessage(t *testing.T) {
+	t.Parallel()
+	h, s := newHost(t), newSink()
+	socket := filepath.Join(shortDir(t), "s")
+	start(t, h, spec("remote", remoteConfig{Socket: socket}), s)
+	wait(t, "stream", s.begun)
+	tell(t, socket, command{Op: "set", Name: "web", Instances: 1000}, command{Op: "synced"})
+	s.until(t, "first listing", func(s *sink) bool { return s.synced == 1 && len(s.names) == 1001 })
+	s.mu.Lock()
+	s.messages = nil
+	s.mu.Unlock()
+	tell(t, socket, command{Op: "set", Name: "web", Instances: 1000, Change: 500})
+	s.until(t, "change", func(s *sink) bool { return len(s.messages) > 0 })
+	m := s.messages[0]
+	if n, size := len(m.GetUpserts()), proto.Size(m); n != 1 || len(m.GetRemovals()) != 0 || size > 400 {
+		t.Errorf("%d upserts, %d removals, %d bytes; want 1, 0, at most 400", n, len(m.GetRemovals()), size)
+	}
+}
+
+// What the registry's state is shows in the phase.
+func TestPhases(t *testing.T) {
+	t.Parallel()
+	h, s := newHost(t), newSink()
+	socket := filepath.Join(shortDir(t), "s")
+	sup, logs := start(t, h, spec("remote", remoteConfig{Socket: socket}), s)
+	wait(t, "stream", s.begun)
+	eventually(t, "syncing", func() bool { return sup.Status().Phase == supervisor.PhaseSyncing })
+	tell(t, socket, command{Op: "degraded", Name: "no route"})
+	eventually(t, "degraded", func() bool { return sup.Status().Phase == supervisor.PhaseDegraded })
+	if got := sup.Status().LastError; got != "no route" {
+		t.Errorf("last error %q", got)
+	}
+	tell(t, socket, command{Op: "followed"})
+	eventually(t, "syncing again", func() bool { return sup.Status().Phase == supervisor.PhaseSyncing })
+	tell(t, socket, command{Op: "synced"})
+	eventually(t, "live", func() bool { return sup.Status().Phase == supervisor.PhaseLive })
+	tell(t, socket, command{Op: "degraded", Name: "no route"})
+	eventually(t, "degraded again", func() bool { return sup.Status().Phase == supervisor.PhaseDegraded })
+	if out := logs.String(); !strings.Contains(out, `msg="plugin started" registry=test adapter=remote version=1.2.3`) {
+		t.Errorf("log:\n%s", out)
+	}
+}
+
+// Whatever makes the adapter fail, the plugin is restarted with the reason shown.
+func TestAdapterFails(t *testing.T) {
+	t.Parallel()
+	for op, want := range map[string]string{
+		"fail":  "the adapter ended: out of order",
+		"panic": "the adapter panicked: out of order",
+		"crash": "panic: out of order",
+	} {
+		t.Run(op, func(t *testing.T) {
+			t.Parallel()
+			h, s := newHost(t), newSink()
+			h.Hurry()
+			socket := filepath.Join(shortDir(t), "s")
+			_, logs := start(t, h, spec("remote", remoteConfig{Socket: socket}), s)
+			wait(t, "stream", s.begun)
+			tell(t, socket, command{Op: "set", Name: "web", Instances: 1}, command{Op: "synced"}, command{Op: op, Name: "out of order"})
+			if err := wait(t, "report", s.down); !strings.Contains(err.Error(), want) {
+				t.Errorf("down: %v", err)
+			}
+			wait(t, "second stream", s.begun)
+			if n := s.count(); n != 2 {
+				t.Errorf("%d resources, want 2", n)
+			}
+			if op != "fail" && !strings.Contains(logs.String(), "goroutine ") {
+				t.Errorf("no stack in the log:\n%s", logs)
+			}
+		})
+	}
+}
+
+// A plugin that breaks the contract is ended, restarted, and the reason shown.
+func TestRogues(t *testing.T) {
+	t.Parallel()
+	for role, want := range map[string]string{
+		"silent":         "timeout",
+		"junk":           "this is no handshake",
+		"exits":          "exit status 3; its last words: cannot go on",
+		"hang-describe":  "hangs",
+		"hang-configure": "hangs",
+		"hang-watch":     "hangs",
+		"bad-name":       "../../etc",
+		"bad-schema":     "config_schema is not JSON",
+		"bad-collection": "core/Secret",
+		"garbage":        "broke the contract",
+		"huge":           "larger than 16 MiB",
+		"ends":           "ended the stream",
+		"synced-twice":   "synced twice",
+	} {
+		t.Run(role, func(t *testing.T) {
+			t.Parallel()
+			h, s := newHost(t), newSink()
+			h.Hurry()
+			sup, _ := start(t, h, spec(role, struct{}{}), s)
+			for i := range 2 {
+				if err := wait(t, "report", s.down); !strings.Contains(err.Error(), want) {
+					t.Errorf("down %d: %v", i, err)
+				}
+			}
+			if st := sup.Status(); st.LastError == "" || st.LastErrorAt.IsZero() {
+				t.Errorf("status %+v", st)
+			}
+		})
+	}
+}
+
+// A plugin that does not end when it is asked to is killed.
+func TestStubbornPlugin(t *testing.T) {
+	t.Parallel()
+	h, s := newHost(t), newSink()
+	h.Hurry()
+	sup, err := supervisor.New(h, spec("stubborn", struct{}{}), s, slog.New(slog.DiscardHandler), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- sup.Run(ctx) }()
+	s.until(t, "synced", func(s *sink) bool { return s.synced == 1 })
+	pid := sup.Status().PID
+	if !alive(pid) {
+		t.Error("the plugin is gone before its time")
+	}
+	cancel()
+	if err := wait(t, "end of the supervisor", done); err != nil {
+		t.Error(err)
+	}
+	if alive(pid) {
+		t.Error("the plugin is still there")
+	}
+}
+
+// A flooding plugin is slowed down: it has no more in flight than the transport's windows hold, and what it costs is bounded.
+func TestFloodIsBounded(t *testing.T) {
+	t.Parallel()
+	h, s := newHost(t), newSink()
+	s.slow = make(chan struct{})
+	sup, _ := start(t, h, spec("flood", struct{}{}), s)
+	wait(t, "stream", s.begun)
+	var before, after runtime.MemStats
+	for i := range 20 {
+		if i == 5 {
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+		}
+		select {
+		case s.slow <- struct{}{}:
+		case err := <-s.down:
+			t.Fatal(err)
+		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	// Each message is 1 MB; other tests run meanwhile.
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 200<<20 {
+		t.Errorf("the heap grew by %d MiB", grown>>20)
+	}
+	if sup.Status().Restarts != 0 {
+		t.Error("the plugin was restarted")
+	}
+	close(s.slow)
+}
+
+// A plugin's log lines are bounded, and none of them can do harm.
+func TestChattyPlugin(t *testing.T) {
+	t.Parallel()
+	h, s := newHost(t), newSink()
+	_, logs := start(t, h, spec("chatty", struct{}{}), s)
+	s.until(t, "synced", func(s *sink) bool { return s.synced == 1 })
+	if n := strings.Count(logs.String(), "noise"); n == 0 || n > 500*20*20 {
+		t.Errorf("%d words of noise", n)
+	}
+}
+
+// What an adapter prints or logs is in the bridge's log, with its level.
+func TestLogs(t *testing.T) {
+	t.Parallel()
+	h, s := newHost(t), newSink()
+	socket := filepath.Join(shortDir(t), "s")
+	_, logs := start(t, h, spec("remote", remoteConfig{Socket: socket, Greeting: "print"}), s)
+	wait(t, "stream", s.begun)
+	for _, want := range []string{
+		`level=INFO msg="printed to stdout" registry=test`,
+		`level=INFO msg="printed to stderr" registry=test`,
+		`level=INFO msg="printed by log" registry=test`,
+		`level=WARN msg=logged registry=test number=7` + "\n",
+		`level=INFO msg="{\"@level\":\"error\",\"@message\":5}"`,
+	} {
+		eventually(t, want, func() bool { return strings.Contains(logs.String(), want) })
+	}
+	if strings.Contains(logs.String(), "not to be seen") {
+		t.Error("debug records cross although the log does not want them")
+	}
+}
+
+// A configuration that the plugin refuses is shown with the field's path, by Check and in the status.
+func TestViolations(t *testing.T) {
+	t.Parallel()
+	h, s := newHost(t), newSink()
+	h.Hurry()
+	socket := filepath.Join(shortDir(t), "s")
+	sp := spec("remote", map[string]any{"sockte": socket, "wait": 5, "token": []string{"x"}})
+	sp.Translate = []byte(`{"host":"{{.Nam}"}`)
+	want := []supervisor.Violation{
+		{Field: "config.socket", Reason: "is required"},
+		{Field: "config.sockte", Reason: "unknown field; did you mean socket?"},
+		{Field: "config.token", Reason: "must be a string, not a list"},
+		{Field: "config.wait", Reason: "must be a string, not a number"},
+	}
+	got, err := supervisor.Check(t.Context(), h, sp, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 5 || got[4].Field != "translate.host" {
+		t.Errorf("violations %v", got)
+	} else if d := cmp.Diff(want, got[:4]); d != "" {
+		t.Errorf("violations (-want +got):\n%s", d)
+	}
+
+	sup, _ := start(t, h, spec("remote", remoteConfig{Socket: socket, Greeting: "rude"}), s)
+	for range 2 { // it is asked again
+		var e *supervisor.ConfigError
+		if err := wait(t, "report", s.down); !errors.As(err, &e) || len(e.Violations) != 1 ||
+			e.Violations[0] != (supervisor.Violation{Field: "config.greeting", Reason: "be polite"}) {
+			t.Errorf("down: %v", err)
+		}
+	}
+	eventually(t, "phase failed", func() bool {
+		st := sup.Status()
+		return st.Phase == supervisor.PhaseFailed && len(st.Violations) == 1 && !st.RetryAt.IsZero()
+	})
+}
+
+// A panic in the adapter's constructor is an error of Configure, not of the host.
+func TestConfigurePanics(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	_, err := supervisor.Check(t.Context(), h, spec("remote", remoteConfig{Socket: "x", Greeting: "panic"}), slog.New(slog.DiscardHandler))
+	if err == nil || !strings.Contains(err.Error(), "the adapter panicked: greeted with panic") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Describe tells who the plugin is without a configuration.
+func TestDescribe(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	d, err := supervisor.Describe(t.Context(), h, spec("remote", nil), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Name != "remote" || d.Version != "1.2.3" || !bytes.Contains(d.ConfigSchema, []byte(`"default":"hello"`)) ||
+		!bytes.Contains(d.TranslateSchema, []byte("namespace")) || len(d.Collections) != 2 {
+		t.Errorf("%+v", d)
+	}
+	sp := spec("remote", nil)
+	sp.Adapter = "other"
+	if _, err := supervisor.Describe(t.Context(), h, sp, slog.New(slog.DiscardHandler)); !errors.Is(err, supervisor.ErrContract) {
+		t.Errorf("a plugin of another name: %v", err)
+	}
+}
+
+// An executable whose checksum is not the configured one is not started.
+func TestChecksum(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	sp := spec("remote", nil)
+	sp.SHA256 = strings.Repeat("ab", 32)
+	if _, err := supervisor.Describe(t.Context(), h, sp, slog.New(slog.DiscardHandler)); !errors.Is(err, supervisor.ErrChecksum) {
+		t.Errorf("wrong checksum: %v", err)
+	}
+	f, err := os.Open(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		t.Fatal(err)
+	}
+	sp.SHA256 = hex.EncodeToString(sum.Sum(nil))
+	if _, err := supervisor.Describe(t.Context(), h, sp, slog.New(slog.DiscardHandler)); err != nil {
+		t.Errorf("right checksum: %v", err)
+	}
+	sp.SHA256 = "abc"
+	if _, err := supervisor.New(h, sp, newSink(), slog.New(slog.DiscardHandler), nil); err == nil {
+		t.Error("a checksum of three digits is accepted")
+	}
+	sp = spec("remote", nil)
+	sp.Command = []string{filepath.Join(t.TempDir(), "missing")}
+	if _, err := supervisor.Describe(t.Context(), h, sp, slog.New(slog.DiscardHandler)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("missing executable: %v", err)
+	}
+}
+
+// A plugin goes when its host is killed, and the next host sweeps the directory of the killed one.
+func TestHostKilled(t *testing.T) {
+	t.Parallel()
+	base := shortDir(t)
+	socket := filepath.Join(shortDir(t), "s")
+	cmd := exec.Command(os.Args[0], base, socket)
+	cmd.Env = append(os.Environ(), roleKey+"=host")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !alive(pid) {
+		t.Fatal("the plugin does not run")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	began := time.Now()
+	eventually(t, "end of the plugin", func() bool { return !alive(pid) })
+	if d := time.Since(began); d > 5*time.Second {
+		t.Errorf("the plugin lived for %v", d)
+	}
+
+	if entries, _ := os.ReadDir(base); len(entries) != 1 {
+		t.Fatalf("the killed host left %v", entries)
+	}
+	h, err := supervisor.NewHost(base, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := supervisor.NewHost(base, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if entries, _ := os.ReadDir(base); len(entries) != 2 {
+		t.Errorf("after two new hosts there are %v", entries)
+	}
+	if err := errors.Join(h.Close(), other.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A socket directory whose path leaves no room for a socket's name is refused with the cure.
+func TestLongDirectory(t *testing.T) {
+	t.Parallel()
+	_, err := supervisor.NewHost("/tmp/"+strings.Repeat("x", 100), slog.New(slog.DiscardHandler))
+	if err == nil || !strings.Contains(err.Error(), "use a shorter one") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Pauses double from the smallest to the largest, less a jitter of up to a half, and begin anew after a healthy time.
+func TestBackoff(t *testing.T) {
+	t.Parallel()
+	pause, refused := supervisor.Backoff()
+	within := func(what string, got, least, most time.Duration) {
+		t.Helper()
+		if got < least || got > most {
+			t.Errorf("%s: %v, want %v to %v", what, got, least, most)
+		}
+	}
+	for i, most := range []time.Duration{200, 400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000} {
+		most *= time.Millisecond
+		within(fmt.Sprint("pause ", i), pause(59*time.Second), most/2, most)
+	}
+	within("after a healthy minute", pause(time.Minute), 100*time.Millisecond, 200*time.Millisecond)
+	within("refused", refused(), 54*time.Second, time.Minute)
+}
+
+// Discover finds executables by their name, and nothing else.
+func TestDiscover(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, mode := range map[string]os.FileMode{
+		"isthmus-adapter-etcd": 0o755, "isthmus-adapter-readme": 0o644, "other": 0o755, "isthmus-adapter-": 0o755, "isthmus-adapter-A_b": 0o755,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "isthmus-adapter-dir"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	got, err := supervisor.Discover(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(map[string]string{"etcd": filepath.Join(dir, "isthmus-adapter-etcd")}, got); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+	if _, err := supervisor.Discover(filepath.Join(dir, "missing")); err == nil {
+		t.Error("a missing directory is no error")
+	}
+}
+
+// Every phase has a name and a sentence of its own.
+func TestPhaseWords(t *testing.T) {
+	t.Parallel()
+	names, sentences := map[string]bool{}, map[string]bool{}
+	for _, p := range supervisor.Phases() {
+		names[p.String()], sentences[p.Sentence()] = true, true
+	}
+	if n := len(supervisor.Phases()); len(names) != n || len(sentences) != n {
+		t.Errorf("%d phases, %d names, %d sentences", n, len(names), len(sentences))
+	}
+}
+
+func FuzzParseLine(f *testing.F) {
+	for _, s := range []string{"", "plain", "[WARN] x", `{"@level":"info","@message":"m","a":1}`, `{"@level":1,"@message":[]}`, `{"@level":"info"`, "{}", "null"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, line string) {
+		level, msg, _, structured := supervisor.ParseLine(line)
+		if !structured && !strings.Contains(line, msg) {
+			t.Errorf("message %q of line %q at level %v", msg, line, level)
+		}
+	})
+}
+
+// BenchmarkWireBatches is batches of 1000 resources of 1000 bytes, from one process to the other.
+func BenchmarkWireBatches(b *testing.B) {
+	h, s := newHost(b), newSink()
+	s.slow = make(chan struct{})
+	start(b, h, spec("flood", struct{}{}), s)
+	wait(b, "stream", s.begun)
+	s.slow <- struct{}{}
+	b.SetBytes(1000 * 1000)
+	for b.Loop() {
+		s.slow <- struct{}{}
+	}
+	b.ReportMetric(float64(b.N*1000)/b.Elapsed().Seconds(), "resources/s")
+	close(s.slow)
+}
+
+// BenchmarkWireChange is one changed instance of a service with 10, from the adapter's Set to the sink, one at a time. The command to the
+// adapter is part of it; BenchmarkWireCommand is that alone.
+func BenchmarkWireChange(b *testing.B) { benchmarkCommands(b, true) }
+
+func BenchmarkWireCommand(b *testing.B) { benchmarkCommands(b, false) }
+
+func benchmarkCommands(b *testing.B, change bool) {
+	h, s := newHost(b), newSink()
+	socket := filepath.Join(shortDir(b), "s")
+	start(b, h, spec("remote", remoteConfig{Socket: socket}), s)
+	wait(b, "stream", s.begun)
+	tell(b, socket, command{Op: "set", Name: "web", Instances: 10}, command{Op: "synced"})
+	s.until(b, "first listing", func(s *sink) bool { return s.synced == 1 })
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	i := 0
+	for b.Loop() {
+		i++
+		cmd := command{Op: "nothing"}
+		if change {
+			cmd = command{Op: "set", Name: "web", Instances: 10, Change: 5 * (i % 2)}
+		}
+		s.mu.Lock()
+		changed := s.changed
+		s.mu.Unlock()
+		if err := json.NewEncoder(conn).Encode(cmd); err != nil {
+			b.Fatal(err)
+		}
+		if change {
+			<-changed
+		}
+		if _, err := in.ReadString('\n'); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
