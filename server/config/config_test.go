@@ -1,0 +1,258 @@
+package config
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+func env(vars map[string]string) Options {
+	return Options{LookupEnv: func(name string) (string, bool) { v, ok := vars[name]; return v, ok }}
+}
+
+// The configuration of the first release stays readable for ever.
+func TestFirstConfiguration(t *testing.T) {
+	got, err := Parse("isthmus.yaml", []byte(`
+listen: {xds: 127.0.0.1:15051, admin: 127.0.0.1:15080}
+registries:
+- {name: dc1, type: consul, config: {address: "http://127.0.0.1:8500"}, translate: {namespace: consul}}
+- {name: load, type: sim, config: {services: 1000, instances: 10, changes_per_second: 5, seed: 1}}
+- {name: static, type: file, config: {path: ./mesh}}
+`), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default
+	want.Registries = []Registry{
+		{Name: "dc1", Type: "consul", Config: []byte(`{"address":"http://127.0.0.1:8500"}`), Translate: []byte(`{"namespace":"consul"}`)},
+		{Name: "load", Type: "sim", Config: []byte(`{"services":1000,"instances":10,"changes_per_second":5,"seed":1}`), Translate: []byte(`{}`)},
+		{Name: "static", Type: "file", Config: []byte(`{"path":"./mesh"}`), Translate: []byte(`{}`)},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Config{})); diff != "" {
+		t.Errorf("configuration (-want +got):\n%s", diff)
+	}
+}
+
+func TestEveryField(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "isthmus-adapter-zoo"), []byte("#!/bin/sh\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	sum := strings.Repeat("ab", 32)
+	got, err := Parse("f", []byte(`
+listen:
+  xds: ":1"
+  admin: "[::1]:0"
+plugin_dir: `+dir+`
+profile: tools
+log: {level: debug, format: json}
+admin: {pprof: true}
+limits: {resources_per_registry: 5, tombstones: 6}
+registries:
+- name: zoo-1
+  type: zoo
+  plugin: {sha256: `+sum+`}
+  config: {b: ~, a: [1, -2.5, 0x10, true, "x", {y: z}], 80: "<&>"}
+`), Options{Profiles: []string{"tools"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Config{
+		Listen:     Listen{XDS: ":1", Admin: "[::1]:0"},
+		PluginDir:  dir,
+		Profile:    "tools",
+		Log:        Log{Level: "debug", Format: "json"},
+		Admin:      Admin{Pprof: true},
+		Limits:     Limits{ResourcesPerRegistry: 5, Tombstones: 6},
+		Registries: []Registry{{Name: "zoo-1", Type: "zoo", Plugin: Plugin{SHA256: sum}, Config: []byte(`{"b":null,"a":[1,-2.5,16,true,"x",{"y":"z"}],"80":"<&>"}`), Translate: []byte(`{}`)}},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Config{})); diff != "" {
+		t.Errorf("configuration (-want +got):\n%s", diff)
+	}
+	path, args, err := got.Command(&got.Registries[0])
+	if err != nil || path != filepath.Join(dir, "isthmus-adapter-zoo") || len(args) != 0 {
+		t.Errorf("Command = %q %q %v", path, args, err)
+	}
+	if _, args, err := got.Command(&Registry{Name: "x", Type: "sim"}); err != nil || !cmp.Equal(args, []string{"adapter", "sim"}) {
+		t.Errorf("Command of a built-in adapter = %q, %v", args, err)
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	got, err := Parse("f", []byte(`
+registries:
+- {name: "${N}-1", type: sim, config: {token: "a${T}b$${T}c$d$", "${T}": 1}}
+`), env(map[string]string{"N": "dc", "T": "12"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Registries[0].Name != "dc-1" {
+		t.Errorf("name = %q", got.Registries[0].Name)
+	}
+	if got, want := string(got.Registries[0].Config), `{"token":"a12b${T}c$d$","${T}":1}`; got != want {
+		t.Errorf("config = %s, want %s: keys stay, values are text", got, want)
+	}
+}
+
+func TestProblems(t *testing.T) {
+	tests := []struct {
+		name, file string
+		want       string // one line per problem
+	}{
+		{"empty", "", `f: the file is empty; the smallest configuration has one registry: registries: [{name: load, type: sim}]`},
+		{"no registries", "log: {level: info}", `f:1:1: registries: no registry is configured; add one, for example {name: load, type: sim}`},
+		{"syntax", "registries:\n- {name: a", "f:2:1: YAML: did not find expected ',' or '}'"},
+		{"syntax of the scanner", "a: 1\nb: c: d\n", "f:2:1: YAML: mapping values are not allowed in this context"},
+		{"syntax on the first line", "a: [", "f:1:1: YAML: did not find expected node content"},
+		{"two documents", "registries: [{name: a, type: sim}]\n---\na: 1\n", `f:2:1: a second document begins here; the configuration is one document`},
+		{"everything at once", `
+listen: {xds: "15051", admn: ":1"}
+registries:
+- {nmae: a, type: sim}
+- {name: B_, type: consl}
+- {name: a, type: sim, config: 5}
+- {name: a, type: sim, translate: [], plugin: {sha256: ab}}
+log: {level: loud, format: xml}
+admin: {pprof: please}
+limits: {tombstones: -1, resources_per_registry: many}
+profile: tool
+log: {}
+`, `
+f:2:10: listen.xds: must be host:port, for example 127.0.0.1:15051, or :15051 for all addresses of the machine
+f:2:24: listen.admn: unknown field; did you mean admin?
+f:4:3: registries[0].name: is missing; give the registry a name
+f:4:4: registries[0].nmae: unknown field; did you mean name?
+f:5:4: registries[1].name: must be lower-case letters, digits and dashes, beginning and ending with a letter or digit, at most 63
+f:5:14: registries[1].type: no adapter of this name is built in; did you mean consul?; or set plugin_dir to the directory that has isthmus-adapter-consl
+f:6:32: registries[2].config: must be a block of fields, not the number 5
+f:7:4: registries[3].name: another registry has the name a already, on line 6; names are unique
+f:7:35: registries[3].translate: must be a block of fields, not a list
+f:7:48: registries[3].plugin.sha256: the adapter sim is built in; sha256 is for executables in plugin_dir
+f:8:7: log.level: must be one of debug, info, warn, error
+f:8:20: log.format: must be one of text, json
+f:9:16: admin.pprof: must be true or false, not text
+f:10:10: limits.tombstones: must be positive
+f:10:50: limits.resources_per_registry: must be a whole number, not text
+f:11:1: profile: there is no profile of this name; did you mean tools?
+f:12:1: log: given twice, first on line 8`},
+		{"same port", "listen: {xds: ':1', admin: ':1'}\nregistries: [{name: a, type: sim}]", `f:1:21: listen.admin: is the same as listen.xds; they need a port each`},
+		{"environment", "registries: [{name: a, type: sim, config: {token: '${SECRET}${NONE}', b: '${', c: ['${a b}']}}]", `
+f:1:51: registries[0].config.token: the environment variable NONE is not set
+f:1:74: registries[0].config.b: ${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${
+f:1:84: registries[0].config.c[0]: ${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${`},
+		{"odd YAML", "x: &x {a: 1}\nregistries: [{name: a, type: sim, config: {<<: *x, [a]: 1, n: .inf, b: !!binary aa, i: 99999999999999999999999}}]", `
+f:1:1: x: unknown field; there are listen, registries, plugin_dir, profile, log, admin, limits
+f:2:44: registries[0].config: merge keys (<<) are not supported; write the fields out
+f:2:52: registries[0].config: a key must be a plain word
+f:2:63: registries[0].config.n: .inf is no number that can be used here
+f:2:72: registries[0].config.b: !!binary is not supported; write text`},
+		{"no plugin", "plugin_dir: /nowhere\nregistries: [{name: a, type: zoo, plugin: {sha256: xyz}}]", `
+f:2:24: registries[0].type: no adapter of this name is built in (consul, file, sim), and there is no /nowhere/isthmus-adapter-zoo
+f:2:44: registries[0].plugin.sha256: must be 64 hexadecimal digits, as sha256sum prints them`},
+		{"not a mapping", "- 1", `f:1:1: must be a block of fields, not a list`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			o := env(map[string]string{"SECRET": "hunter2"})
+			o.Profiles = []string{"tools", "istio-1.30"}
+			_, err := Parse("f", []byte(tt.file), o)
+			problems, ok := errors.AsType[Problems](err)
+			if !ok {
+				t.Fatalf("error = %v, want Problems", err)
+			}
+			if diff := cmp.Diff(strings.Split(strings.TrimSpace(tt.want), "\n"), strings.Split(problems.Error(), "\n")); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A value that is wrong is not repeated if it may come from the environment.
+func TestSecretsAreNotPrinted(t *testing.T) {
+	_, err := Parse("f", []byte(`{listen: {xds: "${S}"}, log: {level: "${S}"}, profile: "${S}", registries: [{name: "${S}", type: "${S}"}]}`), env(map[string]string{"S": "Hunter 2"}))
+	if err == nil || strings.Contains(err.Error(), "Hunter") {
+		t.Errorf("error = %v, want one without the variable's value", err)
+	}
+}
+
+// A few lines of aliases do not use up the memory.
+func TestAliasesAreBounded(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("registries: [{name: a, type: sim, config: {a0: &a0 [1]")
+	for i := range 30 {
+		prev, next := string(rune('a'+i/10))+string(rune('0'+i%10)), string(rune('a'+(i+1)/10))+string(rune('0'+(i+1)%10))
+		b.WriteString(", " + next + ": &" + next + " [*" + prev + ", *" + prev + "]")
+	}
+	b.WriteString("}}]")
+	_, err := Parse("f", []byte(b.String()), Options{})
+	if err == nil || !strings.Contains(err.Error(), "more than 100000 values") {
+		t.Errorf("error = %.200v", err)
+	}
+}
+
+// What a plugin finds wrong is shown at its place in the file.
+func TestProblemOfAPlugin(t *testing.T) {
+	c, err := Parse("isthmus.yaml", []byte("registries:\n- {name: a, type: sim}\n- name: b\n  type: sim\n  config:\n    services: 1\n    kinds:\n    - x\n"), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for field, want := range map[string]string{
+		"config.services":   "isthmus.yaml:6:5: registries[1].config.services: no",
+		"config.kinds[0].z": "isthmus.yaml:8:7: registries[1].config.kinds[0].z: no",
+		"config.seed":       "isthmus.yaml:5:3: registries[1].config.seed: no",
+		"translate.host":    "isthmus.yaml:3:3: registries[1].translate.host: no",
+		"":                  "isthmus.yaml:3:3: registries[1]: no",
+	} {
+		if got := c.Problem("b", field, "no").Error(); got != want {
+			t.Errorf("Problem(%q) = %s, want %s", field, got, want)
+		}
+	}
+}
+
+func TestLoad(t *testing.T) {
+	if _, err := Load(filepath.Join(t.TempDir(), "none.yaml"), Options{}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("error of a file that does not exist = %v", err)
+	}
+	file := filepath.Join(t.TempDir(), "big.yaml")
+	if err := os.WriteFile(file, make([]byte, MaxSize+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(file, Options{}); err == nil || !strings.Contains(err.Error(), "larger than 4 MiB") {
+		t.Errorf("error of a file that is too large = %v", err)
+	}
+}
+
+// Whatever a file holds, Parse returns a usable configuration or problems that say where.
+func FuzzParse(f *testing.F) {
+	f.Add("registries: [{name: a, type: sim, config: {services: 1}}]")
+	f.Add("listen: {xds: ':0'}\nregistries:\n- &a {name: a, type: sim, translate: {host: '$${x}${Y}'}}\n- *a\n")
+	f.Add("a: !!merge <<\n? [x]\n: y\n")
+	f.Add("log: {level: debug}\n---\n")
+	f.Add("%YAML 1.1\n---\nregistries: ~")
+	f.Fuzz(func(t *testing.T, file string) {
+		c, err := Parse("f", []byte(file), env(map[string]string{"Y": "y"}))
+		if err == nil {
+			for i := range c.Registries {
+				if r := &c.Registries[i]; !label.MatchString(r.Name) || len(r.Config) < 2 || len(r.Translate) < 2 {
+					t.Errorf("accepted registry %+v", r)
+				}
+			}
+			return
+		}
+		problems, ok := errors.AsType[Problems](err)
+		if !ok || len(problems) == 0 {
+			t.Fatalf("error = %v, want Problems", err)
+		}
+		for _, p := range problems {
+			if p.Reason == "" || p.Line < 0 || p.Line > strings.Count(file, "\n")+strings.Count(file, "\r")+2+strings.Count(file, "\u2028")+strings.Count(file, "\u2029")+strings.Count(file, "\u0085") {
+				t.Errorf("problem %+v of a file of %d bytes", p, len(file))
+			}
+		}
+	})
+}
