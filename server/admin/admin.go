@@ -1,0 +1,196 @@
+package admin
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"html/template"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Bounds of one request. A profile or a trace may take its 30 seconds and more.
+const (
+	readTimeout     = 10 * time.Second
+	writeTimeout    = 2 * time.Minute
+	idleTimeout     = 2 * time.Minute
+	shutdownTimeout = 3 * time.Second
+	maxHeader       = 64 << 10
+)
+
+// Options tune a [Server]. The zero value works.
+type Options struct {
+	// Gatherer is what /metrics shows; nil shows nothing.
+	Gatherer prometheus.Gatherer
+	// Pprof says whether /debug/pprof is there.
+	Pprof bool
+	// Log takes what goes wrong in the HTTP server; nil drops it.
+	Log *slog.Logger
+}
+
+// Server answers HTTP requests about the bridge.
+type Server struct {
+	source  Source
+	log     *slog.Logger
+	handler http.Handler
+}
+
+// New returns a server that shows source.
+func New(source Source, o Options) *Server {
+	s := &Server{source: source, log: o.Log}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok\n") })
+	mux.HandleFunc("GET /readyz", s.ready)
+	mux.HandleFunc("GET /api/v1/registries", s.registries)
+	mux.HandleFunc("GET /api/v1/services", s.services)
+	mux.HandleFunc("GET /api/v1/resources", s.resources)
+	mux.HandleFunc("GET /api/v1/sinks", s.sinks)
+	mux.HandleFunc("GET /api/v1/changes", s.changes)
+	mux.HandleFunc("/api/", s.noSuchCall)
+	if o.Gatherer != nil {
+		mux.Handle("GET /metrics", promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
+	}
+	if o.Pprof {
+		mux.HandleFunc("/debug/pprof/", pprof.Index)
+		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
+	mux.HandleFunc("GET /style.css", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/css; charset=utf-8")
+		_, _ = io.WriteString(w, style)
+	})
+	mux.HandleFunc("GET /{$}", s.page)
+	s.handler = secure(mux)
+	return s
+}
+
+// Handler returns what answers the requests.
+func (s *Server) Handler() http.Handler { return s.handler }
+
+// Run answers requests on l until ctx ends, and closes l.
+func (s *Server) Run(ctx context.Context, l net.Listener) error {
+	h := &http.Server{
+		Handler:           s.handler,
+		ReadHeaderTimeout: readTimeout,
+		ReadTimeout:       readTimeout,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- h.Serve(l) }() // Run waits for it; Shutdown or Close ends it
+	select {
+	case err := <-ended:
+		return fmt.Errorf("admin server on %s: %w", l.Addr(), err)
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+	defer cancel()
+	err := h.Shutdown(grace)
+	if err != nil {
+		err = errors.Join(fmt.Errorf("admin server on %s: requests were under way for %s after the end: %w", l.Addr(), shutdownTimeout, err), h.Close())
+	}
+	_ = <-ended
+	return err
+}
+
+// secure sets what keeps a browser from doing anything with the pages but showing them.
+func secure(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		h.Set("Cache-Control", "no-store")
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
+	if reasons := s.source.Overview().NotReady; len(reasons) > 0 {
+		writeText(w, http.StatusServiceUnavailable, strings.Join(reasons, "\n")+"\n")
+		return
+	}
+	writeText(w, http.StatusOK, "ready\n")
+}
+
+func writeText(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	_, _ = io.WriteString(w, text)
+}
+
+//go:embed style.css
+var style string
+
+//go:embed page.html
+var pageText string
+
+var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{"ago": ago, "bytes": size, "first": first}).Parse(pageText))
+
+// pageData is what the page is made of.
+type pageData struct {
+	Overview
+	Now time.Time
+}
+
+func (s *Server) page(w http.ResponseWriter, _ *http.Request) {
+	var b strings.Builder
+	if err := pageTemplate.Execute(&b, pageData{Overview: s.source.Overview(), Now: time.Now()}); err != nil {
+		s.log.Error("render the admin page", slog.Any("err", err))
+		writeText(w, http.StatusInternalServerError, "the page could not be rendered; the log says why\n")
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = io.WriteString(w, b.String())
+}
+
+// ago returns how long t is before now, to one unit: "3 s", "5 min", "2 h", "4 d".
+func ago(now, t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	switch d := now.Sub(t); {
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%d s", max(0, d/time.Second))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%d min", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h", d/time.Hour)
+	default:
+		return fmt.Sprintf("%d d", d/(24*time.Hour))
+	}
+}
+
+// size returns a number of bytes as people read it.
+func size(n int) string {
+	switch {
+	case n < 1000:
+		return fmt.Sprintf("%d B", n)
+	case n < 1_000_000:
+		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
+	default:
+		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
+	}
+}
+
+// maxShown is how many problems of a registry the page shows.
+const maxShown = 50
+
+func first(problems []Problem) []Problem { return problems[:min(len(problems), maxShown)] }

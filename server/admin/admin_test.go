@@ -1,0 +1,294 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a Source that shows what it is told to.
+type world struct {
+	overview  Overview
+	services  []Service
+	resources []Resource
+	changes   []Change
+}
+
+func (w *world) Overview() Overview            { return w.overview }
+func (w *world) Services() iter.Seq[Service]   { return slices.Values(w.services) }
+func (w *world) Resources() iter.Seq[Resource] { return slices.Values(w.resources) }
+func (w *world) Changes() iter.Seq[Change]     { return slices.Values(w.changes) }
+
+func get(t *testing.T, s *Server, path string) (code int, body string, header http.Header) {
+	t.Helper()
+	r := httptest.NewRecorder()
+	s.Handler().ServeHTTP(r, httptest.NewRequest(http.MethodGet, path, nil))
+	return r.Code, r.Body.String(), r.Header()
+}
+
+func getJSON[T any](t *testing.T, s *Server, path string) T {
+	t.Helper()
+	code, body, header := get(t, s, path)
+	if code != http.StatusOK || header.Get("Content-Type") != "application/json" {
+		t.Fatalf("GET %s: %d %s: %s", path, code, header.Get("Content-Type"), body)
+	}
+	var v T
+	if err := json.Unmarshal([]byte(body), &v); err != nil {
+		t.Fatalf("GET %s: %v in %s", path, err, body)
+	}
+	return v
+}
+
+func TestHealth(t *testing.T) {
+	w := &world{overview: Overview{NotReady: []string{"registry dc1: connecting", "registry dc2: no leader"}}}
+	s := New(w, Options{})
+	if code, body, _ := get(t, s, "/healthz"); code != 200 || body != "ok\n" {
+		t.Errorf("/healthz = %d %q", code, body)
+	}
+	if code, body, _ := get(t, s, "/readyz"); code != 503 || body != "registry dc1: connecting\nregistry dc2: no leader\n" {
+		t.Errorf("/readyz = %d %q", code, body)
+	}
+	w.overview.NotReady = nil
+	if code, body, _ := get(t, s, "/readyz"); code != 200 || body != "ready\n" {
+		t.Errorf("/readyz = %d %q", code, body)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	c := prometheus.NewCounter(prometheus.CounterOpts{Name: "isthmus_tests_total", Help: "Tests."})
+	reg.MustRegister(c)
+	c.Inc()
+	if code, body, _ := get(t, New(&world{}, Options{Gatherer: reg}), "/metrics"); code != 200 || !strings.Contains(body, "isthmus_tests_total 1") {
+		t.Errorf("/metrics = %d %s", code, body)
+	}
+}
+
+func TestPprofIsOffUnlessEnabled(t *testing.T) {
+	if code, _, _ := get(t, New(&world{}, Options{}), "/debug/pprof/"); code != 404 {
+		t.Errorf("/debug/pprof/ = %d, want 404", code)
+	}
+	if code, body, _ := get(t, New(&world{}, Options{Pprof: true}), "/debug/pprof/"); code != 200 || !strings.Contains(body, "goroutine") {
+		t.Errorf("/debug/pprof/ = %d, want the index", code)
+	}
+}
+
+// The pages of a list together hold each item once, in order, whatever the order of the source.
+func TestPages(t *testing.T) {
+	w := &world{}
+	var want []string
+	for i := range 250 {
+		name := fmt.Sprintf("ns/web-%03d", i)
+		w.services = append(w.services, Service{Registry: []string{"dc1", "dc2"}[i%2], Name: name, Hosts: []string{name[3:] + ".example.org"}})
+		want = append(want, name)
+	}
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(w.services), func(i, j int) { w.services[i], w.services[j] = w.services[j], w.services[i] })
+	s := New(w, Options{})
+	for _, limit := range []int{1, 7, 50, 249, 250, 251} {
+		var got []string
+		after := ""
+		for {
+			page := getJSON[list[Service]](t, s, fmt.Sprintf("/api/v1/services?limit=%d&after=%s", limit, url.QueryEscape(after)))
+			if page.Total != 250 || len(page.Items) > limit {
+				t.Fatalf("limit %d: total %d, %d items", limit, page.Total, len(page.Items))
+			}
+			for _, item := range page.Items {
+				got = append(got, item.Name)
+			}
+			if after = page.Next; after == "" {
+				break
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("limit %d (-want +got):\n%s", limit, diff)
+		}
+	}
+	if page := getJSON[list[Service]](t, s, "/api/v1/services?registry=dc2&q=WEB-01"); page.Total != 5 || page.Items[0].Name != "ns/web-011" {
+		t.Errorf("filtered: %+v", page)
+	}
+	if page := getJSON[list[Service]](t, s, "/api/v1/services?q=example.org"); page.Total != 250 || len(page.Items) != DefaultLimit {
+		t.Errorf("by host: total %d, %d items", page.Total, len(page.Items))
+	}
+}
+
+func TestResources(t *testing.T) {
+	bodies := 0
+	body := func() (json.RawMessage, error) { bodies++; return json.RawMessage(`{"hosts":["a"]}`), nil }
+	s := New(&world{resources: []Resource{
+		{Registry: "dc1", Collection: "g/WorkloadEntry", Name: "n/a", Version: "1", Body: body},
+		{Registry: "dc1", Collection: "g/ServiceEntry", Name: "n/b", Version: "2", Body: body},
+		{Registry: "dc2", Collection: "g/ServiceEntry", Name: "n/c", Version: "3", Body: body},
+	}}, Options{})
+	page := getJSON[list[map[string]any]](t, s, "/api/v1/resources?collection=g/ServiceEntry")
+	if page.Total != 2 || page.Items[0]["name"] != "n/b" || page.Items[1]["name"] != "n/c" || page.Items[0]["body"] != nil || bodies != 0 {
+		t.Errorf("ServiceEntries: %+v after %d bodies", page, bodies)
+	}
+	page = getJSON[list[map[string]any]](t, s, "/api/v1/resources?q=c&body=true")
+	want := map[string]any{"registry": "dc2", "collection": "g/ServiceEntry", "name": "n/c", "version": "3", "body": map[string]any{"hosts": []any{"a"}}}
+	if diff := cmp.Diff([]map[string]any{want}, page.Items); diff != "" || bodies != 1 {
+		t.Errorf("with its body, %d rendered (-want +got):\n%s", bodies, diff)
+	}
+}
+
+// The pages of the changes together hold each once, newest first, also where several came in one batch.
+func TestChanges(t *testing.T) {
+	w := &world{}
+	var want []string
+	for i := range 20 {
+		name := fmt.Sprint("n/", i)
+		w.changes = append(w.changes, Change{Revision: uint64(20 - i/3), Registry: "dc1", Collection: "c", Name: name, Op: "upsert"})
+		if i%2 == 0 {
+			w.changes[i].Registry = "dc2"
+			want = append(want, name)
+		}
+	}
+	s := New(w, Options{})
+	for _, limit := range []int{1, 2, 3, 9, 10, 11} {
+		var got []string
+		path := fmt.Sprintf("/api/v1/changes?registry=dc2&limit=%d", limit)
+		for after := ""; ; {
+			page := getJSON[list[Change]](t, s, path+after)
+			for _, c := range page.Items {
+				got = append(got, c.Name)
+			}
+			if page.Total != 10 || len(page.Items) > limit {
+				t.Errorf("limit %d: total %d, %d items", limit, page.Total, len(page.Items))
+			}
+			if page.Next == "" {
+				break
+			}
+			after = "&after=" + page.Next
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("limit %d (-want +got):\n%s", limit, diff)
+		}
+	}
+}
+
+func TestListsAreNeverNull(t *testing.T) {
+	s := New(&world{}, Options{})
+	for _, name := range []string{"registries", "services", "resources", "sinks", "changes"} {
+		if code, body, _ := get(t, s, "/api/v1/"+name); code != 200 || !strings.Contains(body, `"items": []`) {
+			t.Errorf("%s = %d %s", name, code, body)
+		}
+	}
+}
+
+func TestErrorsAreJSON(t *testing.T) {
+	s := New(&world{}, Options{})
+	for path, want := range map[string]string{
+		"/api/v1/things":              `404 there is no /api/v1/things; there are /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes`,
+		"/api/v1/services?nmae=x":     `400 unknown query parameter "nmae"; there are registry, q, limit, after`,
+		"/api/v1/sinks?q=x":           `400 unknown query parameter "q"; there is none`,
+		"/api/v1/resources?limit=0":   `400 limit=0: must be a number from 1 to 1000`,
+		"/api/v1/resources?body=5":    `400 body=5: must be true or false`,
+		"/api/v1/changes?after=x":     `400 after=x: must be what next of the page before says`,
+		"/api/v1/changes?limit=10000": `400 limit=10000: must be a number from 1 to 1000`,
+	} {
+		code, body, header := get(t, s, path)
+		var e struct{ Error string }
+		if err := json.Unmarshal([]byte(body), &e); err != nil {
+			t.Errorf("GET %s: %v in %s", path, err, body)
+		}
+		if got := fmt.Sprint(code, " ", e.Error); got != want || header.Get("Content-Type") != "application/json" {
+			t.Errorf("GET %s = %s, want %s", path, got, want)
+		}
+	}
+	r := httptest.NewRecorder()
+	s.Handler().ServeHTTP(r, httptest.NewRequest(http.MethodPost, "/api/v1/services", nil))
+	if r.Code != 405 || r.Header().Get("Allow") != "GET, HEAD" || !strings.Contains(r.Body.String(), "read-only") {
+		t.Errorf("POST = %d %s", r.Code, r.Body)
+	}
+}
+
+// The page shows every state, and text from a registry or a sink stays text.
+func TestPage(t *testing.T) {
+	now := time.Now()
+	problems := make([]Problem, 60)
+	for i := range problems {
+		problems[i] = Problem{ID: fmt.Sprint("service s", i), Reason: "no address"}
+	}
+	s := New(&world{overview: Overview{
+		Version: "1.2.3", Started: now.Add(-3 * time.Hour), Revision: 77, NotReady: []string{"registry dc1: <b>"},
+		Registries: []Registry{{Name: "dc1", Adapter: "consul", Phase: "degraded", Explanation: "It can not be followed.", Since: now.Add(-5 * time.Minute), LastError: "<script>alert(1)</script>", LastErrorAt: now, ProblemCount: 61, Problems: problems}},
+		Sinks: []Sink{
+			{Node: "sidecar~1", Address: "127.0.0.1:9", Protocol: "sotw", Profile: "istio-1.30", Shape: "inline", Connected: now, Subscriptions: []Subscription{{Collection: "g/K", State: "sent", SentVersion: "abc", AckedVersion: "def", Lag: 4, Bytes: 1_234_567, Nacks: 1, LastNack: "no <i>"}}},
+			{Node: "quiet", Address: "127.0.0.1:8", Protocol: "delta", Connected: now},
+		},
+	}}, Options{})
+	code, body, header := get(t, s, "/")
+	if code != 200 || !strings.HasPrefix(header.Get("Content-Type"), "text/html") {
+		t.Fatalf("/ = %d %v", code, header)
+	}
+	for _, want := range []string{"Not ready", "dc1: &lt;b&gt;", "1.2.3, up 3 h, revision 77", "degraded", "It can not be followed.", "5 min", "&lt;script&gt;", "service s49", "The others are in the", "sidecar~1", "abc", "def", "1.2 MB", "no &lt;i&gt;", "has asked for nothing yet"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	for _, never := range []string{"<script", "<i>", "service s50<", "http://", "https://"} {
+		if strings.Contains(body, never) {
+			t.Errorf("the page has %q", never)
+		}
+	}
+	if csp := header.Get("Content-Security-Policy"); !strings.Contains(csp, "default-src 'none'") || header.Get("X-Content-Type-Options") != "nosniff" {
+		t.Errorf("security headers: %v", header)
+	}
+	if code, body, header := get(t, s, "/style.css"); code != 200 || !strings.HasPrefix(header.Get("Content-Type"), "text/css") || !strings.Contains(body, "color-scheme") {
+		t.Errorf("/style.css = %d %v", code, header)
+	}
+	if code, _, _ := get(t, s, "/nothing"); code != 404 {
+		t.Errorf("/nothing = %d, want 404", code)
+	}
+}
+
+func TestRunEndsWithItsContext(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- New(&world{}, Options{}).Run(ctx, l) }()
+	client := &http.Client{Transport: &http.Transport{}}
+	r, err := client.Get("http://" + l.Addr().String() + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body, err := io.ReadAll(r.Body); err != nil || string(body) != "ok\n" {
+		t.Errorf("/healthz = %q, %v", body, err)
+	}
+	r.Body.Close()
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("Run = %v", err)
+	}
+	client.CloseIdleConnections()
+}
+
+func TestRunTellsWhyItEnded(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	if err := New(&world{}, Options{}).Run(t.Context(), l); err == nil || !strings.Contains(err.Error(), l.Addr().String()) {
+		t.Errorf("Run on a closed listener = %v", err)
+	}
+}

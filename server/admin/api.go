@@ -1,0 +1,277 @@
+package admin
+
+import (
+	"container/heap"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Bounds of the query parameter limit.
+const (
+	DefaultLimit = 100
+	MaxLimit     = 1000
+)
+
+// query is the query parameters of a list.
+type query struct {
+	registry, collection, text, after string
+	limit                             int
+	body                              bool
+}
+
+// parseQuery reads the parameters of a list, of which allowed may be given. The error is for the caller of the API.
+func parseQuery(values url.Values, allowed ...string) (q query, err error) {
+	q.limit = DefaultLimit
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if !slices.Contains(allowed, name) {
+			if len(allowed) == 0 {
+				return q, fmt.Errorf("unknown query parameter %q; there is none", name)
+			}
+			return q, fmt.Errorf("unknown query parameter %q; there are %s", name, strings.Join(allowed, ", "))
+		}
+		value := values.Get(name)
+		switch name {
+		case "registry":
+			q.registry = value
+		case "collection":
+			q.collection = value
+		case "q":
+			q.text = strings.ToLower(value)
+		case "after":
+			q.after = value
+		case "body":
+			if q.body, err = strconv.ParseBool(value); err != nil {
+				return q, fmt.Errorf("body=%s: must be true or false", value)
+			}
+		case "limit":
+			if q.limit, err = strconv.Atoi(value); err != nil || q.limit < 1 || q.limit > MaxLimit {
+				return q, fmt.Errorf("limit=%s: must be a number from 1 to %d", value, MaxLimit)
+			}
+		}
+	}
+	return q, nil
+}
+
+// list is the answer to a request for a list.
+type list[T any] struct {
+	Items []T `json:"items"`
+	// Total counts what the filters let through, on this page or not.
+	Total int `json:"total"`
+	// Next is the parameter after of the next page, empty on the last one.
+	Next string `json:"next,omitempty"`
+}
+
+// keyed is an item with what it is ordered by.
+type keyed[T any] struct {
+	key  string
+	item T
+}
+
+// largest is a heap with the largest key on top.
+type largest[T any] []keyed[T]
+
+func (h largest[T]) Len() int           { return len(h) }
+func (h largest[T]) Less(i, j int) bool { return h[i].key > h[j].key }
+func (h largest[T]) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *largest[T]) Push(x any)        { *h = append(*h, x.(keyed[T])) }
+func (h *largest[T]) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}
+
+// page returns the first items behind after, ordered by key. It keeps no more of items than it returns, however many there
+// are, and a page stays where it is while others come and go.
+func page[T any](items iter.Seq[T], q query, match func(T) bool, key func(T) string) list[T] {
+	var first largest[T]
+	l := list[T]{Items: []T{}}
+	for item := range items {
+		if !match(item) {
+			continue
+		}
+		l.Total++
+		k := key(item)
+		if k <= q.after && q.after != "" || len(first) > q.limit && k >= first[0].key {
+			continue
+		}
+		heap.Push(&first, keyed[T]{k, item})
+		if len(first) > q.limit+1 {
+			heap.Pop(&first)
+		}
+	}
+	slices.SortFunc(first, func(a, b keyed[T]) int { return strings.Compare(a.key, b.key) })
+	if len(first) > q.limit {
+		first = first[:q.limit]
+		l.Next = first[q.limit-1].key
+	}
+	for _, f := range first {
+		l.Items = append(l.Items, f.item)
+	}
+	return l
+}
+
+func contains(text string, in ...string) bool {
+	if text == "" {
+		return true
+	}
+	return slices.ContainsFunc(in, func(s string) bool { return strings.Contains(strings.ToLower(s), text) })
+}
+
+func either(want, got string) bool { return want == "" || want == got }
+
+func (s *Server) registries(w http.ResponseWriter, r *http.Request) {
+	if _, err := parseQuery(r.URL.Query()); err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	items := s.source.Overview().Registries
+	writeJSON(w, http.StatusOK, list[Registry]{Items: nonNil(items), Total: len(items)})
+}
+
+func (s *Server) sinks(w http.ResponseWriter, r *http.Request) {
+	if _, err := parseQuery(r.URL.Query()); err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	items := s.source.Overview().Sinks
+	writeJSON(w, http.StatusOK, list[Sink]{Items: nonNil(items), Total: len(items)})
+}
+
+func (s *Server) services(w http.ResponseWriter, r *http.Request) {
+	q, err := parseQuery(r.URL.Query(), "registry", "q", "limit", "after")
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	writeJSON(w, http.StatusOK, page(s.source.Services(), q, func(v Service) bool {
+		return either(q.registry, v.Registry) && (contains(q.text, v.Name) || contains(q.text, v.Hosts...))
+	}, func(v Service) string { return v.Name }))
+}
+
+// resource is a Resource with its body.
+type resource struct {
+	Resource
+	Body json.RawMessage `json:"body,omitempty"`
+}
+
+func (s *Server) resources(w http.ResponseWriter, r *http.Request) {
+	q, err := parseQuery(r.URL.Query(), "registry", "collection", "q", "limit", "after", "body")
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	found := page(s.source.Resources(), q, func(v Resource) bool {
+		return either(q.registry, v.Registry) && either(q.collection, v.Collection) && contains(q.text, v.Name)
+	}, func(v Resource) string { return v.Collection + " " + v.Name })
+	answer := list[resource]{Items: make([]resource, len(found.Items)), Total: found.Total, Next: found.Next}
+	for i, v := range found.Items {
+		answer.Items[i].Resource = v
+		if q.body && v.Body != nil {
+			if answer.Items[i].Body, err = v.Body(); err != nil {
+				writeError(w, http.StatusInternalServerError, fmt.Sprintf("%s %s: %v", v.Collection, v.Name, err))
+				return
+			}
+		}
+	}
+	writeJSON(w, http.StatusOK, answer)
+}
+
+func (s *Server) changes(w http.ResponseWriter, r *http.Request) {
+	q, err := parseQuery(r.URL.Query(), "registry", "collection", "q", "limit", "after")
+	var last changeCursor
+	if err == nil && q.after != "" {
+		last, err = parseChangeCursor(q.after)
+	}
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	answer := list[Change]{Items: []Change{}}
+	var at changeCursor
+	for c := range s.source.Changes() {
+		if !either(q.registry, c.Registry) || !either(q.collection, c.Collection) || !contains(q.text, c.Name) {
+			continue
+		}
+		answer.Total++
+		at = at.next(c.Revision)
+		switch {
+		case q.after != "" && !at.behind(last):
+		case len(answer.Items) < q.limit:
+			answer.Items = append(answer.Items, c)
+			if len(answer.Items) == q.limit {
+				last = at
+			}
+		case answer.Next == "":
+			answer.Next = last.String()
+		}
+	}
+	writeJSON(w, http.StatusOK, answer)
+}
+
+// changeCursor is a place among the changes: several have the same revision if they came in one batch.
+type changeCursor struct {
+	revision uint64
+	count    int // of the changes of that revision up to here
+}
+
+func (c changeCursor) next(revision uint64) changeCursor {
+	if revision != c.revision {
+		c = changeCursor{revision: revision}
+	}
+	c.count++
+	return c
+}
+
+// behind says whether c comes after o, where the newest is first.
+func (c changeCursor) behind(o changeCursor) bool {
+	return c.revision < o.revision || c.revision == o.revision && c.count > o.count
+}
+
+func (c changeCursor) String() string { return fmt.Sprintf("%d-%d", c.revision, c.count) }
+
+func parseChangeCursor(s string) (c changeCursor, err error) {
+	revision, count, ok := strings.Cut(s, "-")
+	if c.revision, err = strconv.ParseUint(revision, 10, 64); err == nil {
+		c.count, err = strconv.Atoi(count)
+	}
+	if !ok || err != nil {
+		return c, fmt.Errorf("after=%s: must be what next of the page before says", s)
+	}
+	return c, nil
+}
+
+func nonNil[T any](s []T) []T {
+	if s == nil {
+		return []T{}
+	}
+	return s
+}
+
+func (s *Server) noSuchCall(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		writeError(w, http.StatusMethodNotAllowed, "the API is read-only: use GET")
+		return
+	}
+	writeError(w, http.StatusNotFound, fmt.Sprintf("there is no %s; there are /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes", r.URL.Path))
+}
+
+func writeError(w http.ResponseWriter, code int, reason string) {
+	writeJSON(w, code, map[string]string{"error": reason})
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(v) // the client is gone, which is its own affair
+}

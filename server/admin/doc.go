@@ -1,0 +1,17 @@
+// Package admin shows the state of the bridge over HTTP.
+//
+// Everything is read-only:
+//
+//	/                      a page for people: registries, sinks, problems
+//	/healthz               200 as long as the process answers
+//	/readyz                200 once every registry has listed what it holds; 503 with the reasons otherwise, one per line
+//	/metrics               Prometheus
+//	/debug/pprof/          only if enabled
+//	/api/v1/registries     JSON; so are the following
+//	/api/v1/services       ?registry= ?q= ?limit= ?after=
+//	/api/v1/resources      ?registry= ?collection= ?q= ?limit= ?after= ?body=true
+//	/api/v1/sinks
+//	/api/v1/changes        ?registry= ?collection= ?q= ?limit= ?after=, newest first
+//
+// There is no access control: the address is loopback unless configured, and nothing shown is a secret.
+package admin

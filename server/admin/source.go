@@ -1,0 +1,121 @@
+package admin
+
+import (
+	"encoding/json"
+	"iter"
+	"time"
+)
+
+// Source is what is shown. Its methods are quick, never block and may be called from any goroutine. What they return belongs to
+// the caller.
+type Source interface {
+	// Overview returns everything but the lists below.
+	Overview() Overview
+	// Services yields each service once, in any order.
+	Services() iter.Seq[Service]
+	// Resources yields each resource once, in any order, as sinks of the inline shape get them and WorkloadEntries too.
+	Resources() iter.Seq[Resource]
+	// Changes yields the latest changes that are still known, newest first.
+	Changes() iter.Seq[Change]
+}
+
+// Overview is the state of the bridge.
+type Overview struct {
+	Version    string     `json:"version"` // of the program
+	Started    time.Time  `json:"started"`
+	Revision   uint64     `json:"revision"`  // how many changes the store has seen
+	NotReady   []string   `json:"not_ready"` // why /readyz says 503, in words; empty if it does not
+	Registries []Registry `json:"registries"`
+	Sinks      []Sink     `json:"sinks"`
+}
+
+// Registry is the state of one registry.
+type Registry struct {
+	Name        string    `json:"name"`
+	Adapter     string    `json:"adapter"`
+	Version     string    `json:"version,omitempty"`    // of the adapter
+	Phase       string    `json:"phase"`                // one word
+	Explanation string    `json:"explanation"`          // the phase in a sentence
+	Since       time.Time `json:"since,omitzero"`       // of the phase
+	LastError   string    `json:"last_error,omitempty"` // kept after the registry is back
+	LastErrorAt time.Time `json:"last_error_at,omitzero"`
+	Detail      string    `json:"detail,omitempty"` // how it is followed, if that is worth telling
+	Synced      bool      `json:"synced"`           // a first listing is in
+	PID         int       `json:"pid,omitempty"`
+	Restarts    int       `json:"restarts"`
+	Revision    uint64    `json:"revision"` // of the last change that the registry made
+	Services    int       `json:"services"`
+	Instances   int       `json:"instances"`
+	Resources   int       `json:"resources"`
+	// ProblemCount is the number of problems; Problems may be fewer.
+	ProblemCount int       `json:"problem_count"`
+	Problems     []Problem `json:"problems"`
+}
+
+// Problem is something in a registry that can not be used as it is.
+type Problem struct {
+	ID     string `json:"id"`
+	Reason string `json:"reason"`
+}
+
+// Sink is one connected stream.
+type Sink struct {
+	Address       string         `json:"address"`
+	Node          string         `json:"node"`
+	Version       string         `json:"version,omitempty"` // what the node says of itself
+	Protocol      string         `json:"protocol"`          // sotw or delta
+	Profile       string         `json:"profile"`
+	Shape         string         `json:"shape"`
+	Connected     time.Time      `json:"connected"`
+	Subscriptions []Subscription `json:"subscriptions"`
+}
+
+// Subscription is one sink's interest in one type.
+type Subscription struct {
+	TypeURL       string `json:"type_url"`
+	Collection    string `json:"collection"`
+	State         string `json:"state"` // held, sent or current
+	Sent          uint64 `json:"sent"`  // responses
+	SentVersion   string `json:"sent_version"`
+	SentRevision  uint64 `json:"sent_revision"`
+	AckedVersion  string `json:"acked_version"`
+	AckedRevision uint64 `json:"acked_revision"`
+	// Lag is how many revisions of the store the sink has not confirmed; changes of other collections count too while a
+	// response is under way.
+	Lag       uint64 `json:"lag"`
+	Nacks     uint64 `json:"nacks"`
+	LastNack  string `json:"last_nack,omitempty"`
+	Resources int    `json:"resources"` // in the newest response
+	Bytes     int    `json:"bytes"`     // of the newest response
+}
+
+// Service is one service and what became of it.
+type Service struct {
+	Registry  string   `json:"registry"`
+	Name      string   `json:"name"` // namespace/name of its ServiceEntry
+	Hosts     []string `json:"hosts"`
+	Endpoints int      `json:"endpoints"`
+	Version   string   `json:"version"`
+}
+
+// Resource is one resource as it is served.
+type Resource struct {
+	Registry   string `json:"registry"`
+	Collection string `json:"collection"`
+	Name       string `json:"name"`
+	Version    string `json:"version"`
+	// Body returns the resource as protobuf JSON. It is called only for what is asked for with ?body=true; nil leaves
+	// the body out.
+	Body func() (json.RawMessage, error) `json:"-"`
+}
+
+// Change is one change of a resource.
+type Change struct {
+	Revision   uint64    `json:"revision"` // several changes that came in one batch may share one
+	Time       time.Time `json:"time,omitzero"`
+	Registry   string    `json:"registry,omitempty"`
+	Collection string    `json:"collection"`
+	Name       string    `json:"name"`
+	Version    string    `json:"version,omitempty"`
+	Op         string    `json:"op"` // upsert or remove
+}
