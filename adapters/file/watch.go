@@ -1,0 +1,140 @@
+package file
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// watcher tells when something may have changed. A directory that cannot be watched is no failure: the regular listing finds what
+// changed there, only later.
+type watcher struct {
+	w    *fsnotify.Watcher // nil: there is none
+	err  error             // why there is none
+	dirs map[string]watched
+}
+
+// watched is one directory that is watched.
+type watched struct {
+	info  fs.FileInfo            // of the directory when its watch began
+	about func(name string) bool // whether the entry of that name matters
+}
+
+func newWatcher() *watcher {
+	w, err := fsnotify.NewWatcher()
+	return &watcher{w: w, err: err, dirs: map[string]watched{}}
+}
+
+func (w *watcher) close() {
+	if w.w != nil {
+		_ = w.w.Close()
+	}
+}
+
+// events and errors are nil, and so never ready, where nothing can be watched.
+
+func (w *watcher) events() <-chan fsnotify.Event {
+	if w.w == nil {
+		return nil
+	}
+	return w.w.Events
+}
+
+func (w *watcher) errors() <-chan error {
+	if w.w == nil {
+		return nil
+	}
+	return w.w.Errors
+}
+
+// set makes the watched directories be those of want, each with what matters there. It returns whether a watch began, which means
+// that changes just before it may have gone unseen, and what cannot be watched, as reasons by problem id.
+func (w *watcher) set(want map[string]func(name string) bool) (began bool, problems map[string]string) {
+	problems = map[string]string{}
+	if w.w == nil {
+		problems["watch"] = fmt.Sprintf("changes are not reported, only looked for every %v: %v; raise fs.inotify.max_user_instances", rescan, w.err)
+		return false, problems
+	}
+	active := w.w.WatchList()
+	for dir := range w.dirs {
+		if _, wanted := want[dir]; !wanted {
+			_ = w.w.Remove(dir) // it may have ended with the directory
+			delete(w.dirs, dir)
+		}
+	}
+	for dir, about := range want {
+		info, err := os.Stat(dir)
+		if err != nil { // it went just now, or was never there; whoever reads it says so
+			if _, was := w.dirs[dir]; was {
+				_ = w.w.Remove(dir)
+				delete(w.dirs, dir)
+			}
+			continue
+		}
+		if d, was := w.dirs[dir]; was {
+			if os.SameFile(d.info, info) && slices.Contains(active, dir) {
+				w.dirs[dir] = watched{d.info, about}
+				continue
+			}
+			_ = w.w.Remove(dir) // the watch is of a directory that is no longer at this path
+			delete(w.dirs, dir)
+		}
+		if err := w.w.Add(dir); err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				problems["watch "+dir] = fmt.Sprintf(
+					"changes in the directory are not reported, only looked for every %v: %v; let the bridge read it, or raise fs.inotify.max_user_watches", rescan, err)
+			}
+			continue
+		}
+		w.dirs[dir] = watched{info, about}
+		began = true
+	}
+	return began, problems
+}
+
+// concerns says whether an event is about something that matters.
+func (w *watcher) concerns(ev fsnotify.Event) bool {
+	if _, is := w.dirs[ev.Name]; is {
+		return true
+	}
+	d, is := w.dirs[filepath.Dir(ev.Name)]
+	return is && d.about(filepath.Base(ev.Name))
+}
+
+// wanted returns what is to be watched for the path, given how it was last listed (or the zero listing): directories, and which names
+// matter in each.
+func wanted(path string, l listing) map[string]func(name string) bool {
+	all := map[string]func(string) bool{}
+	add := func(dir string, about func(string) bool) {
+		// One directory has one watch, whatever links lead to it.
+		if target, err := filepath.EvalSymlinks(dir); err == nil {
+			dir = target
+		}
+		if before := all[dir]; before != nil {
+			all[dir] = func(name string) bool { return before(name) || about(name) }
+			return
+		}
+		all[dir] = about
+	}
+	// The path itself may be replaced, or lead through a link that is.
+	add(filepath.Dir(path), func(name string) bool { return name == filepath.Base(path) || isData(name) })
+	switch {
+	case l.only != "":
+		add(l.dir, func(name string) bool { return name == l.only || isData(name) })
+	default:
+		add(path, func(name string) bool { return counts(name) || isData(name) })
+	}
+	for _, dir := range l.links {
+		add(dir, func(string) bool { return true })
+	}
+	return all
+}
+
+// isData says whether name is one of those behind which Kubernetes swaps the content of a mounted ConfigMap ("..data").
+func isData(name string) bool { return strings.HasPrefix(name, "..") }
