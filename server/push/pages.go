@@ -109,14 +109,17 @@ func (p *pages) rebuildLocked(st *store.Store[*resource.Resource]) store.Revisio
 
 func (p *pages) changeLocked(c *store.Change[*resource.Resource]) {
 	old := p.of[c.Name]
-	if c.Removed {
+	var enc *resource.Encoding
+	if !c.Removed {
+		enc = c.Value.Encode(p.key.form)
+	}
+	if enc == nil || enc.Absent {
 		if old != nil {
 			p.takeLocked(old, c.Name)
 			delete(p.of, c.Name)
 		}
 		return
 	}
-	enc := c.Value.Encode(p.key.form)
 	s := slot{name: c.Name, enc: enc, hash: resource.HashOf([]byte(c.Name), []byte(enc.Version))}
 	var frame [maxFrame]byte
 	s.size = len(p.key.framing.appendFrame(frame[:0], c.Name, enc)) + enc.Size
@@ -231,6 +234,9 @@ func NewHub(st *store.Store[*resource.Resource], ready func(collection string) b
 
 // Changed returns a channel that is closed when a subscription may have something to send.
 func (h *Hub) Changed() <-chan struct{} { return h.store.Changed() }
+
+// Revision returns the store's revision.
+func (h *Hub) Revision() store.Revision { return h.store.Revision() }
 
 func (h *Hub) acquire(key pagesKey) *pages {
 	h.mu.Lock()

@@ -112,14 +112,25 @@ type Subscription struct {
 	nonce   uint64
 	version string // of the newest response
 
+	// state of the world only
+	again bool // the next response goes out even if nothing changed
+
 	// incremental only
-	cursor   store.Revision  // everything up to here was sent
-	begun    bool            // cursor means something
-	initial  store.Revision  // while the first listing is being sent: its revision; 0 afterwards
-	wildcard bool            // all names
-	names    map[string]bool // the names asked for; the value says that the name has not been looked at yet
+	cursor   store.Revision      // everything up to here was sent
+	begun    bool                // cursor means something
+	initial  store.Revision      // while a listing is being sent: its revision; 0 afterwards
+	before   *position           // what the sink followed before a new listing began; nil if there is none to begin
+	wildcard bool                // all names
+	names    map[string]struct{} // the names asked for
+	pending  map[string]struct{} // the names to answer although they may not have changed
 
 	status Status
+}
+
+// position is a place in one of the store's collections.
+type position struct {
+	key    string
+	cursor store.Revision
 }
 
 // NewSubscription returns a subscription to which nothing was sent yet. It is to all names until [Subscription.Narrow].
@@ -137,13 +148,40 @@ func (s *Subscription) Close() {
 	}
 }
 
+// Reform changes the form. If anything was sent in the old one, everything is sent again in the new one, and what the sink has of the old
+// one only is removed.
+func (s *Subscription) Reform(f resource.Form) {
+	if f == s.options.Form {
+		return
+	}
+	s.restart()
+	s.options.Form, s.key = f, resource.Key(s.options.Collection, f.Shape)
+	s.Close()
+	s.again = true
+	for name := range s.names {
+		s.ask(name)
+	}
+}
+
+// Again makes a subscription that is not incremental answer although nothing changed.
+func (s *Subscription) Again() { s.again = true }
+
+// restart makes the next response begin a listing.
+func (s *Subscription) restart() {
+	if s.begun && s.before == nil {
+		s.before = &position{s.key, s.cursor}
+	}
+	s.begun = false
+}
+
 // Narrow makes an incremental subscription one to names that are added by [Subscription.Add].
 func (s *Subscription) Narrow() { s.wildcard = false }
 
 // Widen makes an incremental subscription one to all names. If it was narrow, everything is sent again.
 func (s *Subscription) Widen() {
 	if !s.wildcard {
-		s.wildcard, s.begun, s.names = true, false, nil
+		s.wildcard = true
+		s.restart()
 	}
 }
 
@@ -151,18 +189,35 @@ func (s *Subscription) Widen() {
 // protocol, "Subscribing to Resources").
 func (s *Subscription) Add(names ...string) {
 	if s.names == nil {
-		s.names = make(map[string]bool)
+		s.names = make(map[string]struct{})
 	}
 	for _, n := range names {
-		s.names[n] = true
+		s.names[n] = struct{}{}
+		s.ask(n)
 	}
 }
 
-// Drop unsubscribes from names.
+// Drop unsubscribes from names. In a subscription to all names a dropped one is answered once more, since the sink has
+// forgotten it (xDS protocol, "Unsubscribing From Resources").
 func (s *Subscription) Drop(names ...string) {
 	for _, n := range names {
+		_, had := s.names[n]
 		delete(s.names, n)
+		delete(s.pending, n)
+		if had && s.wildcard {
+			s.ask(n)
+		}
 	}
+}
+
+// Names returns the number of names that were added and not dropped.
+func (s *Subscription) Names() int { return len(s.names) }
+
+func (s *Subscription) ask(name string) {
+	if s.pending == nil {
+		s.pending = make(map[string]struct{})
+	}
+	s.pending[name] = struct{}{}
 }
 
 // Next returns what the sink lacks, if there is anything and no response is under way. The error is [ErrFellBehind] or nil.
@@ -197,9 +252,10 @@ func (s *Subscription) nextAll() (r Response, ok bool) {
 		s.pages = s.hub.acquire(pagesKey{s.key, s.options.Form, s.options.Framing})
 	}
 	all := s.pages.current(s.hub.store)
-	if s.state != Held && all.Version == s.version {
+	if s.state != Held && !s.again && all.Version == s.version {
 		return r, false
 	}
+	s.again = false
 	return Response{Version: all.Version, Segments: all.Segments, Resources: all.Resources, Size: all.Size, Revision: all.Revision}, true
 }
 
@@ -214,6 +270,9 @@ func (s *Subscription) nextDelta() (r Response, ok bool, err error) {
 	if !s.begun {
 		all, at := st.All(s.key)
 		changes, now = slices.Collect(all), at
+		if r.Removed, err = s.gone(changes); err != nil {
+			return r, false, err
+		}
 		s.begun, s.initial = true, max(at, 1)
 	} else {
 		var complete bool
@@ -224,6 +283,7 @@ func (s *Subscription) nextDelta() (r Response, ok bool, err error) {
 	s.cursor = now
 	for i := range changes {
 		c := &changes[i]
+		delete(s.pending, c.Name)
 		have, known := s.options.Versions[c.Name]
 		switch {
 		case c.Removed && s.initial != 0:
@@ -253,40 +313,85 @@ func (s *Subscription) nextDelta() (r Response, ok bool, err error) {
 			r.Removed = append(r.Removed, name)
 		}
 		slices.Sort(r.Removed)
+		r.Removed = slices.Compact(r.Removed)
 		s.options.Versions, s.initial = nil, 0
 	}
+	s.answer(&r)
 	r.Version, r.Revision = strconv.FormatUint(uint64(s.cursor), 10), s.cursor
 	return r, first || r.Resources > 0 || len(r.Removed) > 0, nil
 }
 
-// nextNamed is nextDelta for a subscription to some names.
-func (s *Subscription) nextNamed(first bool) (r Response, ok bool, err error) {
+// gone returns the names, sorted, that the sink may have from what it followed before, and that a new listing does not have.
+func (s *Subscription) gone(listing []store.Change[*resource.Resource]) (removed []string, err error) {
+	if s.before == nil {
+		return nil, nil
+	}
 	st := s.hub.store
-	changes, now, complete := st.Since(s.key, s.cursor)
+	changes, _, complete := st.Since(s.before.key, s.before.cursor)
+	if !complete {
+		return nil, ErrFellBehind
+	}
+	names := make(map[string]struct{})
 	for i := range changes {
-		if _, asked := s.names[changes[i].Name]; asked {
-			s.names[changes[i].Name] = true
+		if changes[i].Removed {
+			names[changes[i].Name] = struct{}{}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.names)) {
-		if complete && !s.names[name] {
-			continue
+	if s.before.key != s.key {
+		all, _ := st.All(s.before.key)
+		for c := range all {
+			names[c.Name] = struct{}{}
 		}
-		s.names[name] = false
+	}
+	for i := range listing {
+		delete(names, listing[i].Name)
+	}
+	s.before = nil
+	return slices.Sorted(maps.Keys(names)), nil
+}
+
+// nextNamed is nextDelta for a subscription to some names.
+func (s *Subscription) nextNamed(first bool) (r Response, ok bool, err error) {
+	changes, now, complete := s.hub.store.Since(s.key, s.cursor)
+	for i := range changes {
+		if _, asked := s.names[changes[i].Name]; asked {
+			s.ask(changes[i].Name)
+		}
+	}
+	if !complete {
+		for name := range s.names {
+			s.ask(name)
+		}
+	}
+	s.cursor, s.begun, s.initial, s.before = now, true, 0, nil
+	s.answer(&r)
+	r.Version, r.Revision = strconv.FormatUint(uint64(now), 10), now
+	return r, first || r.Resources > 0 || len(r.Removed) > 0, nil
+}
+
+// answer adds what is pending to a response, as far as there is room.
+func (s *Subscription) answer(r *Response) {
+	if len(s.pending) == 0 {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.pending)) {
+		if r.Size >= MaxDelta {
+			return
+		}
+		delete(s.pending, name)
 		have, known := s.options.Versions[name]
 		delete(s.options.Versions, name)
-		res, there := st.Get(s.key, name)
+		res, there := s.hub.store.Get(s.key, name)
 		if !there {
-			r.Removed = append(r.Removed, name)
+			if !slices.Contains(r.Removed, name) {
+				r.Removed = append(r.Removed, name)
+			}
 			continue
 		}
 		if enc := res.Encode(s.options.Form); !known || have != enc.Version {
 			r.add(s.options.Framing, name, enc)
 		}
 	}
-	s.cursor, s.begun = now, true
-	r.Version, r.Revision = strconv.FormatUint(uint64(now), 10), now
-	return r, first || r.Resources > 0 || len(r.Removed) > 0, nil
 }
 
 func (r *Response) add(f Framing, name string, enc *resource.Encoding) {
