@@ -1,0 +1,58 @@
+package xds
+
+import "google.golang.org/protobuf/encoding/protowire"
+
+// Field numbers of envoy/service/discovery/v3/discovery.proto and envoy/config/core/v3/base.proto. DiscoveryResponse and
+// DeltaDiscoveryResponse agree in version, type URL and nonce.
+const (
+	fieldVersion           = 1
+	fieldTypeURL           = 4
+	fieldNonce             = 5
+	fieldControlPlane      = 6
+	fieldDeltaRemoved      = 6
+	fieldDeltaControlPlane = 7
+	fieldIdentifier        = 1 // ControlPlane
+)
+
+// controlPlane is what responses state as their origin.
+const controlPlane = "isthmus"
+
+// message is a response on its way: an encoded header, then encoded resources that are shared with other sinks. The order of fields
+// means nothing in protobuf.
+type message struct {
+	header   []byte
+	segments [][]byte
+}
+
+// Parts implements wire.Spliced.
+func (m *message) Parts() (header []byte, segments [][]byte) { return m.header, m.segments }
+
+func sizeField(n int) int { return 1 + protowire.SizeBytes(n) }
+
+// header encodes everything of a response but its resources.
+func header(delta bool, version, url, nonce string, removed []string) []byte {
+	plane := protowire.Number(fieldControlPlane)
+	if delta {
+		plane = fieldDeltaControlPlane
+	}
+	inner := sizeField(len(controlPlane))
+	size := sizeField(len(version)) + sizeField(len(url)) + sizeField(len(nonce)) + sizeField(inner)
+	for _, name := range removed {
+		size += sizeField(len(name))
+	}
+	b := make([]byte, 0, size)
+	b = appendString(b, fieldVersion, version)
+	b = appendString(b, fieldTypeURL, url)
+	b = appendString(b, fieldNonce, nonce)
+	for _, name := range removed {
+		b = appendString(b, fieldDeltaRemoved, name)
+	}
+	b = protowire.AppendTag(b, plane, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(inner))
+	return appendString(b, fieldIdentifier, controlPlane)
+}
+
+func appendString(b []byte, field protowire.Number, s string) []byte {
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	return protowire.AppendString(b, s)
+}

@@ -1,0 +1,158 @@
+package xds
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-mesh/isthmus/server/resource"
+)
+
+// Profile is what a range of sink versions needs.
+type Profile struct {
+	// Name is the profile's name in configuration, metrics and the admin page.
+	Name string
+	// Versions says in words which sinks it is for.
+	Versions string
+	// Form is how resources are encoded for state of the world. A delta sink gets the same workarounds in the workload shape.
+	Form resource.Form
+	// Why says in a sentence what is particular.
+	Why string
+}
+
+// profiles is the table, oldest first. The workarounds are harmless where they are not needed, but each costs bytes.
+var profiles = []*Profile{
+	{
+		Name: "istio-1.9", Versions: "Istio 1.9 and older",
+		Form: resource.Form{Shape: resource.Inline, PortSets: true},
+		Why:  "Does not ask for Telemetry. Every change is a full push there.",
+	},
+	{
+		Name: "istio-1.10", Versions: "Istio 1.10 and 1.11",
+		Form: resource.Form{Shape: resource.Inline, PortSets: true, OmitVersion: true},
+		Why:  "Does not ask for WasmPlugin. A version in a resource makes every update conflict on 1.11.",
+	},
+	{
+		Name: "istio-1.12", Versions: "Istio 1.12",
+		Form: resource.Form{Shape: resource.Inline, PortSets: true},
+		Why:  "Does not ask for ProxyConfig. A resource whose version is known is not looked at, from here on.",
+	},
+	{
+		Name: "istio-1.13", Versions: "Istio 1.13 to 1.23",
+		Form: resource.Form{Shape: resource.Inline, Address: true, PortSets: true},
+		Why:  "Asks for ProxyConfig, and for ServiceEntry as v1alpha3. An entry without an address makes each change of its endpoints a full push from 1.14 on.",
+	},
+	{
+		Name: "istio-1.24", Versions: "Istio 1.24 to 1.29",
+		Form: resource.Form{Shape: resource.Inline, Address: true, PortSets: true},
+		Why:  "Asks for ServiceEntry as v1. An entry without an address makes each change of its endpoints a full push on 1.24; a change of one of several ports of one IP is not seen.",
+	},
+	{
+		Name: "istio-1.30", Versions: "Istio 1.30 and later",
+		Form: resource.Form{Shape: resource.Inline},
+		Why:  "Asks for TrafficExtension. Needs no workarounds; a change of endpoints is an incremental push in any form.",
+	},
+	{
+		Name: "tools", Versions: "whatever does not ask for MeshConfig",
+		Form: resource.Form{Shape: resource.Inline},
+		Why:  "Tools and relays: no workarounds, answered without waiting for the set of types.",
+	},
+}
+
+// Profiles returns the names of all profiles, oldest sinks first.
+func Profiles() []string {
+	names := make([]string, len(profiles))
+	for i, p := range profiles {
+		names[i] = p.Name
+	}
+	return names
+}
+
+func profileOf(name string) (*Profile, error) {
+	i := slices.IndexFunc(profiles, func(p *Profile) bool { return p.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("profile %q: there is no such profile; there are %s", name, strings.Join(Profiles(), ", "))
+	}
+	return profiles[i], nil
+}
+
+func mustProfile(name string) *Profile {
+	p, err := profileOf(name)
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	return p
+}
+
+var (
+	istio19  = mustProfile("istio-1.9")
+	istio110 = mustProfile("istio-1.10")
+	istio112 = mustProfile("istio-1.12")
+	istio113 = mustProfile("istio-1.13")
+	istio124 = mustProfile("istio-1.24")
+	istio130 = mustProfile("istio-1.30")
+	tools    = mustProfile("tools")
+)
+
+// meshConfig is asked for by every istiod and by nobody else.
+const meshConfig = "core/MeshConfig"
+
+// fingerprint is what a set of type URLs tells about who asks.
+type fingerprint struct {
+	meshConfig       bool
+	telemetry        bool
+	wasmPlugin       bool
+	proxyConfig      bool
+	v1               bool // of networking.istio.io
+	trafficExtension bool
+	workloadGroup    bool
+}
+
+// add takes a type URL and its collection into account.
+func (f *fingerprint) add(url, collection string) {
+	switch collection {
+	case meshConfig:
+		f.meshConfig = true
+	case "telemetry.istio.io/Telemetry":
+		f.telemetry = true
+	case "extensions.istio.io/WasmPlugin":
+		f.wasmPlugin = true
+	case "networking.istio.io/ProxyConfig":
+		f.proxyConfig = true
+	case "networking.istio.io/WorkloadGroup":
+		f.workloadGroup = true
+	}
+	// The group of TrafficExtension is left open: the kind is what counts.
+	if strings.HasSuffix(collection, "/TrafficExtension") {
+		f.trafficExtension = true
+	}
+	if strings.HasPrefix(url, "networking.istio.io/v1/") {
+		f.v1 = true
+	}
+}
+
+// profile returns the row that the set fits.
+func (f *fingerprint) profile() *Profile {
+	switch {
+	case !f.meshConfig:
+		return tools
+	case f.trafficExtension:
+		return istio130
+	case f.v1:
+		return istio124
+	case f.proxyConfig:
+		return istio113
+	case f.wasmPlugin:
+		return istio112
+	case f.telemetry:
+		return istio110
+	default:
+		return istio19
+	}
+}
+
+// complete says whether no further type can lead to another profile. Those that ask for v1 ask in the order of the kinds' names, in which
+// WorkloadGroup comes last (seen with 1.24.0 and that of August 2026).
+func (f *fingerprint) complete() bool {
+	return !f.meshConfig || f.trafficExtension || f.v1 && f.workloadGroup
+}
