@@ -1,0 +1,435 @@
+package watch
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
+	mcp "istio.io/api/mcp/v1alpha1"
+	_ "istio.io/api/networking/v1alpha3" // registers bodies, for Options.Body
+	_ "istio.io/api/networking/v1beta1"  // the same
+	_ "istio.io/api/security/v1beta1"    // the same
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+)
+
+// DefaultTypes are the type URLs that are asked for if [Options] does not say.
+var DefaultTypes = []string{"networking.istio.io/v1/ServiceEntry", "networking.istio.io/v1/WorkloadEntry"}
+
+// Bounds of the wait between two streams. It grows by half each time and begins again after a response.
+const (
+	minWait = 100 * time.Millisecond
+	maxWait = 5 * time.Second
+)
+
+// Options say what to watch and how to print it. Only Address is required.
+type Options struct {
+	// Address is the xDS server's, host:port.
+	Address string
+	// Protocol is "sotw" or "delta"; "" is delta.
+	Protocol string
+	// Output is "text" or "json"; "" is text.
+	Output string
+	// Shape is "inline" or "workload"; "" leaves it to the server: inline for sotw, workload for delta.
+	Shape string
+	// Body prints the resources themselves too.
+	Body bool
+	// Types are the type URLs to subscribe to; none means [DefaultTypes].
+	Types []string
+	// Stderr takes a line when a stream ends or something can not be decoded. Nil drops it.
+	Stderr io.Writer
+	// DialOptions are added to those of the connection.
+	DialOptions []grpc.DialOption
+}
+
+// validate fills in defaults.
+func (o *Options) validate() error {
+	o.Protocol, o.Output = cmp.Or(o.Protocol, "delta"), cmp.Or(o.Output, "text")
+	if len(o.Types) == 0 {
+		o.Types = DefaultTypes
+	}
+	if o.Stderr == nil {
+		o.Stderr = io.Discard
+	}
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	check(o.Address != "", "address: is missing; host:port is needed, for example 127.0.0.1:15051")
+	check(o.Protocol == "sotw" || o.Protocol == "delta", "protocol %q: must be sotw or delta", o.Protocol)
+	check(o.Output == "text" || o.Output == "json", "output %q: must be text or json", o.Output)
+	check(o.Shape == "" || o.Shape == "inline" || o.Shape == "workload", "shape %q: must be inline or workload", o.Shape)
+	for i, t := range o.Types {
+		check(t != "", "type: must be a type URL, for example %s", DefaultTypes[0])
+		check(!slices.Contains(o.Types[:i], t), "type %q: is there twice", t)
+	}
+	return errors.Join(errs...)
+}
+
+// Line is one change as it is printed with the output "json".
+type Line struct {
+	// Time is when the response came in.
+	Time time.Time `json:"time"`
+	// Push is the number of the response, from 1, over all streams of a run.
+	Push int `json:"push"`
+	// Collection is the resource's, such as networking.istio.io/WorkloadEntry.
+	Collection string `json:"collection"`
+	// Name is the resource's name, "namespace/name".
+	Name string `json:"name"`
+	// Version is that of the content; empty for a removal.
+	Version string `json:"version"`
+	// Op is "upsert" or "remove".
+	Op string `json:"op"`
+	// Resource is the resource as protobuf JSON, with [Options.Body] only.
+	Resource json.RawMessage `json:"resource,omitempty"`
+}
+
+// The values of [Line.Op].
+const (
+	opUpsert = "upsert"
+	opRemove = "remove"
+)
+
+// Run prints changes to w until ctx ends, which is no error. The error says what is wrong with the options, or that writing failed.
+func Run(ctx context.Context, o Options, w io.Writer) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	wa := &watcher{o: o, w: w, have: make(map[string]map[string]string)}
+	for _, url := range o.Types {
+		wa.have[url] = make(map[string]string)
+	}
+	wait := minWait
+	for {
+		pushes := wa.pushes
+		err := wa.connect(ctx)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // what ended the stream is the end of the context
+		}
+		if e, ok := errors.AsType[*writeError](err); ok {
+			return e
+		}
+		if wa.pushes > pushes {
+			wait = minWait
+		}
+		pause := wait/2 + rand.N(wait/2) //nolint:gosec // jitter
+		fmt.Fprintf(o.Stderr, "%s: %v; connecting again in %v\n", o.Address, err, pause.Round(time.Millisecond))
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		}
+		wait = min(wait*3/2, maxWait)
+	}
+}
+
+// writeError is what ends a watch.
+type writeError struct{ err error }
+
+func (e *writeError) Error() string { return "write: " + e.err.Error() }
+func (e *writeError) Unwrap() error { return e.err }
+
+// watcher is the state of a run, which outlasts streams.
+type watcher struct {
+	o      Options
+	w      io.Writer
+	pushes int
+	have   map[string]map[string]string // by type URL and name: the version, or what stands for it
+}
+
+// connect opens a stream and prints what comes until it ends.
+func (wa *watcher) connect(ctx context.Context) (err error) {
+	options := append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
+		// One response of a big mesh has tens of MB.
+		grpc.WithInitialWindowSize(8 << 20), grpc.WithInitialConnWindowSize(8 << 20),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
+	}, wa.o.DialOptions...)
+	conn, err := grpc.NewClient(wa.o.Address, options...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the stream
+	client := discovery.NewAggregatedDiscoveryServiceClient(conn)
+	if wa.o.Protocol == "delta" {
+		return wa.delta(ctx, client)
+	}
+	return wa.sotw(ctx, client)
+}
+
+func (wa *watcher) node() *core.Node {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	n := &core.Node{Id: fmt.Sprintf("isthmus-watch~%s~%d", host, os.Getpid())}
+	if wa.o.Shape != "" {
+		n.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"ISTHMUS_SHAPE": structpb.NewStringValue(wa.o.Shape)}}
+	}
+	return n
+}
+
+func (wa *watcher) sotw(ctx context.Context, client discovery.AggregatedDiscoveryServiceClient) error {
+	stream, err := client.StreamAggregatedResources(ctx)
+	if err != nil {
+		return err
+	}
+	for i, url := range wa.o.Types {
+		req := &discovery.DiscoveryRequest{TypeUrl: url}
+		if i == 0 {
+			req.Node = wa.node()
+		}
+		if err := stream.Send(req); err != nil {
+			return ended(stream, err)
+		}
+	}
+	accepted := make(map[string]string) // version by type URL
+	for {
+		r, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		now := time.Now()
+		wa.pushes++
+		req := &discovery.DiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()}
+		if err := wa.all(now, r); err == nil {
+			accepted[r.GetTypeUrl()] = r.GetVersionInfo()
+		} else if req.ErrorDetail, err = wa.refusal(r.GetTypeUrl(), err); err != nil {
+			return err
+		}
+		req.VersionInfo = accepted[r.GetTypeUrl()]
+		if err := stream.Send(req); err != nil {
+			return ended(stream, err)
+		}
+	}
+}
+
+func (wa *watcher) delta(ctx context.Context, client discovery.AggregatedDiscoveryServiceClient) error {
+	stream, err := client.DeltaAggregatedResources(ctx)
+	if err != nil {
+		return err
+	}
+	for i, url := range wa.o.Types {
+		req := &discovery.DeltaDiscoveryRequest{TypeUrl: url, InitialResourceVersions: wa.have[url]}
+		if i == 0 {
+			req.Node = wa.node()
+		}
+		if err := stream.Send(req); err != nil {
+			return ended(stream, err)
+		}
+	}
+	for {
+		r, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		now := time.Now()
+		wa.pushes++
+		req := &discovery.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()}
+		if err := wa.some(now, r); err != nil {
+			if req.ErrorDetail, err = wa.refusal(r.GetTypeUrl(), err); err != nil {
+				return err
+			}
+		}
+		if err := stream.Send(req); err != nil {
+			return ended(stream, err)
+		}
+	}
+}
+
+// ended returns why a stream ended, which gRPC says on receiving only.
+func ended[M any](stream interface{ Recv() (M, error) }, err error) error {
+	if !errors.Is(err, io.EOF) {
+		return err
+	}
+	for {
+		if _, err := stream.Recv(); err != nil {
+			return err
+		}
+	}
+}
+
+// refusal turns what is wrong with a response into what a NACK says. An error of writing is returned as it is.
+func (wa *watcher) refusal(url string, err error) (*statuspb.Status, error) {
+	if _, ok := errors.AsType[*writeError](err); ok {
+		return nil, err
+	}
+	fmt.Fprintf(wa.o.Stderr, "%s: push %d refused: %v\n", url, wa.pushes, err)
+	return &statuspb.Status{Code: int32(codes.InvalidArgument), Message: err.Error()}, nil
+}
+
+var errNotAsked = errors.New("a type that was not asked for")
+
+// all takes a response that holds everything. A response that does not decode changes nothing.
+func (wa *watcher) all(now time.Time, r *discovery.DiscoveryResponse) error {
+	had, ok := wa.have[r.GetTypeUrl()]
+	if !ok {
+		return errNotAsked
+	}
+	have := make(map[string]string, len(r.GetResources()))
+	var changed []change
+	for _, a := range r.GetResources() {
+		c, err := decode(a)
+		if err != nil {
+			return err
+		}
+		have[c.name] = c.key
+		if had[c.name] != c.key {
+			changed = append(changed, c)
+		}
+	}
+	slices.SortFunc(changed, func(a, b change) int { return strings.Compare(a.name, b.name) })
+	var removed []string
+	for name := range had {
+		if _, still := have[name]; !still {
+			removed = append(removed, name)
+		}
+	}
+	slices.Sort(removed)
+	wa.have[r.GetTypeUrl()] = have
+	return wa.print(now, r.GetTypeUrl(), changed, removed)
+}
+
+// some takes a response that holds what changed. A response that does not decode changes nothing.
+func (wa *watcher) some(now time.Time, r *discovery.DeltaDiscoveryResponse) error {
+	have, ok := wa.have[r.GetTypeUrl()]
+	if !ok {
+		return errNotAsked
+	}
+	changed := make([]change, 0, len(r.GetResources()))
+	for _, d := range r.GetResources() {
+		c, err := decode(d.GetResource())
+		if err != nil {
+			return fmt.Errorf("resource %q: %w", d.GetName(), err)
+		}
+		c.name, c.version, c.key = d.GetName(), d.GetVersion(), d.GetVersion()
+		changed = append(changed, c)
+	}
+	changed = slices.DeleteFunc(changed, func(c change) bool {
+		was, had := have[c.name]
+		have[c.name] = c.key
+		return had && was == c.key
+	})
+	var removed []string
+	for _, name := range r.GetRemovedResources() {
+		if _, had := have[name]; had {
+			delete(have, name)
+			removed = append(removed, name)
+		}
+	}
+	return wa.print(now, r.GetTypeUrl(), changed, removed)
+}
+
+// change is a resource that came in.
+type change struct {
+	name    string
+	version string
+	key     string // the version, or a hash of the bytes if it has none
+	res     *mcp.Resource
+}
+
+func decode(a *anypb.Any) (change, error) {
+	res := &mcp.Resource{}
+	if err := a.UnmarshalTo(res); err != nil {
+		return change{}, err
+	}
+	c := change{name: res.GetMetadata().GetName(), version: res.GetMetadata().GetVersion(), res: res}
+	if c.key = c.version; c.key == "" {
+		sum := sha256.Sum256(a.GetValue())
+		c.key = fmt.Sprintf("sha256:%x", sum[:8])
+	}
+	return c, nil
+}
+
+// print writes a line per change, all in one call.
+func (wa *watcher) print(now time.Time, url string, changed []change, removed []string) error {
+	var b strings.Builder
+	for _, c := range changed {
+		l := Line{Time: now, Push: wa.pushes, Collection: collection.OfTypeURL(url), Name: c.name, Version: c.version, Op: opUpsert}
+		if wa.o.Body {
+			l.Resource = wa.body(c)
+		}
+		if err := wa.line(&b, &l); err != nil {
+			return err
+		}
+	}
+	for _, name := range removed {
+		l := Line{Time: now, Push: wa.pushes, Collection: collection.OfTypeURL(url), Name: name, Op: opRemove}
+		if err := wa.line(&b, &l); err != nil {
+			return err
+		}
+	}
+	if b.Len() == 0 {
+		return nil
+	}
+	if _, err := io.WriteString(wa.w, b.String()); err != nil {
+		return &writeError{err}
+	}
+	return nil
+}
+
+// body returns a resource as JSON, nil if it is of a kind that this program does not know.
+func (wa *watcher) body(c change) json.RawMessage {
+	raw, err := protojson.Marshal(c.res)
+	if err != nil {
+		fmt.Fprintf(wa.o.Stderr, "%s: printed without its body: %v\n", c.name, err)
+		return nil
+	}
+	return raw
+}
+
+func (wa *watcher) line(b *strings.Builder, l *Line) error {
+	raw, err := json.Marshal(l) // makes the body compact too
+	if err != nil {
+		return fmt.Errorf("resource %q: %w", l.Name, err)
+	}
+	if wa.o.Output == "json" {
+		b.Write(raw)
+		b.WriteByte('\n')
+		return nil
+	}
+	kind := l.Collection[strings.LastIndex(l.Collection, "/")+1:]
+	fmt.Fprintf(b, "%s  push %-4d  %s  %-13s  %s", l.Time.Format("15:04:05.000"), l.Push, l.Op, kind, l.Name)
+	if l.Version != "" {
+		b.WriteString("  " + l.Version)
+	}
+	if len(l.Resource) > 0 {
+		var compact struct {
+			Resource json.RawMessage `json:"resource"`
+		}
+		if err := json.Unmarshal(raw, &compact); err != nil {
+			return fmt.Errorf("resource %q: %w", l.Name, err)
+		}
+		b.WriteString("  ")
+		b.Write(compact.Resource)
+	}
+	b.WriteByte('\n')
+	return nil
+}
