@@ -79,7 +79,8 @@ type Status struct {
 	Instances uint64         `json:"instances"` // the same
 	Resources map[string]int `json:"resources"` // served, by collection
 	Problems  int            `json:"problems"`
-	Updated   time.Time      `json:"updated"` // of the last change
+	Updated   time.Time      `json:"updated"`  // time of the last change
+	Revision  store.Revision `json:"revision"` // of the store after that
 }
 
 // Stale says whether what is served may be older than what the registry holds.
@@ -193,28 +194,25 @@ func (i *Ingest) waitingLocked(coll string) (names []string) {
 	return names
 }
 
-// Changes returns the newest changes, newest first, at most limit.
-func (i *Ingest) Changes(limit int) []Change {
+// Changes returns the newest changes, newest first, at most 1,000.
+func (i *Ingest) Changes() []Change {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	out := make([]Change, 0, min(limit, len(i.changes)))
+	out := make([]Change, 0, len(i.changes))
 	for n := range len(i.changes) {
-		if len(out) >= limit {
-			break
-		}
 		out = append(out, i.changes[(i.next-1-n+2*len(i.changes))%len(i.changes)])
 	}
 	return out
 }
 
-// commitLocked applies operations and notes them.
-func (i *Ingest) commitLocked(registry string, ops []op) {
+// commitLocked applies operations and notes them. It reports whether anything changed.
+func (i *Ingest) commitLocked(registry string, ops []op) bool {
 	if len(ops) == 0 {
-		return
+		return false
 	}
 	rev, changed := i.store.Apply(ops)
 	if changed == 0 {
-		return
+		return false
 	}
 	now := time.Now()
 	for n := range ops {
@@ -237,6 +235,7 @@ func (i *Ingest) commitLocked(registry string, ops []op) {
 			i.next = (i.next + 1) % maxChanges
 		}
 	}
+	return true
 }
 
 // vipLocked returns the address of a host, "" if a smaller host hashes to the same one.

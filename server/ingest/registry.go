@@ -568,9 +568,6 @@ func (b *batch) commitLocked() {
 		}
 		return strings.Compare(a.Name, b.Name)
 	})
-	if len(b.ops) > 0 {
-		r.status.Updated = time.Now()
-	}
 	for n := range b.ops {
 		coll, shape := resource.Collection(b.ops[n].Collection)
 		if shape == resource.Workload && coll == collection.ServiceEntry {
@@ -582,7 +579,9 @@ func (b *batch) commitLocked() {
 		}
 		i.metrics.changes.WithLabelValues(r.name, coll, word).Inc()
 	}
-	i.commitLocked(r.name, b.ops)
+	if i.commitLocked(r.name, b.ops) {
+		r.status.Updated, r.status.Revision = time.Now(), i.store.Revision()
+	}
 	for coll, n := range r.countLocked() {
 		i.metrics.resources.WithLabelValues(r.name, coll).Set(float64(n))
 	}

@@ -1,0 +1,391 @@
+package server
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	mcp "istio.io/api/mcp/v1alpha1"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/admin"
+	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/server/ingest"
+	"github.com/isthmus-mesh/isthmus/server/push"
+	"github.com/isthmus-mesh/isthmus/server/resource"
+	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/supervisor"
+	"github.com/isthmus-mesh/isthmus/server/xds"
+	"github.com/isthmus-mesh/isthmus/translate"
+)
+
+// drainWithin is how long sinks have to take what is on its way when the server ends.
+const drainWithin = 2 * time.Second
+
+// Options are what a server needs besides its configuration.
+type Options struct {
+	// Version is the program's version, for people.
+	Version string
+	// Log takes everything that the server and its plugins have to say. Nil drops it.
+	Log *slog.Logger
+	// Metrics is where metrics are registered, and what the admin server shows. Nil means a registry of its own.
+	Metrics *prometheus.Registry
+}
+
+// Server is the whole bridge.
+type Server struct {
+	cfg     config.Config
+	options Options
+	log     *slog.Logger
+	started time.Time
+
+	store       *store.Store[*resource.Resource]
+	ingest      *ingest.Ingest
+	xds         *xds.Server
+	specs       []supervisor.Spec
+	metrics     *supervisor.Metrics
+	supervisors []*supervisor.Supervisor // in the order of the configuration; made by Run
+
+	xdsListener   net.Listener
+	adminListener net.Listener
+	ready         chan struct{} // closed when supervisors is set
+}
+
+// New returns a server that does nothing yet.
+func New(cfg config.Config, o Options) (*Server, error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Metrics == nil {
+		o.Metrics = prometheus.NewRegistry()
+	}
+	s := &Server{cfg: cfg, options: o, log: o.Log, started: time.Now(), ready: make(chan struct{})}
+	names := make([]string, len(cfg.Registries))
+	for i := range cfg.Registries {
+		spec, err := Spec(&cfg, &cfg.Registries[i])
+		if err != nil {
+			return nil, err
+		}
+		s.specs = append(s.specs, spec)
+		names[i] = spec.Registry
+	}
+	s.store = store.New[*resource.Resource](store.Options{Tombstones: cfg.Limits.Tombstones})
+	var err error
+	s.ingest, err = ingest.New(s.store, names, ingest.Options{
+		MaxResources: cfg.Limits.ResourcesPerRegistry,
+		Selector:     translate.SelectorValue,
+		Validate:     translate.ValidateBody,
+	}, o.Log, o.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	s.xds, err = xds.New(push.NewHub(s.store, s.ingest.Ready), xds.Config{Profile: cfg.Profile}, o.Log, o.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	s.metrics = supervisor.NewMetrics(o.Metrics)
+	return s, nil
+}
+
+// Spec returns what runs the plugin of a registry.
+func Spec(cfg *config.Config, r *config.Registry) (supervisor.Spec, error) {
+	path, args, err := cfg.Command(r)
+	if err != nil {
+		return supervisor.Spec{}, err
+	}
+	return supervisor.Spec{
+		Registry: r.Name, Adapter: r.Type, Command: append([]string{path}, args...), SHA256: r.Plugin.SHA256,
+		Config: r.Config, Translate: r.Translate,
+	}, nil
+}
+
+// Listen opens the ports, so that an istiod that starts at the same time finds somebody: at its own start an istiod exits
+// when a config source refuses the connection. Without it the server serves nobody.
+func (s *Server) Listen() error {
+	var err error
+	if s.xdsListener, err = net.Listen("tcp", s.cfg.Listen.XDS); err != nil {
+		return fmt.Errorf("listen.xds: %w", err)
+	}
+	if s.adminListener, err = net.Listen("tcp", s.cfg.Listen.Admin); err != nil {
+		return fmt.Errorf("listen.admin: %w", errors.Join(err, s.xdsListener.Close()))
+	}
+	return nil
+}
+
+// XDSAddr returns the address of the xDS port after Listen.
+func (s *Server) XDSAddr() net.Addr { return s.xdsListener.Addr() }
+
+// AdminAddr returns the address of the admin port after Listen.
+func (s *Server) AdminAddr() net.Addr { return s.adminListener.Addr() }
+
+// sink hands a plugin's stream to the registry that it is for.
+type sink struct{ *ingest.Registry }
+
+func (s sink) Begin(d supervisor.Description) { s.Registry.Begin(d.Collections) }
+
+func (s sink) Apply(m *pluginv1.WatchResponse) error {
+	s.Registry.Apply(m)
+	return nil
+}
+
+// Run follows the registries and serves sinks until ctx ends, and returns when everything that it started has ended.
+func (s *Server) Run(ctx context.Context) error {
+	host, err := supervisor.NewHost("", s.log)
+	if err != nil {
+		return errors.Join(err, s.closeListeners())
+	}
+	for _, spec := range s.specs {
+		sup, err := supervisor.New(host, spec, sink{s.ingest.Registry(spec.Registry)}, s.log.With("registry", spec.Registry), s.metrics)
+		if err != nil {
+			return errors.Join(err, host.Close(), s.closeListeners())
+		}
+		s.supervisors = append(s.supervisors, sup)
+	}
+	close(s.ready)
+
+	group, ctx := errgroup.WithContext(ctx)
+	for _, sup := range s.supervisors {
+		group.Go(func() error { return sup.Run(ctx) })
+	}
+	if s.xdsListener != nil {
+		group.Go(func() error { return s.serveXDS(ctx) })
+		group.Go(func() error {
+			a := admin.New(source{s}, admin.Options{Gatherer: s.options.Metrics, Pprof: s.cfg.Admin.Pprof, Log: s.log})
+			return a.Run(ctx, s.adminListener)
+		})
+		s.log.Info("serving", "xds", s.XDSAddr().String(), "admin", s.AdminAddr().String(), "registries", len(s.specs), "version", s.options.Version)
+	}
+	err = group.Wait()
+	return errors.Join(err, host.Close())
+}
+
+func (s *Server) closeListeners() error {
+	if s.xdsListener == nil {
+		return nil
+	}
+	return errors.Join(s.xdsListener.Close(), s.adminListener.Close())
+}
+
+func (s *Server) serveXDS(ctx context.Context) error {
+	server := grpc.NewServer(xds.ServerOptions()...)
+	s.xds.Register(server)
+	// Streams last as long as the sink wants; at the end they are cut after what is on its way.
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(drainWithin, server.Stop)
+		defer timer.Stop()
+		s.xds.Shutdown()
+		server.GracefulStop()
+	})
+	defer stop()
+	if err := server.Serve(s.xdsListener); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("xds: %w", err)
+	}
+	return nil
+}
+
+// NotSynced says of each registry whose first listing is not complete why that is so.
+func (s *Server) NotSynced() []string {
+	select {
+	case <-s.ready:
+	default:
+		return []string{"the server has not started yet"}
+	}
+	var reasons []string
+	for i, st := range s.ingest.Registries() {
+		if st.Synced {
+			continue
+		}
+		sup := s.supervisors[i].Status()
+		reason := fmt.Sprintf("registry %s: the first listing is not complete: %s", st.Registry, sup.Phase)
+		if why := cmp.Or(st.Error, st.Down, sup.LastError); why != "" {
+			reason += ": " + why
+		}
+		reasons = append(reasons, reason)
+	}
+	return reasons
+}
+
+// WaitSynced returns when every registry has completed its first listing. The error says which ones have not when ctx ends.
+func (s *Server) WaitSynced(ctx context.Context) error {
+	for {
+		changed := s.store.Changed()
+		reasons := s.NotSynced()
+		if len(reasons) == 0 {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-s.ready:
+			// A registry's state may change without the store; look again now and then for the sake of the message.
+			select {
+			case <-changed:
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+				return errors.New(strings.Join(s.NotSynced(), "\n"))
+			}
+		case <-ctx.Done():
+			return errors.New(strings.Join(s.NotSynced(), "\n"))
+		}
+	}
+}
+
+// Resource is one resource as sinks get it.
+type Resource struct {
+	Collection string
+	*mcp.Resource
+}
+
+// Resources returns everything that sinks of a shape get without workarounds, by collection and name.
+func (s *Server) Resources(shape resource.Shape) ([]Resource, error) {
+	var out []Resource
+	var keys []string
+	for key := range s.store.Collections() {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		if coll, _ := resource.Collection(key); resource.Key(coll, shape) != key {
+			continue
+		}
+		first := len(out)
+		all, _ := s.store.All(key)
+		for c := range all {
+			res, err := decode(c.Value)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, Resource{c.Value.Collection(), res})
+		}
+		slices.SortFunc(out[first:], func(a, b Resource) int { return strings.Compare(a.GetMetadata().GetName(), b.GetMetadata().GetName()) })
+	}
+	return out, nil
+}
+
+func decode(r *resource.Resource) (*mcp.Resource, error) {
+	var res mcp.Resource
+	if err := proto.Unmarshal(bytes.Join(r.Encode(resource.Form{}).Segments, nil), &res); err != nil {
+		return nil, fmt.Errorf("%s %s: %w", r.Collection(), r.Name(), err)
+	}
+	return &res, nil
+}
+
+// source shows a server in the admin pages.
+type source struct{ s *Server }
+
+// Overview implements admin.Source.
+func (a source) Overview() admin.Overview {
+	s := a.s
+	o := admin.Overview{
+		Version: s.options.Version, Started: s.started, Revision: uint64(s.store.Revision()), NotReady: s.NotSynced(),
+		Registries: []admin.Registry{}, Sinks: a.sinks(),
+	}
+	for i, st := range s.ingest.Registries() {
+		sup := s.supervisors[i].Status()
+		r := admin.Registry{
+			Name: st.Registry, Adapter: sup.Adapter, Version: sup.Version, Phase: sup.Phase.String(), Explanation: sup.Sentence, Since: sup.Since,
+			LastError: sup.LastError, LastErrorAt: sup.LastErrorAt, Detail: st.Detail, Synced: st.Synced, PID: sup.PID, Restarts: sup.Restarts,
+			Revision: uint64(st.Revision), Services: int(st.Services), Instances: int(st.Instances), ProblemCount: st.Problems,
+			Problems: []admin.Problem{},
+		}
+		for _, n := range st.Resources {
+			r.Resources += n
+		}
+		for _, p := range s.ingest.Registry(st.Registry).Problems() {
+			r.Problems = append(r.Problems, admin.Problem{ID: p.ID, Reason: p.Reason})
+		}
+		o.Registries = append(o.Registries, r)
+	}
+	return o
+}
+
+// Services implements admin.Source.
+func (a source) Services() iter.Seq[admin.Service] {
+	return func(yield func(admin.Service) bool) {
+		for _, s := range a.s.ingest.Services() {
+			if !yield(admin.Service{Registry: s.Registry, Name: s.Name, Hosts: s.Hosts, Endpoints: s.Endpoints, Version: s.Version}) {
+				return
+			}
+		}
+	}
+}
+
+// Resources implements admin.Source: ServiceEntries with their endpoints, WorkloadEntries whether they belong to a service or not, and
+// whatever else there is.
+func (a source) Resources() iter.Seq[admin.Resource] {
+	return func(yield func(admin.Resource) bool) {
+		for key := range a.s.store.Collections() {
+			coll, shape := resource.Collection(key)
+			want := resource.Inline
+			if coll == collection.WorkloadEntry {
+				want = resource.Workload
+			}
+			if resource.Key(coll, want) != key || shape != want && resource.Key(coll, resource.Workload) != coll {
+				continue
+			}
+			all, _ := a.s.store.All(key)
+			for c := range all {
+				r := c.Value
+				if !yield(admin.Resource{
+					Registry: r.Registry(), Collection: coll, Name: r.Name(), Version: r.Encode(resource.Form{}).Version,
+					Body: func() (json.RawMessage, error) {
+						res, err := decode(r)
+						if err != nil {
+							return nil, err
+						}
+						return protojson.Marshal(res)
+					},
+				}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Changes implements admin.Source.
+func (a source) Changes() iter.Seq[admin.Change] {
+	return func(yield func(admin.Change) bool) {
+		for _, c := range a.s.ingest.Changes() {
+			if !yield(admin.Change{
+				Revision: uint64(c.Revision), Time: c.Time, Registry: c.Registry, Collection: c.Collection, Name: c.Name, Version: c.Version, Op: c.Op,
+			}) {
+				return
+			}
+		}
+	}
+}
+
+func (a source) sinks() []admin.Sink {
+	out := []admin.Sink{}
+	for _, st := range a.s.xds.Status() {
+		sink := admin.Sink{
+			Address: st.Address, Node: st.Node, Version: st.Version, Protocol: st.Protocol, Profile: st.Profile, Shape: st.Shape,
+			Connected: st.Connected, Subscriptions: []admin.Subscription{},
+		}
+		for _, sub := range st.Subscriptions {
+			sink.Subscriptions = append(sink.Subscriptions, admin.Subscription{
+				TypeURL: sub.TypeURL, Collection: sub.Collection, State: sub.State, Sent: sub.Sent,
+				SentVersion: sub.SentVersion, SentRevision: uint64(sub.SentRevision),
+				AckedVersion: sub.AckedVersion, AckedRevision: uint64(sub.AckedRevision),
+				Lag: sub.Lag, Nacks: sub.Nacks, LastNack: sub.LastNack, Resources: sub.Resources, Bytes: sub.Bytes,
+			})
+		}
+		out = append(out, sink)
+	}
+	return out
+}
