@@ -1,0 +1,42 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/isthmus-mesh/isthmus/adapters/consul"
+	"github.com/isthmus-mesh/isthmus/adapters/file"
+	"github.com/isthmus-mesh/isthmus/adapters/sim"
+)
+
+// adapters are the built-in ones, by name. Each runs as a plugin and does not return.
+var adapters = map[string]func(){
+	"consul": consul.Main,
+	"file":   file.Main,
+	"sim":    sim.Main,
+}
+
+func newAdapter() *cobra.Command {
+	names := slices.Sorted(maps.Keys(adapters))
+	return &cobra.Command{
+		Use:   "adapter NAME",
+		Short: "Run a built-in adapter as a plugin; the bridge does this for each registry",
+		Long: "Run a built-in adapter as a plugin; the bridge does this for each registry.\n\nThere are " +
+			strings.Join(names, ", ") + ".",
+		Args: usageArgs(func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("adapter takes one name; there are %s", strings.Join(names, ", "))
+			}
+			if adapters[args[0]] == nil {
+				return fmt.Errorf("there is no adapter %q; there are %s", args[0], strings.Join(names, ", "))
+			}
+			return nil
+		}),
+		ValidArgs: names,
+		Run:       func(_ *cobra.Command, args []string) { adapters[args[0]]() },
+	}
+}

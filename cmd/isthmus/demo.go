@@ -1,0 +1,191 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/isthmus-mesh/isthmus/internal/watch"
+	"github.com/isthmus-mesh/isthmus/server/config"
+)
+
+// demoConfig is the configuration of the demo, with the flags' values to be filled in.
+const demoConfig = `listen: {xds: %q, admin: %q}
+registries:
+- {name: demo, type: sim, config: {services: %d, instances: %d, changes_per_second: %g, seed: %d}}
+log: {level: %s}
+`
+
+func newDemo() *cobra.Command {
+	var (
+		xdsAddress, adminAddress string
+		services, instances      int
+		rate                     float64
+		seed                     uint64
+		level                    = &oneOf{"warn", []string{"debug", "info", "warn", "error"}}
+	)
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Serve a generated registry and show its changes in the terminal",
+		Long:  "Serve a generated registry and show its changes in the terminal, until SIGINT or SIGTERM. No other program is needed.",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			text := fmt.Sprintf(demoConfig, xdsAddress, adminAddress, services, instances, rate, seed, level.value)
+			cfg, err := config.Parse("demo", []byte(text), config.Options{})
+			if err != nil {
+				return usageError(cmd, err)
+			}
+			log := cfg.Log.Logger(cmd.ErrOrStderr())
+			if err := checkPlugins(cmd.Context(), &cfg, log); err != nil {
+				return err
+			}
+			s, err := newServer(cfg, log)
+			if err != nil {
+				return err
+			}
+			if err := s.Listen(); err != nil {
+				return listenError(err, "choose another with --xds and --admin, where port 0 takes any free one: --xds 127.0.0.1:0 --admin 127.0.0.1:0")
+			}
+			out := cmd.OutOrStdout()
+			address := s.XDSAddr().String()
+			fmt.Fprintf(out, demoText, services, instances, rate, address, s.AdminAddr(), os.Args[0], address, text)
+
+			group, ctx := errgroup.WithContext(cmd.Context())
+			lines := make(chan watch.Line)
+			group.Go(func() error { return runServer(ctx, s) })
+			group.Go(func() error {
+				err := watch.Run(ctx, watch.Options{Address: address, Protocol: "delta", Output: "json", Body: true, Stderr: cmd.ErrOrStderr()}, &lineWriter{ctx: ctx, to: lines})
+				if ctx.Err() != nil {
+					return nil
+				}
+				return err
+			})
+			group.Go(func() error { return showFeed(ctx, lines, out) })
+			return group.Wait()
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&xdsAddress, "xds", config.Default.Listen.XDS, "`ADDRESS` of the xDS server; port 0 takes any free one")
+	f.StringVar(&adminAddress, "admin", config.Default.Listen.Admin, "`ADDRESS` of the admin pages; port 0 takes any free one")
+	f.IntVar(&services, "services", 50, "how many services")
+	f.IntVar(&instances, "instances", 5, "how many instances each service has")
+	f.Float64Var(&rate, "changes-per-second", 2, "how often something changes")
+	f.Uint64Var(&seed, "seed", 1, "what the generated world grows from: equal seeds give equal worlds")
+	f.Var(level, "log-level", "least level that is logged")
+	return cmd
+}
+
+const demoText = `Isthmus demo: a generated registry of %d services with %d instances each, %g changes per second.
+
+  xDS    %s
+  admin  http://%s/
+
+To try, in a second terminal:
+
+  %s watch --address %s --protocol delta
+
+What this demo runs, as a configuration file for 'isthmus serve --config FILE':
+
+%s
+Below is what a delta sink gets. Ctrl-C ends it.
+
+`
+
+// lineWriter decodes what a watch writes, line by line.
+type lineWriter struct {
+	ctx  context.Context //nolint:containedctx // Write has no argument for it
+	to   chan<- watch.Line
+	rest []byte
+}
+
+func (w *lineWriter) Write(b []byte) (int, error) {
+	w.rest = append(w.rest, b...)
+	for {
+		i := bytes.IndexByte(w.rest, '\n')
+		if i < 0 {
+			return len(b), nil
+		}
+		var l watch.Line
+		if err := json.Unmarshal(w.rest[:i], &l); err != nil {
+			return 0, fmt.Errorf("decode %q: %w", w.rest[:i], err)
+		}
+		w.rest = w.rest[i+1:]
+		select {
+		case w.to <- l:
+		case <-w.ctx.Done():
+			return 0, w.ctx.Err()
+		}
+	}
+}
+
+const (
+	// settle is how long a push may take to be decoded before it is shown in part.
+	settle = 100 * time.Millisecond
+	// maxLines is how many resources of one push are shown each on its own line.
+	maxLines = 5
+)
+
+// showFeed prints the changes push by push until ctx ends.
+func showFeed(ctx context.Context, lines <-chan watch.Line, out io.Writer) error {
+	var push []watch.Line
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	flush := func() {
+		writePush(out, push)
+		push = push[:0]
+	}
+	for {
+		select {
+		case l := <-lines:
+			if len(push) > 0 && push[0].Push != l.Push {
+				flush()
+			}
+			push = append(push, l)
+			timer.Reset(settle)
+		case <-timer.C:
+			flush()
+		case <-ctx.Done():
+			flush()
+			return nil
+		}
+	}
+}
+
+// writePush prints one push: its changes if they are few, how many they are otherwise.
+func writePush(out io.Writer, push []watch.Line) {
+	if len(push) > maxLines {
+		kind := kindOf(push[0])
+		fmt.Fprintf(out, "%s  push %-4d  %d resources at once: %s %s and others\n", push[0].Time.Local().Format("15:04:05.000"), push[0].Push, len(push), kind, push[0].Name)
+		return
+	}
+	for _, l := range push {
+		fmt.Fprintf(out, "%s  push %-4d  %-6s  %-13s  %s%s\n", l.Time.Local().Format("15:04:05.000"), l.Push, l.Op, kindOf(l), l.Name, detail(l.Resource))
+	}
+}
+
+func kindOf(l watch.Line) string { return l.Collection[strings.LastIndex(l.Collection, "/")+1:] }
+
+// detail returns what people want to see of a WorkloadEntry.
+func detail(resource json.RawMessage) string {
+	var r struct {
+		Body struct {
+			Address string `json:"address"`
+			Weight  int    `json:"weight"`
+		} `json:"body"`
+	}
+	if json.Unmarshal(resource, &r) != nil || r.Body.Address == "" {
+		return ""
+	}
+	if r.Body.Weight != 0 {
+		return fmt.Sprintf("  %s, weight %d", r.Body.Address, r.Body.Weight)
+	}
+	return "  " + r.Body.Address
+}

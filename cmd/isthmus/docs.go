@@ -1,0 +1,362 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/server/supervisor"
+)
+
+func newDocs() *cobra.Command {
+	return &cobra.Command{
+		Use:    "docs",
+		Short:  "Print docs/configuration.md, made from the code",
+		Hidden: true,
+		Args:   usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log := slog.New(slog.DiscardHandler)
+			host, err := supervisor.NewHost("", log)
+			if err != nil {
+				return err
+			}
+			defer host.Close()
+			path, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find the program's own file: %w", err)
+			}
+			var described []supervisor.Description
+			for _, name := range config.BuiltIn {
+				d, err := supervisor.Describe(cmd.Context(), host, supervisor.Spec{Registry: name, Adapter: name, Command: []string{path, "adapter", name}}, log)
+				if err != nil {
+					return fmt.Errorf("adapter %s: %w", name, err)
+				}
+				described = append(described, d)
+			}
+			return writeDocs(cmd.OutOrStdout(), described)
+		},
+	}
+}
+
+const docsHead = `<!-- Made by "make generate" from the code. Do not edit. -->
+
+# Configuration
+
+` + "`isthmus serve --config FILE`" + ` reads one YAML document. ` + "`isthmus validate --config FILE`" + ` checks it without contacting a registry.
+
+` + "```yaml" + `
+listen: {xds: 127.0.0.1:15051, admin: 127.0.0.1:15080}
+registries:
+- {name: dc1, type: consul, config: {address: "http://127.0.0.1:8500"}, translate: {namespace: consul}}
+- {name: load, type: sim, config: {services: 1000, instances: 10, changes_per_second: 5, seed: 1}}
+- {name: static, type: file, config: {path: ./mesh}}
+` + "```" + `
+
+An unknown field, a field given twice or a value of the wrong type is an error. All problems are reported at once, each with its
+line and column. Fields are never removed or given another meaning; new ones may come.
+
+A text value may hold ` + "`${NAME}`" + `, which stands for the environment variable of that name; it is an error if the variable is not set.
+` + "`$${`" + ` stands for a plain ` + "`${`" + `. A value with a variable is always text: an option that takes a number cannot come from the environment.
+
+Relative paths start at the working directory of the bridge.
+
+## The file
+
+`
+
+// writeDocs writes the reference.
+func writeDocs(w io.Writer, adapters []supervisor.Description) error {
+	var b bytes.Buffer
+	b.WriteString(docsHead)
+	tableHead(&b)
+	structRows(&b, "", reflect.TypeFor[config.Config](), reflect.ValueOf(config.Default))
+
+	for _, a := range adapters {
+		s, err := parseSchema(a.ConfigSchema)
+		if err != nil {
+			return fmt.Errorf("adapter %s: config schema: %w", a.Name, err)
+		}
+		fmt.Fprintf(&b, "\n## config of %s\n\n", a.Name)
+		if about := adapterText[a.Name]; about != "" {
+			b.WriteString(about + "\n\n")
+		}
+		tableHead(&b)
+		s.rows(&b, "", s, 0)
+	}
+
+	b.WriteString("\n## translate\n\nHow services of a registry become resources. Every adapter that speaks of services takes this block.\n\n")
+	var all []*schema
+	var names []string
+	for _, a := range adapters {
+		if len(a.TranslateSchema) == 0 {
+			continue
+		}
+		s, err := parseSchema(a.TranslateSchema)
+		if err != nil {
+			return fmt.Errorf("adapter %s: translate schema: %w", a.Name, err)
+		}
+		all, names = append(all, s), append(names, a.Name)
+	}
+	if len(all) > 0 {
+		for i, s := range all {
+			for _, field := range slices.Sorted(maps.Keys(s.properties())) {
+				if p := s.properties()[field]; p.Default != nil && !equalJSON(p.Default, sharedDefault(all, field)) {
+					fmt.Fprintf(&b, "The default of `%s` for %s is %s.\n\n", field, names[i], code(p.Default))
+				}
+			}
+		}
+		common := all[0]
+		for field, p := range common.properties() {
+			p.Default = sharedDefault(all, field)
+		}
+		tableHead(&b)
+		common.rows(&b, "", common, 0)
+	}
+	_, err := w.Write(b.Bytes())
+	if err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
+}
+
+// sharedDefault returns the default of a field that all adapters have in common, nil if there is none.
+func sharedDefault(all []*schema, field string) json.RawMessage {
+	first := all[0].properties()[field].Default
+	for _, s := range all[1:] {
+		if p := s.properties()[field]; p == nil || !equalJSON(p.Default, first) {
+			return nil
+		}
+	}
+	return first
+}
+
+var adapterText = map[string]string{
+	"consul": "Follows a Consul catalog. See [registries/consul.md](registries/consul.md).",
+	"file":   "Follows a directory of YAML files. See [registries/file.md](registries/file.md).",
+	"sim":    "Generates a registry that changes, for trials and load tests. See [registries/sim.md](registries/sim.md).",
+}
+
+func tableHead(b *bytes.Buffer) {
+	b.WriteString("| field | type | default | |\n|---|---|---|---|\n")
+}
+
+func row(b *bytes.Buffer, path, typ, def, about string) {
+	cell := strings.NewReplacer("|", "\\|", "\n", " ")
+	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", path, cell.Replace(typ), cell.Replace(def), cell.Replace(about))
+}
+
+// structRows writes the fields of a part of the configuration.
+func structRows(b *bytes.Buffer, path string, t reflect.Type, v reflect.Value) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if !f.IsExported() {
+			continue
+		}
+		p := path + f.Tag.Get("json")
+		var value reflect.Value
+		def := ""
+		if v.IsValid() {
+			if value = v.Field(i); !value.IsZero() {
+				def = fmt.Sprintf("`%v`", value.Interface())
+			}
+		}
+		about := f.Tag.Get("doc")
+		switch {
+		case f.Type == reflect.TypeFor[json.RawMessage]():
+			row(b, p, "block", "", about)
+		case f.Type.Kind() == reflect.Struct:
+			row(b, p, "block", "", about)
+			structRows(b, p+".", f.Type, value)
+		case f.Type.Kind() == reflect.Slice:
+			row(b, p, "list", "", about)
+			structRows(b, p+"[].", f.Type.Elem(), reflect.Value{})
+		default:
+			typ := map[reflect.Kind]string{reflect.String: "text", reflect.Bool: "true or false", reflect.Int: "number"}[f.Type.Kind()]
+			if f.Type.Kind() == reflect.Bool {
+				def = "`" + fmt.Sprint(value.IsValid() && value.Bool()) + "`"
+			}
+			row(b, p, typ, def, about)
+		}
+	}
+}
+
+// schema is as much of JSON Schema as the SDK makes.
+type schema struct {
+	Ref                  string             `json:"$ref"`
+	Defs                 map[string]*schema `json:"$defs"`
+	Type                 any                `json:"type"`
+	Description          string             `json:"description"`
+	Default              json.RawMessage    `json:"default"`
+	Enum                 []any              `json:"enum"`
+	Minimum              *json.Number       `json:"minimum"`
+	ExclusiveMinimum     *json.Number       `json:"exclusiveMinimum"`
+	Maximum              *json.Number       `json:"maximum"`
+	Format               string             `json:"format"`
+	Required             []string           `json:"required"`
+	Properties           map[string]*schema `json:"properties"`
+	Items                *schema            `json:"items"`
+	AdditionalProperties json.RawMessage    `json:"additionalProperties"`
+	PatternProperties    map[string]*schema `json:"patternProperties"`
+
+	order []string // of the properties in the source
+}
+
+func parseSchema(raw []byte) (*schema, error) {
+	s := new(schema)
+	return s, json.Unmarshal(raw, s)
+}
+
+// UnmarshalJSON keeps the order of the properties.
+func (s *schema) UnmarshalJSON(raw []byte) error {
+	if string(raw) == "true" || string(raw) == "false" {
+		return nil
+	}
+	type plain schema
+	if err := json.Unmarshal(raw, (*plain)(s)); err != nil {
+		return err
+	}
+	var p struct{ Properties json.RawMessage }
+	if err := json.Unmarshal(raw, &p); err != nil || p.Properties == nil {
+		return err
+	}
+	dec := json.NewDecoder(bytes.NewReader(p.Properties))
+	if _, err := dec.Token(); err != nil {
+		return err
+	}
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		var skipped json.RawMessage
+		if err := dec.Decode(&skipped); err != nil {
+			return err
+		}
+		s.order = append(s.order, fmt.Sprint(key))
+	}
+	return nil
+}
+
+// resolve follows a reference into the definitions of root.
+func (s *schema) resolve(root *schema) *schema {
+	if name, ok := strings.CutPrefix(s.Ref, "#/$defs/"); ok && root.Defs[name] != nil {
+		r := *root.Defs[name]
+		r.Description, r.Default = cmp.Or(s.Description, r.Description), s.Default
+		return &r
+	}
+	return s
+}
+
+func (s *schema) properties() map[string]*schema { return s.resolve(s).Properties }
+
+// saidDefault finds a default that a description ends with. It goes into its own column.
+var saidDefault = regexp.MustCompile(`\s*Default: (.*[^.])\.$`)
+
+// maxDepth bounds how deep the tables go, should a schema refer to itself.
+const maxDepth = 8
+
+// rows writes the properties of a block, and those of the blocks within.
+func (s *schema) rows(b *bytes.Buffer, path string, root *schema, depth int) {
+	block := s.resolve(root)
+	for _, name := range block.order {
+		p := block.Properties[name].resolve(root)
+		about := p.Description
+		if slices.Contains(block.Required, name) {
+			about = strings.TrimSpace("Required. " + about)
+		}
+		def := code(p.Default)
+		if m := saidDefault.FindStringSubmatch(about); m != nil {
+			about = strings.TrimSpace(about[:len(about)-len(m[0])])
+			def = cmp.Or(def, m[1])
+		}
+		row(b, path+name, p.typeName(root), def, about)
+		inner, suffix := p, "."
+		for inner.Items != nil {
+			inner, suffix = inner.Items.resolve(root), "[]"+suffix
+		}
+		if len(inner.Properties) > 0 && depth < maxDepth {
+			inner.rows(b, path+name+suffix, root, depth+1)
+		}
+	}
+}
+
+func (s *schema) typeName(root *schema) string {
+	if len(s.Enum) > 0 {
+		var words []string
+		for _, e := range s.Enum {
+			words = append(words, fmt.Sprintf("`%v`", e))
+		}
+		return strings.Join(words, ", ")
+	}
+	switch s.Type {
+	case "string":
+		if s.Format == "duration" {
+			return "duration"
+		}
+		return "text"
+	case "boolean":
+		return "true or false"
+	case "integer", "number":
+		name := map[any]string{"integer": "number", "number": "number, may be fractional"}[s.Type]
+		switch {
+		case s.Minimum != nil && s.Maximum != nil:
+			name += fmt.Sprintf(", %s to %s", *s.Minimum, *s.Maximum)
+		case s.Minimum != nil:
+			name += fmt.Sprintf(", at least %s", *s.Minimum)
+		case s.ExclusiveMinimum != nil:
+			name += fmt.Sprintf(", more than %s", *s.ExclusiveMinimum)
+		case s.Maximum != nil:
+			name += fmt.Sprintf(", at most %s", *s.Maximum)
+		}
+		return name
+	case "array":
+		if s.Items != nil {
+			if of := s.Items.resolve(root).typeName(root); of != "block" {
+				return "list of " + of
+			}
+		}
+		return "list"
+	case "object":
+		if len(s.Properties) == 0 {
+			return "map"
+		}
+		return "block"
+	default:
+		return "any"
+	}
+}
+
+// code shows a JSON value as the file has it.
+func code(v json.RawMessage) string {
+	if len(v) == 0 {
+		return ""
+	}
+	var s string
+	if json.Unmarshal(v, &s) == nil {
+		if s == "" {
+			return ""
+		}
+		return "`" + s + "`"
+	}
+	return "`" + string(v) + "`"
+}
+
+func equalJSON(a, b json.RawMessage) bool {
+	var x, y bytes.Buffer
+	if len(a) == 0 || len(b) == 0 || json.Compact(&x, a) != nil || json.Compact(&y, b) != nil {
+		return len(a) == len(b)
+	}
+	return bytes.Equal(x.Bytes(), y.Bytes())
+}

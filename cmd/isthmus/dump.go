@@ -1,0 +1,131 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/encoding/protojson"
+	mcp "istio.io/api/mcp/v1alpha1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-mesh/isthmus/server"
+	"github.com/isthmus-mesh/isthmus/server/resource"
+)
+
+func newDump() *cobra.Command {
+	var timeout time.Duration
+	wanted := &oneOf{"inline", []string{"inline", "workload"}}
+	cmd := &cobra.Command{
+		Use:   "dump --config FILE",
+		Short: "Print what would be served, as YAML for kubectl",
+		Long: `Start the registries of a configuration, wait until each has listed what it holds, print what would be served, and end.
+
+The output is one YAML document per resource, ordered, for 'kubectl apply -f -' in a cluster that has the namespaces. No port is opened, so it can
+run beside a bridge with the same configuration.`,
+		Args: usageArgs(cobra.NoArgs),
+	}
+	file := requireConfig(cmd)
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the registries")
+	cmd.Flags().Var(wanted, "shape", "print services with their endpoints, or with a WorkloadEntry for each")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := loadConfig(*file)
+		if err != nil {
+			return err
+		}
+		shape, err := resource.ParseShape(wanted.value)
+		if err != nil {
+			return usageError(cmd, err)
+		}
+		cfg.Log.Level = "warn"
+		log := cfg.Log.Logger(cmd.ErrOrStderr())
+		if err := checkPlugins(cmd.Context(), &cfg, log); err != nil {
+			return err
+		}
+		s, err := newServer(cfg, log)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithCancel(cmd.Context())
+		defer cancel()
+		group, ctx := errgroup.WithContext(ctx)
+		// Without Listen the server serves nobody.
+		group.Go(func() error { return runServer(ctx, s) })
+		group.Go(func() error {
+			defer cancel()
+			limited, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			if err := s.WaitSynced(limited); err != nil {
+				if ctx.Err() != nil {
+					return nil // a signal, or the server's own error
+				}
+				return &exitError{exitTimeout, fmt.Errorf("the registries did not list what they hold within %s (--timeout):\n%w", timeout, err)}
+			}
+			resources, err := s.Resources(shape)
+			if err != nil {
+				return err
+			}
+			return writeYAML(cmd.OutOrStdout(), resources)
+		})
+		return group.Wait()
+	}
+	return cmd
+}
+
+// versions are the API versions of the kinds that are not v1 in Kubernetes.
+var versions = map[string]string{
+	"networking.istio.io/EnvoyFilter": "v1alpha3",
+	"networking.istio.io/ProxyConfig": "v1beta1",
+}
+
+// object is a resource as Kubernetes has it.
+type object struct {
+	APIVersion string          `json:"apiVersion"`
+	Kind       string          `json:"kind"`
+	Metadata   metadata        `json:"metadata"`
+	Spec       json.RawMessage `json:"spec"`
+}
+
+type metadata struct {
+	Name        string            `json:"name"`
+	Namespace   string            `json:"namespace,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// writeYAML writes the resources as documents.
+func writeYAML(w io.Writer, resources []server.Resource) error {
+	for _, r := range resources {
+		doc, err := document(r.Collection, r.Resource)
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", r.Collection, r.GetMetadata().GetName(), err)
+		}
+		if _, err := fmt.Fprintf(w, "---\n%s", doc); err != nil {
+			return fmt.Errorf("write: %w", err)
+		}
+	}
+	return nil
+}
+
+func document(coll string, res *mcp.Resource) ([]byte, error) {
+	body, err := res.GetBody().UnmarshalNew()
+	if err != nil {
+		return nil, err
+	}
+	spec, err := protojson.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	group, kind, _ := strings.Cut(coll, "/")
+	o := object{APIVersion: group + "/" + cmp.Or(versions[coll], "v1"), Kind: kind, Spec: spec}
+	m := res.GetMetadata()
+	o.Metadata.Namespace, o.Metadata.Name, _ = strings.Cut(m.GetName(), "/")
+	o.Metadata.Labels, o.Metadata.Annotations = m.GetLabels(), m.GetAnnotations()
+	return yaml.Marshal(o)
+}

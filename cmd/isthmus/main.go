@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/isthmus-mesh/isthmus/server/config"
+)
+
+// Exit codes, as the command's documentation has them.
+const (
+	exitOK = iota
+	exitFailed
+	exitUsage
+	exitConfig
+	exitListen
+	exitTimeout
+)
+
+// exitError is an error with the exit code that it ends the program with.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func main() {
+	// The first signal ends the program in good order; a second one ends it at once.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run is the program without its surroundings. It returns the exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	if e, ok := errors.AsType[config.Problems](err); ok {
+		fmt.Fprintf(stderr, "%v\n%s\n", e, problemCount(len(e)))
+		return exitConfig
+	}
+	fmt.Fprintln(stderr, "isthmus:", err)
+	if e, ok := errors.AsType[*exitError](err); ok {
+		return e.code
+	}
+	return exitFailed
+}
+
+func problemCount(n int) string {
+	if n == 1 {
+		return "1 problem"
+	}
+	return fmt.Sprintf("%d problems", n)
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "isthmus",
+		Short: "A bridge from service registries to an Istio mesh",
+		Long: `Isthmus follows service registries and serves what they hold to istiod as ServiceEntry and WorkloadEntry
+resources. To see it at work, run:
+
+  isthmus demo`,
+		Args:          usageArgs(cobra.NoArgs),
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceErrors: true,
+		SilenceUsage:  true,
+
+		SuggestionsMinimumDistance: 2,
+		CompletionOptions: cobra.CompletionOptions{
+			HiddenDefaultCmd: true,
+		},
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError(cmd, err) })
+	root.AddCommand(newServe(), newDemo(), newWatch(), newDump(), newValidate(), newAdapter(), newVersion(), newDocs())
+	return root
+}
+
+// usageError says what is wrong with the command line, and where to read how it is done.
+func usageError(cmd *cobra.Command, err error) error {
+	return &exitError{exitUsage, fmt.Errorf("%w\nrun '%s --help' to see how it is used", err, cmd.CommandPath())}
+}
+
+// usageArgs makes what is wrong with the arguments a usage error.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		err := check(cmd, args)
+		if err == nil {
+			return nil
+		}
+		if cmd.HasSubCommands() && len(args) > 0 {
+			err = fmt.Errorf("unknown command %q", args[0])
+			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+				err = fmt.Errorf("%w; did you mean %s?", err, strings.Join(s, " or "))
+			}
+		}
+		return usageError(cmd, err)
+	}
+}
+
+// requireConfig adds the flag --config and returns where its value will be.
+func requireConfig(cmd *cobra.Command) *string {
+	file := cmd.Flags().StringP("config", "c", "", "the configuration `FILE`; docs/configuration.md says what is in it")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if *file == "" {
+			return usageError(cmd, errors.New("--config FILE is missing"))
+		}
+		return nil
+	}
+	return file
+}
+
+// listenError adds the cure to an error of listening.
+func listenError(err error, cure string) error {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return &exitError{exitListen, fmt.Errorf("%w: another program has the port, maybe another isthmus; end it, or %s", err, cure)}
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EADDRNOTAVAIL):
+		return &exitError{exitListen, fmt.Errorf("%w: %s", err, cure)}
+	default:
+		return &exitError{exitListen, err}
+	}
+}

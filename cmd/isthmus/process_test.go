@@ -1,0 +1,216 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/server/supervisor"
+)
+
+// patience is how long a process may take for one step on a busy machine.
+const patience = time.Minute
+
+// process is the program, started as users start it.
+type process struct {
+	t              *testing.T
+	cmd            *exec.Cmd
+	stdout, stderr *lineReader
+}
+
+// lineReader hands out what a process writes, line by line.
+type lineReader struct {
+	lines chan string // what the test has not read yet; more than a test here can come to makes the process wait
+	seen  []string
+}
+
+func readLines(r io.Reader) *lineReader {
+	l := &lineReader{lines: make(chan string, 10_000)}
+	go func() {
+		// Ends with the process.
+		defer close(l.lines)
+		for s := bufio.NewScanner(r); s.Scan(); {
+			l.lines <- s.Text()
+		}
+	}()
+	return l
+}
+
+func start(t *testing.T, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, cmd: exec.CommandContext(t.Context(), "isthmus", args...)}
+	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stderr, err := p.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.stdout, p.stderr = readLines(stdout), readLines(stderr)
+	return p
+}
+
+// find reads lines until one matches, and returns what the groups matched.
+func (p *process) find(l *lineReader, pattern string) []string {
+	p.t.Helper()
+	re := regexp.MustCompile(pattern)
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for {
+		select {
+		case s, ok := <-l.lines:
+			if !ok {
+				p.t.Fatalf("the process ended and wrote nothing that matches %s, but:\n%s", pattern, strings.Join(l.seen, "\n"))
+			}
+			l.seen = append(l.seen, s)
+			if m := re.FindStringSubmatch(s); m != nil {
+				return m
+			}
+		case <-timer.C:
+			p.t.Fatalf("nothing that matches %s was written within %s, but:\n%s", pattern, patience, strings.Join(l.seen, "\n"))
+		}
+	}
+}
+
+// wait reads the rest of what the process writes and returns its exit code.
+func (p *process) wait() int {
+	p.t.Helper()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for _, l := range []*lineReader{p.stdout, p.stderr} {
+		for open := true; open; {
+			var s string
+			select {
+			case s, open = <-l.lines:
+				l.seen = append(l.seen, s)
+			case <-timer.C:
+				p.t.Fatalf("the process did not end within %s; it wrote:\n%s", patience, strings.Join(l.seen, "\n"))
+			}
+		}
+	}
+	_ = p.cmd.Wait() // the exit code says it
+	return p.cmd.ProcessState.ExitCode()
+}
+
+func (p *process) signal(s os.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func get(t *testing.T, url string) (code int, body string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(b)
+}
+
+// serve serves until SIGTERM, says where, and a second one on the same ports says what to do.
+func TestServe(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "isthmus.yaml")
+	write := func(listen string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte("listen: "+listen+"\nregistries: [{name: load, type: sim, config: {services: 3, changes_per_second: 0}}]\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("{xds: 127.0.0.1:0, admin: 127.0.0.1:0}")
+	p := start(t, "serve", "--config", file)
+	at := p.find(p.stderr, `msg=serving xds=(\S+) admin=(\S+)`)
+	p.find(p.stderr, `the registry is followed.* registry=load|registry=load.*the registry is followed|msg="the registry is followed"`)
+	if code, body := get(t, "http://"+at[2]+"/readyz"); code != http.StatusOK {
+		t.Errorf("/readyz = %d %s", code, body)
+	}
+	if code, body := get(t, "http://"+at[2]+"/api/v1/services"); code != http.StatusOK || strings.Count(body, ".load\"") != 3 {
+		t.Errorf("/api/v1/services = %d %s", code, body)
+	}
+	if code, body := get(t, "http://"+at[2]+"/metrics"); code != http.StatusOK || !strings.Contains(body, "\nisthmus_") {
+		t.Errorf("/metrics = %d %.500s", code, body)
+	}
+
+	write("{xds: \"" + at[1] + "\", admin: 127.0.0.1:0}")
+	second := start(t, "serve", "--config", file)
+	if code := second.wait(); code != exitListen {
+		t.Errorf("exit code on a port in use = %d, want %d", code, exitListen)
+	}
+	if text := strings.Join(second.stderr.seen, "\n"); !strings.Contains(text, "listen.xds") || !strings.Contains(text, "another program has the port") || !strings.Contains(text, file) {
+		t.Errorf("message on a port in use: %s", text)
+	}
+
+	p.signal(syscall.SIGTERM)
+	if code := p.wait(); code != exitOK {
+		t.Errorf("exit code after SIGTERM = %d; it wrote:\n%s", code, strings.Join(p.stderr.seen, "\n"))
+	}
+}
+
+// The demo shows the first listing and then single changes, and what it suggests works beside it.
+func TestDemo(t *testing.T) {
+	p := start(t, "demo", "--xds", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--changes-per-second", "20")
+	address := p.find(p.stdout, `^  xDS    (\S+)$`)[1]
+	admin := p.find(p.stdout, `^  admin  (http://\S+)/$`)[1]
+	p.find(p.stdout, `push \d+ +\d+ resources at once: ServiceEntry `)
+	p.find(p.stdout, `push \d+ +\d+ resources at once: WorkloadEntry `)
+	p.find(p.stdout, `push \d+ +(upsert|remove) +WorkloadEntry +demo/`)
+
+	watch := start(t, "watch", "--address", address, "--protocol", "delta", "--output", "json")
+	watch.find(watch.stdout, `"op":"upsert"`)
+	watch.signal(syscall.SIGINT)
+	if code := watch.wait(); code != exitOK {
+		t.Errorf("exit code of watch after SIGINT = %d; it wrote:\n%s", code, strings.Join(watch.stderr.seen, "\n"))
+	}
+
+	// Every metric and every phase is explained.
+	operations, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, metrics := get(t, admin+"/metrics")
+	names := regexp.MustCompile(`(?m)^# TYPE (isthmus_\S+) `).FindAllStringSubmatch(metrics, -1)
+	if len(names) < 10 {
+		t.Errorf("%d metrics:\n%s", len(names), metrics)
+	}
+	for _, name := range names {
+		if !strings.Contains(string(operations), "| `"+name[1]+"` |") {
+			t.Errorf("docs/operations.md lacks the metric %s", name[1])
+		}
+	}
+	for _, phase := range supervisor.Phases() {
+		if !strings.Contains(string(operations), "| `"+phase.String()+"` |") {
+			t.Errorf("docs/operations.md lacks the phase %s", phase)
+		}
+	}
+
+	p.signal(syscall.SIGINT)
+	if code := p.wait(); code != exitOK {
+		t.Errorf("exit code of demo after SIGINT = %d; it wrote:\n%s", code, strings.Join(p.stderr.seen, "\n"))
+	}
+}
