@@ -207,6 +207,24 @@ func TestListing(t *testing.T) {
 	}
 }
 
+// An outage is one warning and its end one line, whatever the plugin says in between.
+func TestOutageIsLoggedOnce(t *testing.T) {
+	var log bytes.Buffer
+	i, err := New(store.New[*resource.Resource](store.Options{}), []string{"dc1"}, Options{},
+		slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := i.Registry("dc1")
+	r.Begin(nil)
+	for _, reason := range []string{"", "connection refused", "connection refused", "no leader", "", ""} {
+		r.Apply(&pluginv1.WatchResponse{Status: &pluginv1.Status{Error: reason}})
+	}
+	if n := strings.Count(log.String(), "\n"); n != 2 || !strings.Contains(log.String(), "connection refused") || !strings.Contains(log.String(), "followed again") {
+		t.Errorf("%d lines:\n%s", n, log.String())
+	}
+}
+
 // The first registry of the configuration owns a name, whoever came first; the other is served when it goes.
 func TestOwnership(t *testing.T) {
 	for _, order := range []string{"first", "second"} {

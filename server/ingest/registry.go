@@ -153,7 +153,14 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 	}
 	b.commitLocked()
 	if st := m.GetStatus(); st != nil {
+		was := r.status.Error
 		r.setStateLocked(func(s *Status) { s.Error, s.Detail = st.GetError(), st.GetDetail() })
+		switch {
+		case was == "" && st.GetError() != "":
+			r.log.Warn("the registry can not be followed; what is known is served", "err", st.GetError())
+		case was != "" && st.GetError() == "":
+			r.log.Info("the registry is followed again")
+		}
 	}
 	if m.GetServices() != 0 || m.GetInstances() != 0 || m.GetSynced() || len(m.GetRemovals()) > 0 {
 		r.status.Services, r.status.Instances = m.GetServices(), m.GetInstances()
