@@ -730,3 +730,26 @@ func BenchmarkFullListing(b *testing.B) {
 	}
 	b.ReportMetric(float64(size)/1e6, "MB/listing")
 }
+
+// Set and Remove of one key from several goroutines leave nothing behind that the key no longer reaches.
+func TestCatalogSetAgainstRemove(t *testing.T) {
+	t.Parallel()
+	c := testCatalog()
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for range 3000 {
+				if w%2 == 0 {
+					c.Set(service1("web"), instances("1", "2"))
+				} else {
+					c.Remove(registry.Key{Name: "web"})
+				}
+			}
+		})
+	}
+	wg.Wait()
+	c.Remove(registry.Key{Name: "web"})
+	if len(c.slots) != 0 || len(c.services) != 0 || c.instances != 0 {
+		t.Errorf("%d resources, %d services, %d instances are left", len(c.slots), len(c.services), c.instances)
+	}
+}
