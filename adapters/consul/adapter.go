@@ -1,0 +1,138 @@
+package consul
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+)
+
+const (
+	// firstFetches is how many queries that do not wait may be under way at once: the first listing of many services, or all of them
+	// again after an outage.
+	firstFetches = 48
+	// listEvery is the shortest time between two listings of services in one scope. A listing wakes for every change of the catalog and
+	// costs the server time that grows with the number of services.
+	listEvery = time.Second
+	// doubtfulWait is how long a query waits after an answer that the token did not see whole.
+	doubtfulWait = 15 * time.Second
+)
+
+// Adapter follows one Consul catalog. New makes one.
+type Adapter struct {
+	config  Config
+	env     plugin.Env
+	clients *clients
+	convert converter
+}
+
+// New returns an adapter for a configuration that Validate accepts. It reads the TLS files and starts nothing.
+func New(c Config, env plugin.Env) (plugin.Adapter, error) {
+	a, err := newAdapter(c, env)
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+func newAdapter(c Config, env plugin.Env) (*Adapter, error) {
+	c = c.withDefaults()
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	cl, err := newClients(c)
+	if err != nil {
+		return nil, err
+	}
+	if env.Log == nil {
+		env.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Adapter{config: c, env: env, clients: cl, convert: newConverter(c)}, nil
+}
+
+// Run follows the catalog until ctx ends and returns nil then. It has no other end: whatever Consul does is a matter for trying again.
+func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
+	st := newState(catalog, a.env.Log)
+	fetches := make(chan struct{}, firstFetches)
+
+	scopes := a.scopes(st, catalog, fetches)
+	for range scopes {
+		st.expect()
+	}
+	var wg sync.WaitGroup
+	for _, s := range scopes {
+		// Owned by Run; ends with ctx, after the watches of its services.
+		wg.Go(func() { s.run(ctx) })
+	}
+	wg.Wait()
+	a.clients.closeIdle()
+	return nil
+}
+
+// closeIdle closes the connections of every slot. Nothing may be under way.
+func (c *clients) closeIdle() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.slots {
+		s.closeIdle()
+	}
+	c.slots = nil
+}
+
+// scopes returns one scope for each datacenter and namespace that is configured.
+func (a *Adapter) scopes(st *state, catalog plugin.Catalog, fetches chan struct{}) []*scope {
+	orNone := func(names []string) []string {
+		if len(names) == 0 {
+			return []string{""}
+		}
+		return names
+	}
+	var scopes []*scope
+	for _, dc := range orNone(a.config.Datacenters) {
+		for _, ns := range orNone(a.config.Namespaces) {
+			scopes = append(scopes, newScope(a, st, catalog, fetches, dc, ns))
+		}
+	}
+	return scopes
+}
+
+// backoff is a wait that doubles with each failure, jittered so that watches that failed together do not return together.
+type backoff struct {
+	first, most time.Duration
+	failures    int
+}
+
+// next returns how long to wait now, between half and all of the present step.
+func (b *backoff) next() time.Duration {
+	d := b.most
+	if b.failures < 16 {
+		d = min(b.first<<b.failures, b.most)
+	}
+	b.failures++
+	return jitter(d)
+}
+
+// reset begins again at the first step.
+func (b *backoff) reset() { b.failures = 0 }
+
+// jitter returns a random duration between half of d and d.
+func jitter(d time.Duration) time.Duration {
+	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1))
+}
+
+// pause waits for d, for a close of wake (nil for none) or for the end of ctx. It reports whether ctx still goes on.
+func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
+	if d > 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-wake:
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err() == nil
+}

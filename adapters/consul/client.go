@@ -1,0 +1,442 @@
+package consul
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+)
+
+const (
+	// perTransport is how many watches share one http.Transport. Consul's HTTP/2 allows 250 streams on a connection, so over
+	// https these are one connection.
+	perTransport = 200
+	// maxConns bounds the connections of one transport. Over HTTP/1.1 each watch holds one; the rest is for those that are being closed.
+	maxConns = perTransport + 16
+	// maxBody bounds one answer, in bytes. Consul's own limit for what one service can hold is far below.
+	maxBody = 512 << 20
+	// answerTimeout is what one query may take beyond the wait that was asked for.
+	answerTimeout = time.Minute
+)
+
+// httpTokenHeader is the header that carries the ACL token.
+const httpTokenHeader = "X-Consul-Token"
+
+// errTooLong is the error of an answer beyond maxBody.
+var errTooLong = fmt.Errorf("answer is longer than %d MiB", maxBody>>20)
+
+// clients hands out API clients that share connections, perTransport users to a transport.
+type clients struct {
+	target target
+	auth   auth
+	// newTransport makes one http.RoundTripper; tests put their own here.
+	newTransport func() http.RoundTripper
+
+	mu    sync.Mutex // guards slots and each slot's users
+	slots []*slot
+}
+
+// slot is one transport with its users.
+type slot struct {
+	client    *api.Client
+	transport http.RoundTripper
+	users     int
+}
+
+func newClients(c Config) (*clients, error) {
+	t, err := parseAddress(c.Address, c.Scheme)
+	if err != nil {
+		return nil, &plugin.FieldError{Field: "address", Reason: err.Error()}
+	}
+	tlsConfig, err := newTLS(c.TLS)
+	if err != nil {
+		return nil, err
+	}
+	cl := &clients{target: t}
+	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
+	cl.auth = auth{
+		token: string(c.Token), tokenFile: c.TokenFile,
+		namespaced: len(c.Namespaces) > 0, partitioned: c.Partition != "",
+	}
+	cl.newTransport = func() http.RoundTripper {
+		transport := &http.Transport{
+			DialContext:         dialer.DialContext,
+			TLSClientConfig:     tlsConfig.Clone(),
+			TLSHandshakeTimeout: 10 * time.Second,
+			ForceAttemptHTTP2:   true,
+			MaxConnsPerHost:     maxConns,
+			MaxIdleConnsPerHost: perTransport,
+			IdleConnTimeout:     90 * time.Second,
+			// A connection that died without a word is noticed by a ping rather than after the whole wait.
+			HTTP2: &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
+		}
+		if t.socket != "" {
+			transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return dialer.DialContext(ctx, "unix", t.socket)
+			}
+		}
+		return transport
+	}
+	first, err := cl.newSlot()
+	if err != nil {
+		return nil, err
+	}
+	cl.slots = []*slot{first}
+	return cl, nil
+}
+
+// newTLS builds the TLS configuration. The client's certificate is read at each handshake, so that a renewed one is used.
+func newTLS(c TLSConfig) (*tls.Config, error) {
+	conf := &tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		ServerName:         c.ServerName,
+		InsecureSkipVerify: c.InsecureSkipVerify, //nolint:gosec // asked for by the operator, whom the schema warns
+	}
+	bad := func(field string, err error) error {
+		return &plugin.FieldError{Field: "tls." + field, Reason: err.Error()}
+	}
+	addCA := func(file string) error {
+		pem, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if conf.RootCAs == nil {
+			conf.RootCAs = x509.NewCertPool()
+		}
+		if !conf.RootCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("%s holds no PEM certificate", file)
+		}
+		return nil
+	}
+	if c.CAFile != "" {
+		if err := addCA(c.CAFile); err != nil {
+			return nil, bad("ca_file", err)
+		}
+	}
+	if c.CAPath != "" {
+		entries, err := os.ReadDir(c.CAPath)
+		if err != nil {
+			return nil, bad("ca_path", err)
+		}
+		for _, e := range entries {
+			if e.IsDir() {
+				continue
+			}
+			if err := addCA(filepath.Join(c.CAPath, e.Name())); err != nil {
+				return nil, bad("ca_path", err)
+			}
+		}
+		if conf.RootCAs == nil {
+			return nil, bad("ca_path", fmt.Errorf("folder %s has no files", c.CAPath))
+		}
+	}
+	if c.CertFile != "" {
+		load := func() (*tls.Certificate, error) {
+			cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+			return &cert, err
+		}
+		if _, err := load(); err != nil {
+			return nil, bad("cert_file", err)
+		}
+		conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	}
+	return conf, nil
+}
+
+// newSlot makes a transport with its client.
+func (c *clients) newSlot() (*slot, error) {
+	transport := c.newTransport()
+	client, err := api.NewClient(&api.Config{
+		Address:    c.target.host,
+		Scheme:     c.target.scheme,
+		PathPrefix: c.target.prefix,
+		// authTransport has the last word on the token; one of its own keeps the client from reading a file that the environment names.
+		Token: "set by authTransport",
+		HttpClient: &http.Client{
+			Transport: &authTransport{auth: c.auth, next: transport, first: make(chan struct{}, 1)},
+			// Consul redirects only what is no proper path; following it would answer another question.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("consul client: %w", err)
+	}
+	return &slot{client: client, transport: transport}, nil
+}
+
+// acquire returns a client for one watch, which must release it.
+func (c *clients) acquire() *slot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.slots {
+		if s.users < perTransport {
+			s.users++
+			return s
+		}
+	}
+	s, err := c.newSlot()
+	if err != nil {
+		panic("BUG: a client like this one could be made before: " + err.Error())
+	}
+	s.users++
+	c.slots = append(c.slots, s)
+	return s
+}
+
+// release gives back what acquire returned. The connections of a slot without users are closed once idle.
+func (c *clients) release(s *slot) {
+	c.mu.Lock()
+	s.users--
+	idle := s.users == 0
+	c.mu.Unlock()
+	if idle {
+		s.closeIdle()
+	}
+}
+
+func (s *slot) closeIdle() {
+	if t, ok := s.transport.(interface{ CloseIdleConnections() }); ok {
+		t.CloseIdleConnections()
+	}
+}
+
+// auth is what every request carries, and what none may.
+type auth struct {
+	token, tokenFile        string
+	namespaced, partitioned bool
+}
+
+// current returns the token to use now, "" for none.
+func (a auth) current() (string, error) {
+	if a.tokenFile == "" {
+		return a.token, nil
+	}
+	b, err := os.ReadFile(a.tokenFile)
+	if err != nil {
+		return "", &tokenError{err}
+	}
+	token := strings.TrimSpace(string(b))
+	if token == "" {
+		return "", &tokenError{fmt.Errorf("%s is empty", a.tokenFile)}
+	}
+	return token, nil
+}
+
+// anonymous reports whether requests carry no identity. Consul does not say of an anonymous request what it filtered.
+func (a auth) anonymous() bool { return a.tokenFile == "" && (a.token == "" || a.token == "anonymous") }
+
+// tokenError is the error of a token_file that holds no token at the moment.
+type tokenError struct{ err error }
+
+func (e *tokenError) Error() string { return "token_file: " + e.err.Error() }
+func (e *tokenError) Unwrap() error { return e.err }
+
+// authTransport makes requests say what the configuration says and nothing else: api.NewClient fills in tokens, namespaces and
+// partitions from CONSUL_* variables of the environment.
+type authTransport struct {
+	auth
+	next http.RoundTripper
+
+	// Over https requests share a connection, but only once there is one: as long as connected is false they go one at a time, with
+	// a place in first, or each would dial.
+	first     chan struct{}
+	connected atomic.Bool
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *authTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	token, err := t.current()
+	if err != nil {
+		return nil, err
+	}
+	r = r.Clone(r.Context())
+	r.Header.Del(httpTokenHeader)
+	r.Header.Del("Authorization")
+	if token != "" {
+		r.Header.Set(httpTokenHeader, token)
+	}
+	q := r.URL.Query()
+	if !t.namespaced {
+		q.Del("ns")
+	}
+	if !t.partitioned {
+		q.Del("partition")
+	}
+	r.URL.RawQuery = q.Encode()
+	res, err := t.send(r)
+	if err != nil {
+		return nil, err
+	}
+	res.Body = &boundedBody{ReadCloser: res.Body, left: maxBody}
+	return res, nil
+}
+
+// send sends the request, alone while there is no connection that it could share.
+func (t *authTransport) send(r *http.Request) (*http.Response, error) {
+	if r.URL.Scheme != "https" || t.connected.Load() {
+		res, err := t.next.RoundTrip(r)
+		if err != nil && r.Context().Err() == nil {
+			t.connected.Store(false)
+		}
+		return res, err
+	}
+	select {
+	case t.first <- struct{}{}:
+	case <-r.Context().Done():
+		return nil, context.Cause(r.Context())
+	}
+	done := sync.OnceFunc(func() { <-t.first })
+	defer done()
+	// The turn ends with the connection and not with the answer, which may take minutes.
+	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
+		t.connected.Store(true)
+		done()
+	}}
+	return t.next.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+}
+
+// boundedBody fails once more than its bound was read.
+type boundedBody struct {
+	io.ReadCloser
+	left int64
+}
+
+func (b *boundedBody) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errTooLong
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}
+
+// faultKind sorts what keeps a watch from being followed, from what concerns everything to what concerns one service. Each kind is
+// one sentence in the registry's state, however many watches have it.
+type faultKind uint8
+
+const (
+	// faultUnreachable means that no answer came: nothing listens, the network or TLS fails, or the answer took too long.
+	faultUnreachable faultKind = iota
+	// faultServer means that Consul answered with an error of its own, such as having no leader.
+	faultServer
+	// faultDenied means that Consul knows no such token, or refuses it.
+	faultDenied
+	// faultLimit means that Consul, or what stands before it, has a limit of connections or requests.
+	faultLimit
+	// faultRequest means that Consul does not accept the query, usually because of the filter expression.
+	faultRequest
+	// faultFiltered means that the token cannot see everything.
+	faultFiltered
+	// faultEmpty means that an answer is empty where it cannot be.
+	faultEmpty
+	// faultHeld means that something is missing since an outage and is kept for the grace period.
+	faultHeld
+
+	faultKinds = int(faultHeld) + 1
+)
+
+// fault is an error with what follows from it.
+type fault struct {
+	kind faultKind
+	// outage says that the registry may have lost what it held: removals wait for the grace period.
+	outage bool
+	// interrupted says that an answer that was under way broke off, which by itself is no outage: proxies and load balancers close what
+	// they think is idle.
+	interrupted bool
+	err         error
+}
+
+func (f *fault) Error() string { return f.err.Error() }
+func (f *fault) Unwrap() error { return f.err }
+
+// errAnswerTimeout is the cause of a query's end when no answer came in time.
+var errAnswerTimeout = errors.New("no answer in time")
+
+// classify sorts an error of the API client.
+func classify(err error, t target) *fault {
+	if f, ok := errors.AsType[*fault](err); ok {
+		return f
+	}
+	if status, ok := errors.AsType[api.StatusError](err); ok {
+		return classifyStatus(status)
+	}
+	if e, ok := errors.AsType[*tokenError](err); ok {
+		return &fault{kind: faultDenied, err: fmt.Errorf("%w; put the token there, readable for this process", e)}
+	}
+	f := &fault{kind: faultUnreachable, outage: true}
+	// url.Error repeats the whole query, which differs for each service.
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err
+	}
+	var op *net.OpError
+	switch {
+	case errors.Is(err, errAnswerTimeout) || errors.Is(err, context.DeadlineExceeded):
+		err = errAnswerTimeout
+	case errors.As(err, &op) && op.Op == "dial":
+		err = op // without the ports of this side
+	case errors.Is(err, errTooLong):
+		f.kind, f.outage = faultServer, false
+	case isTLS(err):
+	default:
+		f.interrupted = true
+		if op != nil {
+			err = fmt.Errorf("%s: %w", op.Op, op.Err)
+		}
+	}
+	f.err = fmt.Errorf("consul at %s cannot be reached: %w", t, err)
+	return f
+}
+
+func isTLS(err error) bool {
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return true
+	}
+	_, ok := errors.AsType[tls.AlertError](err)
+	return ok
+}
+
+// classifyStatus sorts an answer with a status other than 200.
+func classifyStatus(s api.StatusError) *fault {
+	body := s.Body
+	if len(body) > 300 {
+		body = body[:300] + "..."
+	}
+	switch {
+	case s.Code == http.StatusForbidden || s.Code == http.StatusUnauthorized:
+		return &fault{kind: faultDenied, err: fmt.Errorf(
+			"consul refuses the token (%d: %s); check token or token_file, and that the token has service_prefix \"\" read and node_prefix \"\" read", s.Code, body)}
+	case s.Code == http.StatusTooManyRequests && strings.Contains(body, "concurrent connections"):
+		return &fault{kind: faultLimit, err: fmt.Errorf(
+			"consul refuses more connections from here (429: %s); use an https address, which carries 200 watches on one connection, "+
+				"or raise limits.http_max_conns_per_client of the agent above the number of services", body)}
+	case s.Code == http.StatusTooManyRequests:
+		return &fault{kind: faultLimit, err: fmt.Errorf(
+			"consul refuses more requests (429: %s); raise the agent's limits: limits.request_limits for the rate, limits.http_max_conns_per_client for "+
+				"connections (or use an https address, which needs few)", body)}
+	case strings.Contains(body, "boolean expression") || strings.Contains(body, "Failed to create boolean expression evaluator"):
+		return &fault{kind: faultRequest, err: fmt.Errorf("consul does not accept filter (%d: %s); see its filtering language", s.Code, body)}
+	case s.Code >= 500:
+		return &fault{kind: faultServer, outage: true, err: fmt.Errorf("consul answers with an error (%d: %s)", s.Code, body)}
+	default:
+		return &fault{kind: faultRequest, err: fmt.Errorf("consul does not accept the query (%d: %s); check address, datacenters, namespaces and partition", s.Code, body)}
+	}
+}

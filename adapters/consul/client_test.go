@@ -1,0 +1,149 @@
+package consul
+
+import (
+	"encoding/pem"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+)
+
+// startHTTP runs an adapter against a server, over a real network.
+func startHTTP(t *testing.T, server *httptest.Server, change ...func(*Config)) *recorder {
+	t.Helper()
+	a, err := newAdapter(config(append([]func(*Config){func(c *Config) { c.Address = server.URL }}, change...)...), plugin.Env{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, _ := start(t, a)
+	return r
+}
+
+// connections counts the connections that a server has accepted.
+func connections(server *httptest.Server) *atomic.Int64 {
+	n := new(atomic.Int64)
+	server.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			n.Add(1)
+		}
+	}
+	return n
+}
+
+// TestHTTPSConnections shows that over https hundreds of watches share a few connections, and that the authority and name of the
+// configuration are what is verified.
+func TestHTTPSConnections(t *testing.T) {
+	const n = 450
+	f := newFake(t)
+	for i := range n {
+		f.set("svc"+strconv.Itoa(i), entry("svc", "i", 80))
+	}
+	server := httptest.NewUnstartedServer(f)
+	server.EnableHTTP2 = true
+	conns := connections(server)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	if err := os.WriteFile(ca, block, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := startHTTP(t, server, func(c *Config) { c.TLS = TLSConfig{CAFile: ca, ServerName: "example.com"} })
+	r.await(t, 30*time.Second, "synced", func() bool { _, _, synced := r.counts(); return synced })
+	f.set("svc7", entry("svc", "i", 81))
+	r.await(t, 30*time.Second, "the change", func() bool { sets, _, _ := r.counts(); return sets == n+1 })
+	if got := conns.Load(); got > 2*(n/perTransport+1) {
+		t.Errorf("%d connections for %d watches, want about one for each %d", got, n, perTransport)
+	}
+}
+
+// TestUntrustedCertificate shows that a certificate of another authority is refused, with words.
+func TestUntrustedCertificate(t *testing.T) {
+	server := httptest.NewUnstartedServer(newFake(t))
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	r := startHTTP(t, server)
+	r.await(t, 30*time.Second, "degraded", func() bool { reason, _ := r.state(); return reason != "" })
+	wantState(t, r, "certificate")
+}
+
+// TestRequests shows that the token file is read again for each request, and that nothing of the environment reaches Consul.
+func TestRequests(t *testing.T) {
+	for name, value := range map[string]string{
+		"CONSUL_HTTP_ADDR": "127.0.0.1:1", "CONSUL_HTTP_TOKEN": "env", "CONSUL_HTTP_TOKEN_FILE": "/does/not/exist", "CONSUL_HTTP_AUTH": "u:p",
+		"CONSUL_NAMESPACE": "env", "CONSUL_PARTITION": "env", "CONSUL_HTTP_SSL": "true", "CONSUL_CACERT": "/does/not/exist",
+	} {
+		t.Setenv(name, value)
+	}
+	file := filepath.Join(t.TempDir(), "token")
+	write := func(token string) {
+		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("one")
+	f := newFake(t)
+	f.set("web", entry("web", "web-1", 80))
+	var mu sync.Mutex
+	tokens := map[string]bool{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		tokens[r.Header.Get(httpTokenHeader)] = true
+		mu.Unlock()
+		if q := r.URL.Query(); q.Has("ns") || q.Has("partition") || q.Has("token") || r.Header.Get("Authorization") != "" {
+			t.Errorf("%s: carries what nobody configured", r.URL)
+		}
+		f.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	r := startHTTP(t, server, func(c *Config) { c.TokenFile = file })
+	r.await(t, 30*time.Second, "synced", func() bool { _, _, synced := r.counts(); return synced })
+	write("two")
+	f.set("web", entry("web", "web-1", 81))
+	r.await(t, 30*time.Second, "the change", func() bool { sets, _, _ := r.counts(); return sets == 2 })
+	f.set("web", entry("web", "web-1", 82))
+	r.await(t, 30*time.Second, "the second change", func() bool { sets, _, _ := r.counts(); return sets == 3 })
+	mu.Lock()
+	if len(tokens) != 2 || !tokens["one"] || !tokens["two"] {
+		t.Errorf("tokens %v, want one and two only", tokens)
+	}
+	mu.Unlock()
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	f.set("web", entry("web", "web-1", 83))
+	r.await(t, 30*time.Second, "degraded", func() bool { reason, _ := r.state(); return reason != "" })
+	wantState(t, r, "token_file")
+}
+
+// TestUnixSocket shows that a socket is followed like an address.
+func TestUnixSocket(t *testing.T) {
+	dir, err := os.MkdirTemp("", "isthmus") // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newFake(t)
+	f.set("web", entry("web", "web-1", 80))
+	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: f}}
+	server.Start()
+	t.Cleanup(server.Close)
+	r := startHTTP(t, server, func(c *Config) { c.Address = "unix://" + socket })
+	r.await(t, 30*time.Second, "synced", func() bool { _, _, synced := r.counts(); return synced })
+	wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:80 passing"}})
+}

@@ -1,0 +1,223 @@
+package consul
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+)
+
+// Config is the config block of a registry of type consul. What is left out comes from DefaultConfig.
+type Config struct {
+	Address   string        `json:"address,omitempty" jsonschema_description:"Consul agent or server: http://host:port, https://host:port, host:port (see scheme) or unix:///path/to/socket. A path after the port is a prefix of every request."`
+	Scheme    string        `json:"scheme,omitempty" jsonschema:"enum=http,enum=https" jsonschema_description:"Scheme of an address that names none. Default: http."`
+	Token     plugin.Secret `json:"token,omitempty" jsonschema_description:"ACL token, usually as ${NAME} from the environment. It needs service_prefix \"\" read and node_prefix \"\" read."`
+	TokenFile string        `json:"token_file,omitempty" jsonschema_description:"File that holds the ACL token. It is read again for every request, so a rotated token is picked up."`
+	TLS       TLSConfig     `json:"tls,omitempty" jsonschema_description:"TLS towards Consul, for https."`
+
+	Datacenters []string `json:"datacenters,omitempty" jsonschema_description:"Datacenters to follow. Empty: the agent's own, whose services then carry no datacenter in their key and host."`
+	Namespaces  []string `json:"namespaces,omitempty" jsonschema_description:"Namespaces to follow (Consul Enterprise). Empty: the token's own; then keys carry no namespace."`
+	Partition   string   `json:"partition,omitempty" jsonschema_description:"Admin partition to follow (Consul Enterprise). Empty: the agent's own; then keys carry no partition."`
+
+	Services Globs             `json:"services,omitempty" jsonschema_description:"Which services to follow, by name."`
+	Kinds    []string          `json:"kinds,omitempty" jsonschema_description:"Kinds of instances to take: typical, connect-proxy, mesh-gateway, terminating-gateway, ingress-gateway, api-gateway. Default: [typical], which leaves out the proxies and gateways of Consul's own mesh."`
+	Tags     []string          `json:"tags,omitempty" jsonschema_description:"Tags that an instance must have, all of them."`
+	Meta     map[string]string `json:"meta,omitempty" jsonschema_description:"Service metadata that an instance must have, all of it, with exactly these values."`
+	Filter   string            `json:"filter,omitempty" jsonschema_description:"Filter expression in Consul's language for /v1/health/service, evaluated by Consul. Example: Node.Meta.rack == \"r1\"."`
+
+	TaggedAddress string   `json:"tagged_address,omitempty" jsonschema_description:"Tagged address to prefer (lan, wan, lan_ipv4, wan_ipv4, ... or your own). An instance without it is reached at its usual address."`
+	NodeMeta      []string `json:"node_meta,omitempty" jsonschema_description:"Metadata keys of nodes, as globs (* any run, ? one character), that are added to the metadata of the node's instances. The service's own metadata wins. Default: none."`
+
+	Wait           plugin.Duration `json:"wait,omitempty" jsonschema_description:"How long one blocking query waits for a change, 10s to 10m. Default: 5m."`
+	RemoveGrace    plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, or after the agent was replaced, what is missing is kept, so that agents can register again. 0s removes at once. Default: 30s."`
+	AcceptFiltered bool            `json:"accept_filtered,omitempty" jsonschema_description:"Say true for a token that is meant to see only a part of the registry: that part then counts as the whole. Otherwise an answer that Consul filtered by ACL removes nothing and leaves the registry degraded."`
+}
+
+// TLSConfig is TLS towards Consul.
+type TLSConfig struct {
+	CAFile             string `json:"ca_file,omitempty" jsonschema_description:"PEM file of the authorities that may sign Consul's certificate. Default: the system's."`
+	CAPath             string `json:"ca_path,omitempty" jsonschema_description:"Folder of such PEM files. Not together with ca_file."`
+	CertFile           string `json:"cert_file,omitempty" jsonschema_description:"PEM file of the client's certificate, read again for every connection. Needs key_file."`
+	KeyFile            string `json:"key_file,omitempty" jsonschema_description:"PEM file of the client certificate's key."`
+	ServerName         string `json:"server_name,omitempty" jsonschema_description:"Name that Consul's certificate must carry, for example server.dc1.consul. Default: the host of address."`
+	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty" jsonschema_description:"Do not verify Consul's certificate. For trials only: whoever sits between can then add instances."`
+}
+
+// Globs selects names. A name is selected if any of Include matches, or Include is empty, and none of Exclude matches.
+type Globs struct {
+	Include []string `json:"include,omitempty" jsonschema_description:"Globs (* any run, ? one character, [a-z] one of). Empty: every name."`
+	Exclude []string `json:"exclude,omitempty" jsonschema_description:"Globs; they win over include. Default: [consul], the servers' own service."`
+}
+
+// kindTypical is what the configuration calls the kind that Consul leaves empty.
+const kindTypical = "typical"
+
+// DefaultConfig is what a configuration is laid over.
+var DefaultConfig = Config{
+	Address:     "http://127.0.0.1:8500",
+	Scheme:      "http",
+	Services:    Globs{Exclude: []string{"consul"}},
+	Kinds:       []string{kindTypical},
+	Wait:        plugin.Duration(5 * time.Minute),
+	RemoveGrace: plugin.Duration(30 * time.Second),
+}
+
+// Validate returns everything that is wrong with the configuration, as *plugin.FieldError joined.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, &plugin.FieldError{Field: field, Reason: fmt.Sprintf(format, args...)})
+	}
+
+	switch c.Scheme {
+	case "", "http", "https":
+	default:
+		bad("scheme", "%q is neither http nor https", c.Scheme)
+	}
+	target, err := parseAddress(c.Address, c.Scheme)
+	if err != nil {
+		bad("address", "%v", err)
+	}
+	if c.Token != "" && c.TokenFile != "" {
+		bad("token_file", "token is set too; keep one of them")
+	}
+
+	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
+		bad("tls.cert_file", "cert_file and key_file go together; set both or none")
+	}
+	if c.TLS.CAFile != "" && c.TLS.CAPath != "" {
+		bad("tls.ca_path", "ca_file is set too; keep one of them")
+	}
+	if err == nil && target.scheme != "https" && c.TLS != (TLSConfig{}) {
+		bad("tls", "address %q is not https, so TLS would not be used; write https:// or remove the tls block", c.Address)
+	}
+
+	names := func(field string, names []string) {
+		for i, n := range names {
+			at := fmt.Sprintf("%s[%d]", field, i)
+			switch {
+			case n == "":
+				bad(at, "is empty")
+			case n == "*":
+				bad(at, "wildcards are not supported here; list the names")
+			case slices.Contains(names[:i], n):
+				bad(at, "%q is listed twice", n)
+			}
+		}
+	}
+	names("datacenters", c.Datacenters)
+	names("namespaces", c.Namespaces)
+	if c.Partition == "*" {
+		bad("partition", "wildcards are not supported here; use one registry per partition")
+	}
+
+	globs := func(field string, globs []string) {
+		for i, g := range globs {
+			if _, err := path.Match(g, ""); err != nil || g == "" {
+				bad(fmt.Sprintf("%s[%d]", field, i), "%q is no glob; use *, ? and [a-z], and \\ before one of them that is meant literally", g)
+			}
+		}
+	}
+	globs("services.include", c.Services.Include)
+	globs("services.exclude", c.Services.Exclude)
+	globs("node_meta", c.NodeMeta)
+
+	known := []string{
+		kindTypical, string(api.ServiceKindConnectProxy), string(api.ServiceKindMeshGateway),
+		string(api.ServiceKindTerminatingGateway), string(api.ServiceKindIngressGateway), string(api.ServiceKindAPIGateway),
+	}
+	for i, k := range c.Kinds {
+		if !slices.Contains(known, k) {
+			bad(fmt.Sprintf("kinds[%d]", i), "%q is none of %s", k, strings.Join(known, ", "))
+		}
+	}
+	if w := time.Duration(c.Wait); w != 0 && (w < 10*time.Second || w > 10*time.Minute) {
+		bad("wait", "%v is outside 10s to 10m, which is what Consul allows and servers can bear", w)
+	}
+	return errors.Join(errs...)
+}
+
+// withDefaults returns the configuration with what cannot be empty filled in. Lists that are empty stay so: an empty exclude list
+// means that nothing is excluded.
+func (c Config) withDefaults() Config {
+	c.Address = cmp.Or(c.Address, DefaultConfig.Address)
+	c.Scheme = cmp.Or(c.Scheme, DefaultConfig.Scheme)
+	c.Wait = cmp.Or(c.Wait, DefaultConfig.Wait)
+	if len(c.Kinds) == 0 {
+		c.Kinds = DefaultConfig.Kinds
+	}
+	return c
+}
+
+// target is where requests go.
+type target struct {
+	scheme string // http or https
+	host   string // host:port; "localhost" for a unix socket
+	prefix string // of every request's path: "" or "/..."
+	socket string // path of a unix socket, or ""
+}
+
+// parseAddress splits an address as Config.Address describes it.
+func parseAddress(address, scheme string) (target, error) {
+	if socket, ok := strings.CutPrefix(address, "unix://"); ok {
+		if !strings.HasPrefix(socket, "/") {
+			return target{}, fmt.Errorf("%q names no absolute path; write unix:///path/to/socket", address)
+		}
+		return target{scheme: "http", host: "localhost", socket: socket}, nil
+	}
+	full := address
+	if !strings.Contains(full, "://") {
+		full = cmp.Or(scheme, "http") + "://" + full
+	}
+	u, err := url.Parse(full)
+	if err != nil {
+		return target{}, fmt.Errorf("%q is no address; write http://host:port", address)
+	}
+	switch {
+	case u.Scheme != "http" && u.Scheme != "https":
+		return target{}, fmt.Errorf("scheme %q is none of http, https, unix", u.Scheme)
+	case u.Hostname() == "":
+		return target{}, fmt.Errorf("%q names no host; write http://host:port", address)
+	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
+		return target{}, errors.New("user, query and fragment have no place in an address; for access use token or token_file")
+	}
+	host := u.Host
+	if u.Port() == "" {
+		port := "8500"
+		if u.Scheme == "https" {
+			port = "8501"
+		}
+		host = net.JoinHostPort(u.Hostname(), port)
+	}
+	return target{scheme: u.Scheme, host: host, prefix: strings.TrimSuffix(u.Path, "/")}, nil
+}
+
+// String returns the target as errors name it.
+func (t target) String() string {
+	if t.socket != "" {
+		return "unix://" + t.socket
+	}
+	return t.scheme + "://" + t.host + t.prefix
+}
+
+// match reports whether g selects name.
+func (g Globs) match(name string) bool {
+	return (len(g.Include) == 0 || matchAny(g.Include, name)) && !matchAny(g.Exclude, name)
+}
+
+// matchAny reports whether any of the globs, which Validate has seen, matches name.
+func matchAny(globs []string, name string) bool {
+	return slices.ContainsFunc(globs, func(g string) bool {
+		ok, _ := path.Match(g, name)
+		return ok
+	})
+}

@@ -1,0 +1,97 @@
+package consul
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+)
+
+// fields returns the fields that an error of Validate names, in order.
+func fields(t *testing.T, err error) []string {
+	t.Helper()
+	if err == nil {
+		return nil
+	}
+	var out []string
+	for _, e := range err.(interface{ Unwrap() []error }).Unwrap() {
+		f, ok := errors.AsType[*plugin.FieldError](e)
+		if !ok || f.Reason == "" {
+			t.Fatalf("%v is no FieldError with a reason", e)
+		}
+		out = append(out, f.Field)
+	}
+	return out
+}
+
+// TestValidate shows that each wrong field is named, all of them at once.
+func TestValidate(t *testing.T) {
+	tests := map[string]struct {
+		change func(*Config)
+		want   []string
+	}{
+		"defaults":          {func(*Config) {}, nil},
+		"host and port":     {func(c *Config) { c.Address = "consul.example.org:8500" }, nil},
+		"socket":            {func(c *Config) { c.Address = "unix:///run/consul.sock" }, nil},
+		"relative socket":   {func(c *Config) { c.Address = "unix://consul.sock" }, []string{"address"}},
+		"no host":           {func(c *Config) { c.Address = "http://:8500" }, []string{"address"}},
+		"other scheme":      {func(c *Config) { c.Address = "tcp://x:1" }, []string{"address"}},
+		"secret in address": {func(c *Config) { c.Address = "http://a:b@x:1" }, []string{"address"}},
+		"scheme":            {func(c *Config) { c.Scheme = "ftp"; c.Address = "http://x" }, []string{"scheme"}},
+		"two tokens":        {func(c *Config) { c.Token, c.TokenFile = "t", "/f" }, []string{"token_file"}},
+		"tls without https": {func(c *Config) { c.TLS.InsecureSkipVerify = true }, []string{"tls"}},
+		"tls":               {func(c *Config) { c.Address = "https://x"; c.TLS.CAFile = "/ca" }, nil},
+		"tls by scheme":     {func(c *Config) { c.Address, c.Scheme = "x:8501", "https"; c.TLS.CAFile = "/ca" }, nil},
+		"certificate alone": {func(c *Config) { c.Address = "https://x"; c.TLS.CertFile = "/c" }, []string{"tls.cert_file"}},
+		"two authorities":   {func(c *Config) { c.Address = "https://x"; c.TLS.CAFile, c.TLS.CAPath = "/a", "/b" }, []string{"tls.ca_path"}},
+		"datacenters":       {func(c *Config) { c.Datacenters = []string{"a", "", "a", "*"} }, []string{"datacenters[1]", "datacenters[2]", "datacenters[3]"}},
+		"namespaces":        {func(c *Config) { c.Namespaces = []string{"*"} }, []string{"namespaces[0]"}},
+		"partition":         {func(c *Config) { c.Partition = "*" }, []string{"partition"}},
+		"globs": {func(c *Config) {
+			c.Services = Globs{Include: []string{"a*", "[a"}, Exclude: []string{""}}
+			c.NodeMeta = []string{"["}
+		}, []string{"services.include[1]", "services.exclude[0]", "node_meta[0]"}},
+		"kinds":          {func(c *Config) { c.Kinds = []string{"typical", "proxy"} }, []string{"kinds[1]"}},
+		"wait too short": {func(c *Config) { c.Wait = plugin.Duration(time.Second) }, []string{"wait"}},
+		"wait too long":  {func(c *Config) { c.Wait = plugin.Duration(time.Hour) }, []string{"wait"}},
+		"several things": {func(c *Config) { c.Scheme = "x"; c.Address = "http://"; c.Kinds = []string{"x"} }, []string{"scheme", "address", "kinds[0]"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := fields(t, config(test.change).Validate()); !slices.Equal(got, test.want) {
+				t.Errorf("fields %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestParseAddress shows what becomes of the ways to write an address.
+func TestParseAddress(t *testing.T) {
+	for address, want := range map[string]target{
+		"http://h:1":             {scheme: "http", host: "h:1"},
+		"https://h":              {scheme: "https", host: "h:8501"},
+		"h":                      {scheme: "http", host: "h:8500"},
+		"h:1":                    {scheme: "http", host: "h:1"},
+		"http://[::1]:8500/a/b/": {scheme: "http", host: "[::1]:8500", prefix: "/a/b"},
+		"http://[::1]":           {scheme: "http", host: "[::1]:8500"},
+		"unix:///run/c.sock":     {scheme: "http", host: "localhost", socket: "/run/c.sock"},
+	} {
+		if got, err := parseAddress(address, ""); err != nil || got != want {
+			t.Errorf("%s: %+v, %v; want %+v", address, got, err, want)
+		}
+	}
+}
+
+// FuzzParseAddress shows that no address makes parsing panic, and that an accepted one names a host.
+func FuzzParseAddress(f *testing.F) {
+	for _, seed := range []string{"http://h:1", "h", "unix:///a", "https://[::1]/p", "://", ""} {
+		f.Add(seed, "http")
+	}
+	f.Fuzz(func(t *testing.T, address, scheme string) {
+		if got, err := parseAddress(address, scheme); err == nil && got.host == "" {
+			t.Errorf("%q: accepted without a host: %+v", address, got)
+		}
+	})
+}

@@ -1,0 +1,44 @@
+package consul_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
+)
+
+// TestConformance runs the adapter as a plugin against a real server: one changed instance is one resource on the wire.
+func TestConformance(t *testing.T) {
+	server := startConsul(t, testenv.ConsulConfig{})
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := func(id, port int) testenv.ConsulInstance {
+		return testenv.ConsulInstance{Service: "web", ID: "web-" + strconv.Itoa(id), Address: "10.1.0." + strconv.Itoa(id), Port: port}
+	}
+	server.Register(t, web(1, 80), web(2, 80), web(3, 80),
+		testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.1.1", Port: 5432})
+	endpoints := func(want int) func(*plugintest.World) error {
+		return func(w *plugintest.World) error {
+			if n := len(w.Names(collection.WorkloadEntry)); n != want {
+				return fmt.Errorf("%d WorkloadEntries, want %d", n, want)
+			}
+			return nil
+		}
+	}
+	plugintest.Conformance(t, plugintest.Config{
+		Command: []string{self}, Env: []string{"ISTHMUS_TEST_CONSUL=1"}, Adapter: "consul",
+		Config: json.RawMessage(fmt.Sprintf(`{"address": %q}`, server.Addr)),
+		Changes: []plugintest.Change{
+			{Name: "instance added", MaxUpserts: 1, Want: endpoints(5), Do: func(context.Context) error { server.Register(t, web(4, 80)); return nil }},
+			{Name: "instance removed", Want: endpoints(4), Do: func(context.Context) error { server.Deregister(t, "web-4"); return nil }},
+		},
+	})
+}

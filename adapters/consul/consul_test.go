@@ -1,0 +1,450 @@
+package consul_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	mcp "istio.io/api/mcp/v1alpha1"
+
+	"github.com/isthmus-mesh/isthmus/adapters/consul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+)
+
+// within bounds every wait of these tests for something that takes a moment at most.
+const within = 30 * time.Second
+
+// catalog keeps what the adapter says.
+type catalog struct {
+	mu       sync.Mutex // guards everything below
+	services map[string][]registry.Instance
+	sets     int
+	removes  int
+	synced   bool
+	degraded string
+	changed  chan struct{} // closed and replaced at each call
+}
+
+func (c *catalog) do(fn func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	fn()
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
+	c.do(func() { c.sets++; c.services[svc.Key.String()] = slices.Clone(instances) })
+}
+
+func (c *catalog) Remove(key registry.Key) {
+	c.do(func() { c.removes++; delete(c.services, key.String()) })
+}
+func (c *catalog) Publish(*mcp.Resource)   {}
+func (c *catalog) Withdraw(string, string) {}
+func (c *catalog) Synced()                 { c.do(func() { c.synced = true }) }
+func (c *catalog) Problem(string, string)  {}
+func (c *catalog) Degraded(err error) {
+	c.do(func() {
+		c.degraded = ""
+		if err != nil {
+			c.degraded = err.Error()
+		}
+	})
+}
+
+// await waits until cond, which runs under mu, holds.
+func (c *catalog) await(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	end := time.NewTimer(within)
+	defer end.Stop()
+	for {
+		c.mu.Lock()
+		ok, changed := cond(), c.changed
+		c.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-end.C:
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			t.Fatalf("%s: not within %v; %d services, synced %t, degraded %q, web %+v", what, within, len(c.services), c.synced, c.degraded, c.services["web"])
+		}
+	}
+}
+
+// awaitWeb waits until cond holds of web's instances.
+func (c *catalog) awaitWeb(t testing.TB, what string, cond func([]registry.Instance) bool) {
+	t.Helper()
+	c.await(t, what, func() bool { return cond(c.services["web"]) })
+}
+
+func (c *catalog) awaitSynced(t testing.TB) {
+	t.Helper()
+	c.await(t, "synced", func() bool { return c.synced })
+}
+
+func (c *catalog) awaitState(t testing.TB, part string) {
+	t.Helper()
+	c.await(t, fmt.Sprintf("degraded with %q", part), func() bool {
+		return part == "" && c.degraded == "" || part != "" && strings.Contains(c.degraded, part)
+	})
+}
+
+// follow runs the adapter against the server for the rest of the test.
+func follow(t testing.TB, server *testenv.Consul, change ...func(*consul.Config)) *catalog {
+	t.Helper()
+	config := consul.DefaultConfig
+	config.Address = server.Addr
+	for _, fn := range change {
+		fn(&config)
+	}
+	adapter, err := consul.New(config, plugin.Env{Registry: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &catalog{services: map[string][]registry.Instance{}, changed: make(chan struct{})}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- adapter.Run(ctx, c) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return c
+}
+
+// startConsul starts a server, unless -short is given.
+func startConsul(t testing.TB, config testenv.ConsulConfig) *testenv.Consul {
+	t.Helper()
+	testenv.SkipIfShort(t)
+	return testenv.StartConsul(t, config)
+}
+
+func one(cond func(registry.Instance) bool) func([]registry.Instance) bool {
+	return func(i []registry.Instance) bool { return len(i) == 1 && cond(i[0]) }
+}
+
+// TestConsulLife goes through what happens to an instance that an agent registers, on a real server.
+func TestConsulLife(t *testing.T) {
+	server := startConsul(t, testenv.ConsulConfig{})
+	c := follow(t, server)
+	c.awaitSynced(t)
+	agent := server.Client.Agent()
+	reg := &api.AgentServiceRegistration{
+		ID: "web-1", Name: "web", Address: "10.1.0.1", Port: 80, Tags: []string{"a"}, Meta: map[string]string{"k": "v"},
+		Weights:  &api.AgentWeights{Passing: 10, Warning: 2},
+		Locality: &api.Locality{Region: "r", Zone: "z"},
+		Check:    &api.AgentServiceCheck{CheckID: "c", TTL: "1h", Status: api.HealthPassing},
+	}
+	register := func() {
+		t.Helper()
+		if err := agent.ServiceRegister(reg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	register()
+	c.awaitWeb(t, "registered", one(func(i registry.Instance) bool {
+		return i.ID == "n1/web-1" && i.Address == "10.1.0.1" && i.Ports[0] == registry.Port{Number: 80} && slices.Equal(i.Tags, []string{"a"}) &&
+			i.Meta["k"] == "v" && *i.Weight == 10 && i.Health == registry.HealthPassing && i.Node == "n1" && i.Locality == registry.Locality{Region: "r", Zone: "z"}
+	}))
+
+	check(agent.UpdateTTL("c", "", api.HealthWarning))
+	c.awaitWeb(t, "warning", one(func(i registry.Instance) bool { return i.Health == registry.HealthWarning && *i.Weight == 2 }))
+	check(agent.UpdateTTL("c", "", api.HealthCritical))
+	c.awaitWeb(t, "critical", one(func(i registry.Instance) bool { return i.Health == registry.HealthCritical }))
+	check(agent.UpdateTTL("c", "", api.HealthPassing))
+	c.awaitWeb(t, "passing again", one(func(i registry.Instance) bool { return i.Health == registry.HealthPassing && *i.Weight == 10 }))
+
+	check(agent.EnableServiceMaintenance("web-1", "test"))
+	c.awaitWeb(t, "maintenance", one(func(i registry.Instance) bool { return i.Disabled && i.Health == registry.HealthPassing }))
+	check(agent.DisableServiceMaintenance("web-1"))
+	c.awaitWeb(t, "maintenance over", one(func(i registry.Instance) bool { return !i.Disabled }))
+	check(agent.EnableNodeMaintenance("test"))
+	c.awaitWeb(t, "node maintenance", one(func(i registry.Instance) bool { return i.Disabled }))
+	check(agent.DisableNodeMaintenance())
+	c.awaitWeb(t, "node maintenance over", one(func(i registry.Instance) bool { return !i.Disabled }))
+
+	reg.Port, reg.Tags, reg.Meta, reg.Weights, reg.Locality = 81, []string{"b"}, map[string]string{"k": "w"}, &api.AgentWeights{Passing: 5, Warning: 1}, nil
+	register()
+	c.awaitWeb(t, "changed", one(func(i registry.Instance) bool {
+		return i.Ports[0].Number == 81 && slices.Equal(i.Tags, []string{"b"}) && i.Meta["k"] == "w" && *i.Weight == 5
+	}))
+	reg.Port, reg.Ports = 0, api.ServicePorts{{Name: "admin", Port: 9000}, {Name: "http", Port: 8080, Default: true}}
+	register()
+	c.awaitWeb(t, "named ports", one(func(i registry.Instance) bool {
+		return slices.Equal(i.Ports, []registry.Port{{Name: "http", Number: 8080}, {Name: "admin", Number: 9000}})
+	}))
+
+	check(agent.ServiceDeregister("web-1"))
+	c.await(t, "last instance gone", func() bool { return c.removes == 1 && len(c.services) == 0 })
+	register()
+	c.awaitWeb(t, "and back", one(func(i registry.Instance) bool { return i.ID == "n1/web-1" }))
+	c.awaitState(t, "")
+}
+
+// TestConsulACL shows what each kind of token leads to on a real server with access control.
+func TestConsulACL(t *testing.T) {
+	server := startConsul(t, testenv.ConsulConfig{ACL: true})
+	server.Register(t,
+		testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80},
+		testenv.ConsulInstance{Service: "web", ID: "web-2", Address: "10.1.0.2", Port: 80},
+		testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
+	policy := func(name, rules string) (id string) {
+		t.Helper()
+		p, _, err := server.Client.ACL().PolicyCreate(&api.ACLPolicy{Name: name, Rules: rules}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.ID
+	}
+	token := func(policies ...string) *api.ACLToken {
+		t.Helper()
+		tok := &api.ACLToken{}
+		for _, p := range policies {
+			tok.Policies = append(tok.Policies, &api.ACLLink{ID: p})
+		}
+		tok, _, err := server.Client.ACL().TokenCreate(tok, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tok
+	}
+	services := policy("services", `service_prefix "" { policy = "read" }`)
+	nodes := policy("nodes", `node_prefix "" { policy = "read" }`)
+	web := policy("web", `service "web" { policy = "read" }`)
+	as := func(secret string) func(*consul.Config) {
+		return func(c *consul.Config) { c.Token = plugin.Secret(secret) }
+	}
+
+	t.Run("unknown", func(t *testing.T) {
+		c := follow(t, server, as("00000000-1111-2222-3333-444444444444"))
+		c.awaitState(t, "refuses the token")
+		c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+	})
+	t.Run("without node read", func(t *testing.T) {
+		c := follow(t, server, as(token(services).SecretID))
+		c.awaitState(t, `node_prefix "" read`)
+		c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+	})
+	t.Run("anonymous", func(t *testing.T) {
+		c := follow(t, server)
+		c.awaitState(t, "no service at all")
+		c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+	})
+	t.Run("a part", func(t *testing.T) {
+		c := follow(t, server, as(token(web, nodes).SecretID))
+		c.awaitState(t, "accept_filtered")
+		c.awaitWeb(t, "what it may see", func(i []registry.Instance) bool { return len(i) == 2 })
+		c.await(t, "not synced", func() bool { return !c.synced })
+	})
+	t.Run("a part that is all that is wanted", func(t *testing.T) {
+		c := follow(t, server, as(token(web, nodes).SecretID), func(c *consul.Config) { c.AcceptFiltered = true })
+		c.awaitSynced(t)
+		c.await(t, "web only", func() bool { return len(c.services) == 1 && len(c.services["web"]) == 2 && c.degraded == "" })
+	})
+	t.Run("loses and regains its rights", func(t *testing.T) {
+		tok := token(services, nodes)
+		c := follow(t, server, as(tok.SecretID))
+		c.awaitSynced(t)
+		update := func(policies ...string) {
+			t.Helper()
+			tok.Policies = nil
+			for _, p := range policies {
+				tok.Policies = append(tok.Policies, &api.ACLLink{ID: p})
+			}
+			if _, _, err := server.Client.ACL().TokenUpdate(tok, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		update(services)
+		// A change of db wakes db's watch, and of the catalog the listing: both see nothing from now on.
+		server.Register(t, testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.9", Port: 5432})
+		c.awaitState(t, `node_prefix "" read`)
+		c.await(t, "everything kept", func() bool { return len(c.services) == 2 && len(c.services["web"]) == 2 && c.removes == 0 })
+		update(services, nodes)
+		c.await(t, "the change", func() bool { return len(c.services["db"]) == 1 && c.services["db"][0].Address == "10.1.0.9" })
+		c.awaitState(t, "")
+		// Deleted altogether.
+		if _, err := server.Client.ACL().TokenDelete(tok.AccessorID, nil); err != nil {
+			t.Fatal(err)
+		}
+		server.Register(t, testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
+		c.awaitState(t, "refuses the token")
+		c.await(t, "everything kept", func() bool { return len(c.services) == 2 && len(c.services["web"]) == 2 && c.removes == 0 })
+	})
+}
+
+// TestConsulKilled shows a development server killed and started again, which then holds nothing: what is known stays for the grace
+// period, and what registers again within it never leaves.
+func TestConsulKilled(t *testing.T) {
+	server := startConsul(t, testenv.ConsulConfig{})
+	web := testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80}
+	db := testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.2", Port: 80}
+	server.Register(t, web, db)
+	c := follow(t, server, func(c *consul.Config) { c.RemoveGrace = plugin.Duration(8 * time.Second) })
+	c.awaitSynced(t)
+	server.Kill()
+	c.awaitState(t, "cannot be reached")
+	server.Restart(t)
+	c.awaitState(t, "remove_grace")
+	c.await(t, "everything kept", func() bool { return len(c.services) == 2 && c.removes == 0 })
+	server.Register(t, web)
+	c.await(t, "what did not return is removed", func() bool { return len(c.services) == 1 && c.removes == 1 })
+	c.awaitWeb(t, "what returned is there", func(i []registry.Instance) bool { return len(i) == 1 })
+	c.awaitState(t, "")
+}
+
+// TestConsulKeepsItsCatalog shows a server with a disk killed and started again: nothing changes but the state, there and back.
+func TestConsulKeepsItsCatalog(t *testing.T) {
+	server := startConsul(t, testenv.ConsulConfig{Persistent: true})
+	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
+	c := follow(t, server)
+	c.awaitSynced(t)
+	server.Kill()
+	c.awaitState(t, "cannot be reached")
+	server.Restart(t)
+	c.awaitState(t, "")
+	c.await(t, "nothing touched", func() bool { return c.sets == 1 && c.removes == 0 })
+	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 81})
+	c.awaitWeb(t, "followed again", one(func(i registry.Instance) bool { return i.Ports[0].Number == 81 }))
+}
+
+// TestConsulConnectionLimit shows plain HTTP with more services than Consul allows connections: the first listing is complete, and the
+// state names both cures.
+func TestConsulConnectionLimit(t *testing.T) {
+	server := startConsul(t, testenv.ConsulConfig{ExtraHCL: "limits { http_max_conns_per_client = 80 }"})
+	var instances []testenv.ConsulInstance
+	for i := range 120 {
+		id := strconv.Itoa(i)
+		instances = append(instances, testenv.ConsulInstance{Service: "svc" + id, ID: id, Address: "10.1.0.1", Port: 80})
+	}
+	server.Register(t, instances...)
+	c := follow(t, server)
+	c.awaitSynced(t)
+	c.awaitState(t, "limits.http_max_conns_per_client")
+	c.awaitState(t, "https")
+	c.await(t, "everything kept", func() bool { return len(c.services) == 120 && c.removes == 0 })
+}
+
+// TestConsulFilter shows a filter expression in Consul's language, a wrong one, and a service that is there and not selected.
+func TestConsulFilter(t *testing.T) {
+	server := startConsul(t, testenv.ConsulConfig{})
+	server.Register(t,
+		testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80, Tags: []string{"mesh"}},
+		testenv.ConsulInstance{Service: "web", ID: "web-2", Address: "10.1.0.2", Port: 80},
+		testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
+	t.Run("right", func(t *testing.T) {
+		c := follow(t, server, func(c *consul.Config) { c.Filter = `"mesh" in Service.Tags` })
+		c.awaitSynced(t)
+		c.await(t, "web-1 only", func() bool {
+			return len(c.services) == 1 && len(c.services["web"]) == 1 && c.services["web"][0].ID == "external/web-1"
+		})
+	})
+	t.Run("wrong", func(t *testing.T) {
+		c := follow(t, server, func(c *consul.Config) { c.Filter = `Service.Tag =` })
+		c.awaitState(t, "does not accept filter")
+		c.await(t, "not synced", func() bool { return !c.synced })
+	})
+}
+
+// TestConsulElsewhere shows that a server without namespaces, or without the datacenter, says so.
+func TestConsulElsewhere(t *testing.T) {
+	server := startConsul(t, testenv.ConsulConfig{})
+	t.Run("namespace", func(t *testing.T) {
+		c := follow(t, server, func(c *consul.Config) { c.Namespaces = []string{"team"} })
+		c.awaitState(t, "namespaces")
+		c.await(t, "not synced", func() bool { return !c.synced })
+	})
+	t.Run("datacenter", func(t *testing.T) {
+		c := follow(t, server, func(c *consul.Config) { c.Datacenters = []string{"dc1", "dc9"} })
+		c.awaitState(t, "dc9")
+		c.await(t, "not synced", func() bool { return !c.synced })
+	})
+}
+
+// TestConsulMany shows a thousand services of ten instances, and that one change among them is one Set with what changed.
+func TestConsulMany(t *testing.T) {
+	c, change := many(t, 1000, 10)
+	sets := func() int { c.mu.Lock(); defer c.mu.Unlock(); return c.sets }
+	if n := sets(); n != 1000 {
+		t.Errorf("%d sets for the first listing, want one for each service", n)
+	}
+	change(9999)
+	c.await(t, "the change", func() bool { return c.services["svc500"][0].Ports[0].Number == 9999 })
+	change(9998)
+	c.await(t, "the second change", func() bool { return c.services["svc500"][0].Ports[0].Number == 9998 })
+	if n := sets(); n != 1002 {
+		t.Errorf("%d sets for two changes", n-1000)
+	}
+}
+
+// many starts a server with n services of m instances and follows it until synced. change sets the port of the first instance of svc500.
+func many(t testing.TB, n, m int) (c *catalog, change func(port int)) {
+	server := startConsul(t, testenv.ConsulConfig{ExtraHCL: "limits { http_max_conns_per_client = 10000 }"})
+	// One node for each hundred services: a transaction takes Consul a time that grows with what its node has.
+	op := func(s, i, port int) *api.TxnOp {
+		name := "svc" + strconv.Itoa(s)
+		return &api.TxnOp{Service: &api.ServiceTxnOp{Verb: api.ServiceSet, Node: "node" + strconv.Itoa(s/100), Service: api.AgentService{
+			ID: fmt.Sprintf("%s-%d", name, i), Service: name, Address: fmt.Sprintf("10.%d.%d.%d", s/256, s%256, i), Port: port,
+		}}}
+	}
+	var ops api.TxnOps
+	for node := range n/100 + 1 {
+		ops = append(ops, &api.TxnOp{Node: &api.NodeTxnOp{Verb: api.NodeSet, Node: api.Node{
+			ID: fmt.Sprintf("5f1e8a4c-6d0b-4b7e-9c57-%012d", node), Node: "node" + strconv.Itoa(node), Address: "127.0.0.1",
+		}}})
+	}
+	for s := range n {
+		for i := range m {
+			ops = append(ops, op(s, i, 80))
+		}
+	}
+	send := func(ops api.TxnOps) {
+		t.Helper()
+		if ok, answer, _, err := server.Client.Txn().Txn(ops, nil); err != nil || !ok {
+			t.Fatalf("transaction: %v, %+v", err, answer)
+		}
+	}
+	start := time.Now()
+	for part := range slices.Chunk(ops, 128) {
+		send(part)
+	}
+	registered := time.Now()
+	c = follow(t, server)
+	c.awaitSynced(t)
+	t.Logf("%d services of %d registered in %v, first listing in %v", n, m, registered.Sub(start), time.Since(registered))
+	return c, func(port int) { send(api.TxnOps{op(500, 0, port)}) }
+}
+
+// BenchmarkConsulChange measures a change from the request that makes it to the catalog, in a registry of 1,000 services of 10.
+func BenchmarkConsulChange(b *testing.B) {
+	c, change := many(b, 1000, 10)
+	port := 1000
+	// The first change arrives once every watch waits, which takes a moment for a thousand connections.
+	change(port)
+	c.await(b, "the first change", func() bool { return c.services["svc500"][0].Ports[0].Number == port })
+	for b.Loop() {
+		port = 1000 + (port-999)%60000
+		change(port)
+		c.await(b, "the change", func() bool { return c.services["svc500"][0].Ports[0].Number == port })
+	}
+}

@@ -1,0 +1,203 @@
+package consul
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+)
+
+// converter turns Consul's words into the registry's. It holds nothing that changes.
+type converter struct {
+	kinds         []string
+	tags          []string
+	meta          map[string]string
+	taggedAddress string
+	nodeMeta      []string
+}
+
+func newConverter(c Config) converter {
+	return converter{kinds: c.Kinds, tags: c.Tags, meta: c.Meta, taggedAddress: c.TaggedAddress, nodeMeta: c.NodeMeta}
+}
+
+// instances converts an answer of /v1/health/service, leaves out what the configuration does not select, and sorts by ID.
+// An entry without node or service says nothing that could be used, and is left out too.
+func (c converter) instances(entries []*api.ServiceEntry) []registry.Instance {
+	out := make([]registry.Instance, 0, len(entries))
+	for _, e := range entries {
+		if e == nil || e.Node == nil || e.Service == nil || !c.selects(e.Service) {
+			continue
+		}
+		out = append(out, c.instance(e))
+	}
+	slices.SortFunc(out, func(a, b registry.Instance) int { return cmp.Compare(a.ID, b.ID) })
+	return slices.CompactFunc(out, func(a, b registry.Instance) bool { return a.ID == b.ID })
+}
+
+// selects reports whether the configuration takes the instance.
+func (c converter) selects(s *api.AgentService) bool {
+	if !slices.Contains(c.kinds, cmp.Or(string(s.Kind), kindTypical)) {
+		return false
+	}
+	for _, tag := range c.tags {
+		if !slices.Contains(s.Tags, tag) {
+			return false
+		}
+	}
+	for k, want := range c.meta {
+		if got, ok := s.Meta[k]; !ok || got != want {
+			return false
+		}
+	}
+	return true
+}
+
+// instance converts one entry, whose Node and Service are set.
+func (c converter) instance(e *api.ServiceEntry) registry.Instance {
+	i := registry.Instance{
+		// A service ID is unique on its node only.
+		ID:       e.Node.Node + "/" + e.Service.ID,
+		Tags:     e.Service.Tags,
+		Meta:     c.instanceMeta(e),
+		Locality: locality(e),
+		Node:     e.Node.Node,
+	}
+	i.Address, i.Ports = c.endpoint(e)
+	status := ""
+	i.Health, i.Disabled, status = health(e.Checks)
+	i.Weight = weight(e.Service.Weights, status)
+	return i
+}
+
+// endpoint returns where the instance is reached: at the preferred tagged address, else at the service's address, else at the node's.
+func (c converter) endpoint(e *api.ServiceEntry) (string, []registry.Port) {
+	address, ports := e.Service.Address, ports(e.Service)
+	if c.taggedAddress != "" {
+		if tagged, ok := e.Service.TaggedAddresses[c.taggedAddress]; ok && tagged.Address != "" {
+			// The port of a tagged address stands for the service's one port. It says nothing of named ports.
+			if tagged.Port > 0 && len(e.Service.Ports) == 0 {
+				ports = []registry.Port{{Number: tagged.Port}}
+			}
+			return tagged.Address, ports
+		}
+		if address == "" {
+			address = e.Node.TaggedAddresses[c.taggedAddress]
+		}
+	}
+	return cmp.Or(address, e.Node.Address), ports
+}
+
+// ports returns the instance's ports: the named ones, which Consul has from 1.22 on, with the default one first, else the only one.
+func ports(s *api.AgentService) []registry.Port {
+	if len(s.Ports) == 0 {
+		if s.Port == 0 {
+			return nil
+		}
+		return []registry.Port{{Number: s.Port}}
+	}
+	out := make([]registry.Port, 0, len(s.Ports))
+	for _, p := range s.Ports {
+		port := registry.Port{Name: p.Name, Number: p.Port}
+		if p.Default {
+			out = slices.Insert(out, 0, port)
+		} else {
+			out = append(out, port)
+		}
+	}
+	return out
+}
+
+// instanceMeta returns the service's metadata, with the selected metadata of the node beneath it.
+func (c converter) instanceMeta(e *api.ServiceEntry) map[string]string {
+	if len(c.nodeMeta) == 0 {
+		return e.Service.Meta
+	}
+	meta := make(map[string]string, len(e.Service.Meta)+len(e.Node.Meta))
+	for k, v := range e.Node.Meta {
+		if matchAny(c.nodeMeta, k) {
+			meta[k] = v
+		}
+	}
+	maps.Copy(meta, e.Service.Meta)
+	return meta
+}
+
+// health returns what the instance's checks say, whether somebody set it or its node to maintenance, and Consul's own word for the
+// state without the maintenance ("" for no checks). The worst check decides, as in api.HealthChecks.AggregatedStatus.
+func health(checks api.HealthChecks) (h registry.Health, disabled bool, status string) {
+	rest := make(api.HealthChecks, 0, len(checks))
+	for _, c := range checks {
+		switch {
+		case c == nil:
+		case c.CheckID == api.NodeMaint || strings.HasPrefix(c.CheckID, api.ServiceMaintPrefix):
+			disabled = true
+		default:
+			rest = append(rest, c)
+		}
+	}
+	if len(rest) == 0 {
+		return registry.HealthUnknown, disabled, ""
+	}
+	switch status = rest.AggregatedStatus(); status {
+	case api.HealthPassing:
+		h = registry.HealthPassing
+	case api.HealthWarning:
+		h = registry.HealthWarning
+	case api.HealthCritical:
+		h = registry.HealthCritical
+	}
+	return h, disabled, status
+}
+
+// weight returns the weight that Consul gives to the instance in this state. Consul refuses a passing weight below 1, so one is a
+// registration that says nothing of weights; and it has no weight for the critical state, where its DNS leaves instances out.
+func weight(w api.AgentWeights, status string) *float64 {
+	switch {
+	case w.Passing < 1, status == api.HealthCritical:
+		return nil
+	case status == api.HealthWarning:
+		return new(float64(max(w.Warning, 0)))
+	default:
+		return new(float64(w.Passing))
+	}
+}
+
+// locality returns the service's locality, else the node's.
+func locality(e *api.ServiceEntry) registry.Locality {
+	for _, l := range []*api.Locality{e.Service.Locality, e.Node.Locality} {
+		if l != nil && (l.Region != "" || l.Zone != "") {
+			return registry.Locality{Region: l.Region, Zone: l.Zone}
+		}
+	}
+	return registry.Locality{}
+}
+
+// equalInstances reports whether two converted answers say the same. It is what drops the wakes that change nothing, such as a
+// check with new output.
+func equalInstances(a, b []registry.Instance) bool {
+	return slices.EqualFunc(a, b, func(a, b registry.Instance) bool {
+		return a.ID == b.ID && a.Address == b.Address && a.Health == b.Health && a.Disabled == b.Disabled &&
+			a.Locality == b.Locality && a.Cluster == b.Cluster && a.Node == b.Node &&
+			(a.Weight == nil) == (b.Weight == nil) && (a.Weight == nil || *a.Weight == *b.Weight) &&
+			slices.Equal(a.Ports, b.Ports) && slices.Equal(a.Tags, b.Tags) && maps.Equal(a.Meta, b.Meta)
+	})
+}
+
+// keepMissing returns next with those instances of known that it lacks, sorted by ID, and how many those are. Both are sorted by ID.
+func keepMissing(known, next []registry.Instance) (merged []registry.Instance, missing int) {
+	merged = slices.Clone(next)
+	for _, k := range known {
+		if _, ok := slices.BinarySearchFunc(next, k.ID, func(i registry.Instance, id string) int { return cmp.Compare(i.ID, id) }); !ok {
+			merged = append(merged, k)
+			missing++
+		}
+	}
+	if missing > 0 {
+		slices.SortFunc(merged, func(a, b registry.Instance) int { return cmp.Compare(a.ID, b.ID) })
+	}
+	return merged, missing
+}

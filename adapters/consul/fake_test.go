@@ -1,0 +1,390 @@
+package consul
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	mcp "istio.io/api/mcp/v1alpha1"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+)
+
+// fakeConsul answers the two queries that the adapter makes as Consul does, waits included. Any other query fails the test.
+type fakeConsul struct {
+	t testing.TB
+
+	mu       sync.Mutex // guards everything below
+	index    uint64
+	changed  chan struct{} // closed and replaced at each change of anything below
+	services map[string]*fakeService
+	gone     map[string]uint64 // the index at which a service lost its last instance
+	// answer, when it returns true, has answered in Consul's stead.
+	answer func(w http.ResponseWriter, r *http.Request) bool
+	// down makes every request fail, those that wait too, without an answer: err is what the client sees.
+	down  error
+	calls map[string]int // by path
+	// cuts counts the times that what waited was cut off, and cutting is the path that the last one was about, "" for all.
+	cuts    int
+	cutting string
+}
+
+type fakeService struct {
+	index   uint64
+	entries []*api.ServiceEntry
+	// filtered says that the token may not read everything: it sees only the first instances, as many as visible says.
+	filtered bool
+	visible  int
+}
+
+func newFake(t testing.TB) *fakeConsul {
+	f := &fakeConsul{t: t, index: 100, changed: make(chan struct{}), services: map[string]*fakeService{}, gone: map[string]uint64{}, calls: map[string]int{}}
+	f.set("consul", entry("consul", "server1", 8300))
+	return f
+}
+
+// entry is one passing instance on node n1.
+func entry(service, id string, port int) *api.ServiceEntry {
+	return &api.ServiceEntry{
+		Node:    &api.Node{Node: "n1", Address: "10.0.0.1", Datacenter: "dc1"},
+		Service: &api.AgentService{ID: id, Service: service, Port: port, Weights: api.AgentWeights{Passing: 1, Warning: 1}},
+		Checks:  api.HealthChecks{{CheckID: "serfHealth", Status: api.HealthPassing}},
+	}
+}
+
+// change runs fn on the fake's state and wakes what waits.
+func (f *fakeConsul) change(fn func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fn()
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+// set replaces the instances of a service; none takes it off the listing.
+func (f *fakeConsul) set(name string, entries ...*api.ServiceEntry) {
+	f.change(func() { f.setLocked(name, entries...) })
+}
+
+func (f *fakeConsul) setLocked(name string, entries ...*api.ServiceEntry) {
+	f.index++
+	if len(entries) == 0 {
+		delete(f.services, name)
+		f.gone[name] = f.index
+		return
+	}
+	f.services[name] = &fakeService{index: f.index, entries: entries}
+}
+
+// replace puts an empty server in the place of this one: everything but its own service is gone, and its index is low.
+func (f *fakeConsul) replace(index uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.services = map[string]*fakeService{"consul": f.services["consul"]}
+	f.services["consul"].index = index
+	f.gone = map[string]uint64{}
+	f.index = index
+}
+
+func (f *fakeConsul) setDown(err error) { f.change(func() { f.down = err }) }
+func (f *fakeConsul) setAnswer(fn func(w http.ResponseWriter, r *http.Request) bool) {
+	f.change(func() { f.answer = fn })
+}
+
+// cut breaks the connections of the requests that wait, those to one path or with "" all.
+func (f *fakeConsul) cut(path string) { f.change(func() { f.cuts++; f.cutting = path }) }
+
+// count returns how many requests there were to the path since the last call.
+func (f *fakeConsul) count(path string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := f.calls[path]
+	f.calls[path] = 0
+	return n
+}
+
+func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	f.calls[r.URL.Path]++
+	answer, cuts := f.answer, f.cuts
+	f.mu.Unlock()
+	if answer != nil && answer(w, r) {
+		return
+	}
+	q := r.URL.Query()
+	index, _ := strconv.ParseUint(q.Get("index"), 10, 64)
+	var wait time.Duration
+	if index > 0 {
+		ms, err := time.ParseDuration(q.Get("wait"))
+		if err != nil {
+			f.t.Errorf("%s: blocking query without wait", r.URL)
+		}
+		wait = ms
+	}
+	if q.Has("passing") || q.Has("stale") || q.Has("cached") {
+		f.t.Errorf("%s: passing, stale and cached gain nothing and cost the server", r.URL)
+	}
+	name, isHealth := strings.CutPrefix(r.URL.Path, "/v1/health/service/")
+	if r.URL.Path != "/v1/catalog/services" && !isHealth {
+		f.t.Errorf("unknown call %s %s", r.Method, r.URL)
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	end := time.NewTimer(wait)
+	defer end.Stop()
+	for expired := wait == 0; ; {
+		f.mu.Lock()
+		body, now, filtered := f.look(name, isHealth, q.Get("filter"))
+		changed, down := f.changed, f.down
+		if down == nil && (expired || now > index) && (f.cuts == cuts || f.cutting != "" && f.cutting != r.URL.Path) {
+			f.mu.Unlock()
+			w.Header().Set("X-Consul-Index", strconv.FormatUint(now, 10))
+			w.Header().Set("X-Consul-Lastcontact", "0")
+			w.Header().Set("X-Consul-Query-Backend", "blocking-query")
+			w.Header().Set("X-Consul-Knownleader", "true")
+			if streamed := isHealth && index > 0; streamed {
+				// As Consul 1.22 does: a stream's answer knows of no leader, and of nothing that was filtered.
+				w.Header().Set("X-Consul-Query-Backend", "streaming")
+				w.Header().Set("X-Consul-Knownleader", "false")
+			} else if filtered {
+				w.Header().Set("X-Consul-Results-Filtered-By-Acls", "true")
+			}
+			_ = json.NewEncoder(w).Encode(body)
+			return
+		}
+		cut := f.cuts > cuts && (f.cutting == "" || f.cutting == r.URL.Path)
+		f.mu.Unlock()
+		if down != nil || cut {
+			panic(http.ErrAbortHandler)
+		}
+		select {
+		case <-changed:
+		case <-end.C:
+			expired = true
+		case <-r.Context().Done():
+		}
+		if r.Context().Err() != nil {
+			return
+		}
+	}
+}
+
+// look returns the body and the index of an answer. The caller holds mu.
+func (f *fakeConsul) look(name string, isHealth bool, filter string) (body any, index uint64, filtered bool) {
+	if !isHealth {
+		names := map[string][]string{}
+		for n := range f.services {
+			names[n] = []string{}
+		}
+		return names, f.index, false
+	}
+	s := f.services[name]
+	switch {
+	case s == nil && f.gone[name] > 0:
+		return []*api.ServiceEntry{}, f.gone[name], false
+	case s == nil:
+		return []*api.ServiceEntry{}, f.index, false
+	case s.filtered:
+		return s.entries[:s.visible], s.index, true
+	case filter != "":
+		// The only filter that the fake knows is a tag.
+		entries := slices.DeleteFunc(slices.Clone(s.entries), func(e *api.ServiceEntry) bool { return !slices.Contains(e.Service.Tags, filter) })
+		return entries, s.index, false
+	}
+	return s.entries, s.index, false
+}
+
+// direct is a transport that calls the fake without a network, so that time can be fake too.
+type direct struct{ f *fakeConsul }
+
+func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
+	d.f.mu.Lock()
+	down := d.f.down
+	d.f.mu.Unlock()
+	if down != nil {
+		return nil, down
+	}
+	rec := httptest.NewRecorder()
+	done := make(chan error, 1)
+	// Ends with the request's context at the latest; the caller of RoundTrip waits for it.
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				done <- io.ErrUnexpectedEOF
+				return
+			}
+			done <- nil
+		}()
+		d.f.ServeHTTP(rec, r)
+	}()
+	if err := <-done; err != nil {
+		return nil, err
+	}
+	if err := r.Context().Err(); err != nil {
+		return nil, err
+	}
+	return rec.Result(), nil
+}
+
+// recorder is a catalog that keeps what it is told.
+type recorder struct {
+	mu       sync.Mutex // guards everything below
+	services map[registry.Key][]registry.Instance
+	sets     int
+	removes  int
+	synced   bool
+	degraded []string // "" stands for nil
+	problems map[string]string
+	changed  chan struct{} // closed and replaced at each call
+}
+
+func newRecorder() *recorder {
+	return &recorder{services: map[registry.Key][]registry.Instance{}, problems: map[string]string{}, changed: make(chan struct{})}
+}
+
+func (r *recorder) do(fn func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fn()
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+func (r *recorder) Set(svc registry.Service, instances []registry.Instance) {
+	r.do(func() { r.sets++; r.services[svc.Key] = slices.Clone(instances) })
+}
+func (r *recorder) Remove(key registry.Key)   { r.do(func() { r.removes++; delete(r.services, key) }) }
+func (r *recorder) Publish(*mcp.Resource)     { panic("BUG: not for this adapter") }
+func (r *recorder) Withdraw(string, string)   { panic("BUG: not for this adapter") }
+func (r *recorder) Synced()                   { r.do(func() { r.synced = true }) }
+func (r *recorder) Problem(id, reason string) { r.do(func() { r.problems[id] = reason }) }
+func (r *recorder) Degraded(err error) {
+	r.do(func() {
+		if err == nil {
+			r.degraded = append(r.degraded, "")
+		} else {
+			r.degraded = append(r.degraded, err.Error())
+		}
+	})
+}
+
+// state returns the present reason of the degraded state, "" for none, and how often it was set.
+func (r *recorder) state() (reason string, calls int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.degraded) == 0 {
+		return "", 0
+	}
+	return r.degraded[len(r.degraded)-1], len(r.degraded)
+}
+
+// problem returns the reason listed under id, "" for none.
+func (r *recorder) problem(id string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.problems[id]
+}
+
+// view returns what the catalog holds: by service, "id address:port health" of each instance in order.
+func (r *recorder) view() map[string][]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := map[string][]string{}
+	for key, instances := range r.services {
+		lines := []string{}
+		for _, i := range instances {
+			port := 0
+			if len(i.Ports) > 0 {
+				port = i.Ports[0].Number
+			}
+			line := i.ID + " " + i.Address + ":" + strconv.Itoa(port) + " " + i.Health.String()
+			if i.Disabled {
+				line += " disabled"
+			}
+			lines = append(lines, line)
+		}
+		v[key.String()] = lines
+	}
+	return v
+}
+
+func (r *recorder) counts() (sets, removes int, synced bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sets, r.removes, r.synced
+}
+
+// await waits until cond holds of the recorder, asking after each call.
+func (r *recorder) await(t testing.TB, limit time.Duration, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	for {
+		r.mu.Lock()
+		changed := r.changed
+		r.mu.Unlock()
+		if cond() {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline.C:
+			reason, _ := r.state()
+			t.Fatalf("%s: not within %v; catalog holds %v, degraded %q", what, limit, r.view(), reason)
+		}
+	}
+}
+
+// config is DefaultConfig with changes.
+func config(change ...func(*Config)) Config {
+	c := DefaultConfig
+	for _, fn := range change {
+		fn(&c)
+	}
+	return c
+}
+
+// start runs an adapter until the test, or the function that it returns, ends it.
+func start(t testing.TB, a *Adapter) (r *recorder, stop func()) {
+	t.Helper()
+	r = newRecorder()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx, r) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return r, stop
+}
+
+// startFake runs an adapter against the fake, without a network.
+func startFake(t testing.TB, f *fakeConsul, change ...func(*Config)) (*recorder, func()) {
+	t.Helper()
+	a, err := newAdapter(config(change...), plugin.Env{Registry: "test", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.clients.newTransport = func() http.RoundTripper { return direct{f} }
+	a.clients.slots = nil
+	return start(t, a)
+}
+
+// errRefused is what a client sees where nothing listens.
+var errRefused = &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connect: connection refused")}

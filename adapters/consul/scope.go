@@ -1,0 +1,456 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+)
+
+// serversService is the service under which Consul's servers list themselves. Any complete listing of the default namespace and
+// partition holds it.
+const serversService = "consul"
+
+// errPoked is the cause of a query's end when what it waits for may have become meaningless.
+var errPoked = errors.New("asked to begin again")
+
+// scope follows one datacenter and namespace: it knows which services there are, and runs one watch for each.
+type scope struct {
+	config  Config
+	log     *slog.Logger
+	clients *clients
+	convert converter
+	target  target
+	state   *state
+	catalog plugin.Catalog
+	fetches chan struct{} // a place for each query that does not wait
+
+	datacenter, namespace string
+	id                    string // names the scope in states, "catalog" or "catalog dc2/ns"
+
+	// gate is closed once every service of the first listing was asked for once. Watches wait for it before they hold a connection, so
+	// that a limit of connections hits the following of services and not the first listing.
+	gate chan struct{}
+
+	// listing is held, as a place in the channel, by whoever asks for a listing to confirm what a watch saw.
+	listing chan struct{}
+	fresh   listing // the last one asked for under listing
+
+	mu        sync.Mutex // guards everything below
+	watches   map[string]*watch
+	unaskable map[string]bool // services listed as problems, because HTTP cannot carry their names
+	untried   int             // services of the first listing that were not asked for yet
+	listed    bool            // the first complete listing is in
+	gateOpen  bool
+	// epoch counts the times that the server may have become another one. An index is good within its epoch only: one above the server's would
+	// block for the whole wait.
+	epoch uint64
+	// lastOutage is when the registry was last found away, or back.
+	lastOutage time.Time
+	// back is closed and replaced when the scope is reached again after a failure.
+	back chan struct{}
+	// poke ends the listing query that is under way; nil while there is none.
+	poke context.CancelCauseFunc
+	// suspected says that the next listing begins at index 0.
+	suspected bool
+
+	slot *slot          // of the listings; set by run
+	wg   sync.WaitGroup // the watches
+}
+
+// listing is one answer of /v1/catalog/services.
+type listing struct {
+	asked time.Time // when the query was sent
+	names map[string]bool
+	index uint64
+	// filtered says that Consul left out what the token may not read.
+	filtered bool
+}
+
+func newScope(a *Adapter, st *state, catalog plugin.Catalog, fetches chan struct{}, datacenter, namespace string) *scope {
+	id := "catalog"
+	if where := strings.Trim(datacenter+"/"+namespace, "/"); where != "" {
+		id += " " + where
+	}
+	return &scope{
+		config: a.config, log: a.env.Log, clients: a.clients, convert: a.convert, target: a.clients.target,
+		state: st, catalog: catalog, fetches: fetches,
+		datacenter: datacenter, namespace: namespace, id: id,
+		gate:      make(chan struct{}),
+		listing:   make(chan struct{}, 1),
+		watches:   map[string]*watch{},
+		unaskable: map[string]bool{},
+		back:      make(chan struct{}),
+	}
+}
+
+// run follows the listing of services until ctx ends, and returns once every watch has ended.
+func (s *scope) run(ctx context.Context) {
+	s.slot = s.clients.acquire()
+	defer s.clients.release(s.slot)
+	defer s.wg.Wait()
+	var (
+		index, epoch uint64
+		highest      uint64 // the last answer's index, which survives errors
+		broken       bool   // no answer since the last error
+		away         bool   // one of those errors was an outage
+		retry        = backoff{first: 250 * time.Millisecond, most: 5 * time.Second}
+		wait         = time.Duration(s.config.Wait)
+	)
+	for {
+		if now, again := s.takeSuspicion(); again || now != epoch {
+			index, epoch = 0, now
+		}
+		l, err := s.list(ctx, index, wait)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, errPoked):
+			// The reason is in suspected. Whoever asked may ask again at once.
+			if !pause(ctx, listEvery, nil) {
+				return
+			}
+			continue
+		case err != nil:
+			f := s.located(classify(err, s.target))
+			if f.interrupted && !broken && index > 0 {
+				// What was under way broke off. Whether that was an outage shows with the next query, sent at once.
+				index, broken = 0, true
+				continue
+			}
+			index, broken, away = 0, true, away || f.outage
+			s.newEpoch(f.outage)
+			s.state.set(s.id, f)
+			if !pause(ctx, retry.next(), nil) {
+				return
+			}
+			continue
+		}
+
+		replaced := l.index < highest
+		if replaced {
+			s.log.Warn("consul's index went backwards: the server was replaced or restored; beginning again",
+				slog.String("catalog", s.id))
+		}
+		if replaced || away {
+			// The outage ends now, and the grace period begins.
+			s.newEpoch(true)
+		}
+		if replaced {
+			s.pokeAll()
+		}
+		if broken {
+			s.announceBack()
+		}
+		broken, away = false, false
+		retry.reset()
+		index, highest, epoch = l.index, l.index, s.currentEpoch()
+		wait = time.Duration(s.config.Wait)
+		if s.accept(ctx, l) != nil {
+			// Consul wakes nobody when a token or policy changes.
+			wait = doubtfulWait
+		}
+		if !pause(ctx, listEvery, nil) {
+			return
+		}
+	}
+}
+
+// accept starts a watch for each service that has none, and tells those that a complete listing lacks to look again. It
+// returns what makes the listing doubtful, or nil.
+func (s *scope) accept(ctx context.Context, l listing) *fault {
+	doubt := s.doubt(l)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	for name := range l.names {
+		if !s.config.Services.match(name) {
+			continue
+		}
+		if w := s.watches[name]; w != nil {
+			w.seen, w.absent = now, false
+			continue
+		}
+		if path.Clean("/"+name) != "/"+name {
+			s.unaskable[name] = true
+			s.catalog.Problem("service "+s.key(name).String(),
+				"its name cannot be asked for over HTTP (Consul cleans the path); register it under a name without empty or dotted path elements")
+			continue
+		}
+		w := newWatch(s, name, now)
+		s.watches[name] = w
+		s.state.expect()
+		if !s.gateOpen {
+			s.untried++
+		}
+		// Owned by the scope, which waits for it; ends with ctx or once the service is gone for certain.
+		s.wg.Go(func() { w.run(ctx) })
+	}
+	if !s.gateOpen && s.untried == 0 && doubt == nil {
+		s.openGateLocked()
+	}
+	s.state.set(s.id, doubt)
+	if doubt != nil {
+		return doubt
+	}
+	for name, w := range s.watches {
+		if !l.names[name] && !w.absent {
+			w.absent = true
+			w.begin()
+		}
+	}
+	for name := range s.unaskable {
+		if !l.names[name] {
+			delete(s.unaskable, name)
+			s.catalog.Problem("service "+s.key(name).String(), "")
+		}
+	}
+	if !s.listed {
+		s.listed = true
+		s.state.arrived()
+	}
+	return nil
+}
+
+// doubt says why the listing cannot be taken for the whole, or nil.
+func (s *scope) doubt(l listing) *fault {
+	const cure = "give the registry a token with service_prefix \"\" read and node_prefix \"\" read"
+	servers := s.hasServers()
+	switch {
+	case len(l.names) == 0 && l.filtered:
+		return s.located(&fault{kind: faultFiltered, err: errors.New("the token sees no service at all; " + cure)})
+	case len(l.names) == 0 && (servers || s.clients.auth.anonymous()):
+		return s.located(&fault{kind: faultEmpty, err: errors.New(
+			"consul lists no service at all, not even its own, which happens without a token that may read; " + cure)})
+	case s.config.AcceptFiltered:
+		return nil
+	case l.filtered:
+		return s.located(&fault{kind: faultFiltered, err: errors.New(
+			"consul leaves out services that the token may not read, so nothing is removed; " + cure + ", or set accept_filtered if it is meant to see a part only")})
+	case servers && !l.names[serversService]:
+		return s.located(&fault{kind: faultFiltered, err: errors.New(
+			"consul's own service is missing in its listing, so services are left out without a word and nothing is removed; " + cure +
+				", or set accept_filtered if a part is all that is wanted")})
+	}
+	return nil
+}
+
+// hasServers reports whether the scope is where Consul's servers list themselves.
+func (s *scope) hasServers() bool {
+	return (s.namespace == "" || s.namespace == "default") && (s.config.Partition == "" || s.config.Partition == "default")
+}
+
+// located puts the scope's name before the error, where there are several.
+func (s *scope) located(f *fault) *fault {
+	if where := strings.TrimPrefix(s.id, "catalog"); where != "" {
+		g := *f
+		g.err = fmt.Errorf("datacenter or namespace%s: %w", where, f.err)
+		return &g
+	}
+	return f
+}
+
+// list asks for the services, waiting for a change beyond index unless it is 0.
+func (s *scope) list(ctx context.Context, index uint64, wait time.Duration) (listing, error) {
+	if index == 0 {
+		return s.ask(ctx, 0, 0)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.mu.Lock()
+	s.poke = cancel
+	if s.suspected {
+		cancel(errPoked)
+	}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.poke = nil
+		s.mu.Unlock()
+	}()
+	return s.ask(ctx, index, wait)
+}
+
+// ask is list without the means to end it from outside.
+func (s *scope) ask(ctx context.Context, index uint64, wait time.Duration) (listing, error) {
+	l := listing{asked: time.Now()}
+	var names map[string][]string
+	err := s.query(ctx, index, wait, func(q *api.QueryOptions) (*api.QueryMeta, error) {
+		var meta *api.QueryMeta
+		var err error
+		names, meta, err = s.slot.client.Catalog().Services(q)
+		if err == nil {
+			l.index, l.filtered = meta.LastIndex, meta.ResultsFilteredByACLs
+		}
+		return meta, err
+	})
+	if err != nil {
+		return listing{}, err
+	}
+	l.names = make(map[string]bool, len(names))
+	for name := range names {
+		l.names[name] = true
+	}
+	return l, nil
+}
+
+// query runs one query of the API. It bounds its time, gives queries that do not wait their turn, and refuses the answer of a
+// server that has no leader.
+func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, call func(*api.QueryOptions) (*api.QueryMeta, error)) error {
+	limit := answerTimeout
+	if index == 0 {
+		select {
+		case s.fetches <- struct{}{}:
+			defer func() { <-s.fetches }()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	} else {
+		// Spread the ends of the waits, so that they do not come together for ever after a common start. The server adds up to a sixteenth.
+		wait -= time.Duration(rand.Int64N(int64(wait/10) + 1))
+		limit += wait + wait/16
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errAnswerTimeout)
+	defer cancel()
+	q := &api.QueryOptions{
+		Datacenter: s.datacenter, Namespace: s.namespace, Partition: s.config.Partition,
+		WaitIndex: index,
+	}
+	if index > 0 {
+		q.WaitTime = wait
+	}
+	meta, err := call(q.WithContext(ctx))
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		return err
+	case meta.LastIndex == 0:
+		return &fault{kind: faultServer, err: errors.New("answer without X-Consul-Index; what is at address is no Consul, or a proxy before it removes its headers")}
+	case !meta.KnownLeader && meta.QueryBackend != api.QueryBackendStreaming:
+		return &fault{kind: faultServer, outage: true, err: errors.New("consul has no leader")}
+	}
+	return nil
+}
+
+// confirm returns a listing that was asked for after the given time. Watches that need one together share it, and there is at most
+// one in listEvery.
+func (s *scope) confirm(ctx context.Context, after time.Time) (listing, error) {
+	select {
+	case s.listing <- struct{}{}:
+		defer func() { <-s.listing }()
+	case <-ctx.Done():
+		return listing{}, context.Cause(ctx)
+	}
+	if s.fresh.asked.After(after) {
+		return s.fresh, nil
+	}
+	if !pause(ctx, listEvery-time.Since(s.fresh.asked), nil) {
+		return listing{}, context.Cause(ctx)
+	}
+	l, err := s.ask(ctx, 0, 0)
+	if err != nil {
+		return listing{}, err
+	}
+	s.fresh = l
+	return l, nil
+}
+
+// key returns the key of a service of this scope.
+func (s *scope) key(name string) registry.Key {
+	return registry.Key{Name: name, Namespace: s.namespace, Partition: s.config.Partition, Datacenter: s.datacenter}
+}
+
+// tried counts a service of the first listing that was asked for.
+func (s *scope) tried() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gateOpen {
+		return
+	}
+	if s.untried--; s.untried == 0 {
+		s.openGateLocked()
+	}
+}
+
+func (s *scope) openGateLocked() {
+	s.gateOpen = true
+	close(s.gate)
+}
+
+// forget ends the watch of a service that is gone since the given time, unless a listing has shown the service since.
+func (s *scope) forget(w *watch, since time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.seen.After(since) {
+		return false
+	}
+	delete(s.watches, w.name)
+	if w.published {
+		// Under mu, so that it cannot come after what the next watch of the same name sets.
+		s.catalog.Remove(w.key)
+	}
+	return true
+}
+
+func (s *scope) currentEpoch() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.epoch
+}
+
+// newEpoch makes every index that is known worthless, and if it was an outage makes removals wait from now on.
+func (s *scope) newEpoch(outage bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.epoch++
+	if outage {
+		s.lastOutage = time.Now()
+	}
+}
+
+// announceBack wakes the watches that wait to try again.
+func (s *scope) announceBack() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.back)
+	s.back = make(chan struct{})
+}
+
+// pokeAll makes every watch begin again, at index 0.
+func (s *scope) pokeAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.watches {
+		w.begin()
+	}
+}
+
+// suspect makes the listing begin again: a watch saw signs that the server is away or another one.
+func (s *scope) suspect() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.suspected = true
+	if s.poke != nil {
+		s.poke(errPoked)
+	}
+}
+
+// takeSuspicion returns the epoch, and whether somebody suspected since the last call.
+func (s *scope) takeSuspicion() (epoch uint64, suspected bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	suspected = s.suspected
+	s.suspected = false
+	return s.epoch, suspected
+}
