@@ -169,10 +169,10 @@ func (c *client) close() {
 
 // pid returns the process id, 0 if there is no process.
 func (c *client) pid() int {
-	if c.process == nil || c.process.cmd.Process == nil {
+	if c.process == nil || c.process.pid.Load() == 0 {
 		return 0
 	}
-	return c.process.cmd.Process.Pid
+	return int(c.process.pid.Load())
 }
 
 // describe asks the plugin who it is and checks the answer.
@@ -244,7 +244,7 @@ func orEmpty(b json.RawMessage) []byte {
 
 // explain adds to an error that may come from the end of the process how that ended.
 func (c *client) explain(ctx context.Context, err error) error {
-	if ctx.Err() != nil || c.process.cmd.Process == nil {
+	if ctx.Err() != nil || c.process.pid.Load() == 0 {
 		return err
 	}
 	timer := time.NewTimer(exitWithin)

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -26,6 +27,9 @@ type process struct {
 
 	stdout io.ReadCloser // what go-plugin reads: the first line
 	stderr io.ReadCloser // what go-plugin reads: nothing, until the end
+
+	pid    atomic.Int64 // 0 until the process was started
+	killed atomic.Bool  // Kill came, maybe while the process was being started
 
 	exited chan struct{} // closed when the process ended; state is set before
 	state  *os.ProcessState
@@ -56,6 +60,10 @@ func (p *process) Start(context.Context) error {
 	_, _ = outW.Close(), errW.Close()
 	if err != nil {
 		return errors.Join(err, outR.Close(), errR.Close())
+	}
+	p.pid.Store(int64(p.cmd.Process.Pid))
+	if p.killed.Load() {
+		p.signalGroup(syscall.SIGKILL)
 	}
 
 	firstLine, toGoPlugin := io.Pipe()
@@ -113,20 +121,21 @@ func (p *process) Wait(ctx context.Context) error {
 
 // Kill implements runner.AttachedRunner.
 func (p *process) Kill(context.Context) error {
+	p.killed.Store(true)
 	p.signalGroup(syscall.SIGKILL)
 	return nil
 }
 
 // signalGroup sends a signal to the process and what it started, if anything of it is there.
 func (p *process) signalGroup(sig syscall.Signal) {
-	if p.cmd.Process != nil {
-		_ = syscall.Kill(-p.cmd.Process.Pid, sig)
+	if pid := int(p.pid.Load()); pid != 0 {
+		_ = syscall.Kill(-pid, sig)
 	}
 }
 
 // end ends the process: by SIGTERM, and by SIGKILL if that takes longer than within.
 func (p *process) end(within time.Duration) {
-	if p.cmd.Process == nil {
+	if p.pid.Load() == 0 {
 		return
 	}
 	select {
@@ -170,10 +179,10 @@ func (p *process) Name() string { return p.cmd.Path }
 
 // ID implements runner.AttachedRunner.
 func (p *process) ID() string {
-	if p.cmd.Process == nil {
+	if p.pid.Load() == 0 {
 		return ""
 	}
-	return strconv.Itoa(p.cmd.Process.Pid)
+	return strconv.FormatInt(p.pid.Load(), 10)
 }
 
 // Diagnose implements runner.Runner.
