@@ -1,0 +1,116 @@
+# The targets a person needs are build, demo, unit, check and test. `make help` lists all.
+
+GO       ?= go
+CACHE    := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/isthmus
+GOVER    := $(shell $(GO) env GOVERSION)
+VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+FUZZTIME ?= 10s
+PKGS      = $(shell $(GO) list ./... | grep -v /test/)
+
+# Tools are built once per version, outside the repository, so that the next fresh clone finds them.
+digest   = $(shell cat tools/$(1)/go.mod tools/$(1)/go.sum | cksum | cut -d' ' -f1)
+LINT    := $(CACHE)/tools/lint-$(call digest,lint)-$(GOVER)
+PROTO   := $(CACHE)/tools/proto-$(call digest,proto)-$(GOVER)
+GOFILES  = $(shell find . -name '*.go' -not -name '*.pb.go' -not -path './.git/*')
+
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: build
+build: ## build bin/isthmus
+	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/isthmus ./cmd/isthmus
+
+.PHONY: demo
+demo: build ## a generated registry, served, with its changes in the terminal
+	./bin/isthmus demo
+
+.PHONY: unit
+unit: ## the fast tests, without real servers
+	$(GO) test -short $(PKGS)
+
+.PHONY: check
+check: format vet lint tidy proto generated ## formatting, linters, generated files
+
+.PHONY: test
+test: check race e2e fuzz ## all that CI runs
+
+.PHONY: race
+race: ## every test but the end-to-end ones, with the race detector
+	$(GO) test -race -timeout 15m $(PKGS)
+
+.PHONY: e2e
+e2e: tools ## a real Consul, two real istiods, proxies behind them
+	$(GO) test -count=1 -timeout 30m ./test/...
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME each
+	./tools/fuzz $(FUZZTIME)
+
+.PHONY: bench
+bench: ## the benchmarks that docs/performance.md quotes
+	$(GO) test -run '^$$' -bench . -benchmem $(PKGS)
+
+.PHONY: tools
+tools: $(LINT)/golangci-lint $(PROTO)/buf ## build or fetch every tool and test server into the user's cache directory
+	$(GO) run ./internal/testenv/cmd/fetch
+
+.PHONY: generate
+generate: $(PROTO)/buf ## write all generated files again
+	$(PROTO)/buf generate
+	$(GO) generate ./...
+
+.PHONY: fmt
+fmt: $(LINT)/golangci-lint ## format all Go files
+	$(LINT)/gofumpt -w $(GOFILES)
+	$(LINT)/gci write --skip-generated -s standard -s default -s 'prefix(github.com/isthmus-mesh/isthmus)' $(GOFILES)
+
+.PHONY: format
+format: $(LINT)/golangci-lint
+	@unformatted=$$($(LINT)/gofumpt -l $(GOFILES) && \
+		$(LINT)/gci list --skip-generated -s standard -s default -s 'prefix(github.com/isthmus-mesh/isthmus)' $(GOFILES)) || exit 1; \
+	if [ -n "$$unformatted" ]; then echo "not formatted; run make fmt:"; echo "$$unformatted"; exit 1; fi
+
+.PHONY: vet
+vet:
+	$(GO) vet ./...
+
+.PHONY: lint
+lint: $(LINT)/golangci-lint
+	$(LINT)/golangci-lint run ./...
+	$(LINT)/staticcheck ./...
+
+.PHONY: tidy
+tidy:
+	$(GO) mod tidy -diff
+
+.PHONY: proto
+proto: $(PROTO)/buf
+	$(PROTO)/buf lint
+	@if git rev-parse --verify --quiet origin/main >/dev/null && git cat-file -e origin/main:buf.yaml 2>/dev/null; then \
+		$(PROTO)/buf breaking --against '.git#ref=origin/main'; fi
+
+.PHONY: generated
+generated: $(PROTO)/buf
+	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && \
+	$(PROTO)/buf generate -o "$$tmp" && diff -r -x '*.proto' "$$tmp/plugin/proto" plugin/proto && \
+	$(GO) run ./cmd/isthmus docs > "$$tmp/configuration.md" && diff "$$tmp/configuration.md" docs/configuration.md && \
+	$(GO) run ./cmd/isthmus docs --schema > "$$tmp/schema.json" && diff "$$tmp/schema.json" docs/configuration.schema.json || \
+	{ echo "generated files are not current; run make generate"; exit 1; }
+
+# A tool directory comes into being in one step, so that an interrupted build leaves nothing half done.
+define build_tools
+	@echo "building $(1) tools; this happens once per version"
+	@mkdir -p $(CACHE)/tools && tmp=$$(mktemp -d $(CACHE)/tools/.building-XXXXXX) && chmod 755 "$$tmp" && \
+	(cd tools/$(1) && $(GO) build -trimpath -ldflags "-s -w" -o "$$tmp/" tool) && \
+	rm -rf $(@D) && mv "$$tmp" $(@D)
+endef
+
+$(LINT)/golangci-lint:
+	$(call build_tools,lint)
+
+$(PROTO)/buf:
+	$(call build_tools,proto)
