@@ -62,11 +62,7 @@ func newDemo() *cobra.Command {
 			lines := make(chan watch.Line)
 			group.Go(func() error { return runServer(ctx, s) })
 			group.Go(func() error {
-				err := watch.Run(ctx, watch.Options{Address: address, Protocol: "delta", Output: "json", Body: true, Stderr: cmd.ErrOrStderr()}, &lineWriter{ctx: ctx, to: lines})
-				if ctx.Err() != nil {
-					return nil
-				}
-				return err
+				return watch.Run(ctx, watch.Options{Address: address, Protocol: "delta", Output: "json", Body: true, Stderr: cmd.ErrOrStderr()}, &lineWriter{ctx: ctx, to: lines})
 			})
 			group.Go(func() error { return showFeed(ctx, lines, out) })
 			return group.Wait()

@@ -19,3 +19,4 @@
 package main
 
 //go:generate sh -c "go run . docs > ../../docs/configuration.md"
+//go:generate sh -c "go run . docs --schema > ../../docs/configuration.schema.json"

@@ -21,9 +21,10 @@ import (
 )
 
 func newDocs() *cobra.Command {
-	return &cobra.Command{
+	var asSchema bool
+	cmd := &cobra.Command{
 		Use:    "docs",
-		Short:  "Print docs/configuration.md, made from the code",
+		Short:  "Print docs/configuration.md or, with --schema, docs/configuration.schema.json, made from the code",
 		Hidden: true,
 		Args:   usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -45,9 +46,14 @@ func newDocs() *cobra.Command {
 				}
 				described = append(described, d)
 			}
+			if asSchema {
+				return writeSchema(cmd.OutOrStdout(), described)
+			}
 			return writeDocs(cmd.OutOrStdout(), described)
 		},
 	}
+	cmd.Flags().BoolVar(&asSchema, "schema", false, "print a JSON Schema of the configuration file")
+	return cmd
 }
 
 const docsHead = `<!-- Made by "make generate" from the code. Do not edit. -->
@@ -55,6 +61,7 @@ const docsHead = `<!-- Made by "make generate" from the code. Do not edit. -->
 # Configuration
 
 ` + "`isthmus serve --config FILE`" + ` reads one YAML document. ` + "`isthmus validate --config FILE`" + ` checks it without contacting a registry.
+[configuration.schema.json](configuration.schema.json) is a JSON Schema of it for editors.
 
 ` + "```yaml" + `
 listen: {xds: 127.0.0.1:15051, admin: 127.0.0.1:15080}

@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	if e, ok := errors.AsType[config.Problems](err); ok {
-		fmt.Fprintf(stderr, "%v\n%s\n", e, problemCount(len(e)))
+		fmt.Fprintf(stderr, "%v\n%s\n", err, problemCount(len(e)))
 		return exitConfig
 	}
 	fmt.Fprintln(stderr, "isthmus:", err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -67,31 +68,31 @@ func checkPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger) err
 	var group errgroup.Group
 	group.SetLimit(maxChecks)
 	for i := range cfg.Registries {
-		r := &cfg.Registries[i]
 		group.Go(func() error {
-			s, err := server.Spec(cfg, r)
-			if err != nil {
-				failed[i] = err
-				return nil
-			}
-			violations, err := supervisor.Check(ctx, host, s, log.With(slog.String("registry", r.Name)))
-			if err != nil {
-				failed[i] = fmt.Errorf("%w", cfg.Problem(r.Name, "", fmt.Sprintf("its plugin cannot be asked: %v", err)))
-			}
-			for _, v := range violations {
-				found[i] = append(found[i], cfg.Problem(r.Name, v.Field, v.Reason))
-			}
+			found[i], failed[i] = checkPlugin(ctx, host, cfg, &cfg.Registries[i], log)
 			return nil
 		})
 	}
 	_ = group.Wait() // the errors are in failed
-	failed = append(failed, host.Close())
-	var problems config.Problems
-	for _, p := range found {
-		problems = append(problems, p...)
+	err = errors.Join(errors.Join(failed...), host.Close())
+	if problems := slices.Concat(found...); len(problems) > 0 {
+		err = errors.Join(err, problems.Sort())
 	}
-	if len(problems) > 0 {
-		failed = append(failed, problems.Sort())
+	return err
+}
+
+// checkPlugin asks one registry's plugin about its block.
+func checkPlugin(ctx context.Context, host *supervisor.Host, cfg *config.Config, r *config.Registry, log *slog.Logger) (found config.Problems, err error) {
+	s, err := server.Spec(cfg, r)
+	if err != nil {
+		return nil, err
 	}
-	return errors.Join(failed...)
+	violations, err := supervisor.Check(ctx, host, s, log.With(slog.String("registry", r.Name)))
+	if err != nil {
+		return nil, cfg.Problem(r.Name, "", fmt.Sprintf("its plugin cannot be asked: %v", err))
+	}
+	for _, v := range violations {
+		found = append(found, cfg.Problem(r.Name, v.Field, v.Reason))
+	}
+	return found, nil
 }

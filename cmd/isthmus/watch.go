@@ -60,7 +60,7 @@ With --output json a line is an object:
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := watch.Run(cmd.Context(), watch.Options{
+			return watch.Run(cmd.Context(), watch.Options{
 				Address:  address,
 				Protocol: protocol.value,
 				Output:   output.value,
@@ -69,10 +69,6 @@ With --output json a line is an object:
 				Types:    types,
 				Stderr:   cmd.ErrOrStderr(),
 			}, cmd.OutOrStdout())
-			if cmd.Context().Err() != nil {
-				return nil
-			}
-			return err
 		},
 	}
 	f := cmd.Flags()

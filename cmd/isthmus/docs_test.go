@@ -1,0 +1,94 @@
+package main
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/isthmus-mesh/isthmus/server/supervisor"
+)
+
+// logged finds messages at Warn and above in the source.
+var logged = regexp.MustCompile(`\.(?:(?:Warn|Error)\(|(?:Warn|Error)Context\([^,]+, |LogAttrs\([^,]+, slog\.Level(?:Warn|Error), )"([^"]+)"`)
+
+// Every message of the bridge that needs somebody is explained in docs/operations.md, and so is every phase.
+func TestOperations(t *testing.T) {
+	b, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	operations := string(b)
+	found := 0
+	for _, dir := range []string{"../../server", "."} {
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			source, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			for _, m := range logged.FindAllStringSubmatch(string(source), -1) {
+				found++
+				message, _, _ := strings.Cut(m[1], ":") // what follows is a cure
+				if !strings.Contains(operations, "`"+message+"`") {
+					t.Errorf("%s logs %q, which docs/operations.md does not explain", path, m[1])
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found < 5 {
+		t.Errorf("%d messages were found in the source: the pattern is wrong", found)
+	}
+	for _, phase := range supervisor.Phases() {
+		if !strings.Contains(operations, "| `"+phase.String()+"` |") {
+			t.Errorf("docs/operations.md lacks the phase %s", phase)
+		}
+	}
+}
+
+// link finds links of Markdown.
+var link = regexp.MustCompile(`\]\(([^)#\s]+)`)
+
+// Every link to a file of the repository leads somewhere.
+func TestLinks(t *testing.T) {
+	const root = "../.."
+	found := 0
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == ".git" || d.Name() == "testdata"):
+			return filepath.SkipDir
+		case d.IsDir() || filepath.Ext(path) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(m[1], "://") || strings.HasPrefix(m[1], "mailto:") {
+				continue
+			}
+			found++
+			if _, err := os.Stat(filepath.Join(filepath.Dir(path), m[1])); err != nil {
+				t.Errorf("%s links to %s: %v", path, m[1], err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found < 10 {
+		t.Errorf("%d links were found: the pattern is wrong", found)
+	}
+}
