@@ -1,0 +1,2 @@
+// Package wire puts messages whose parts are encoded already on a gRPC stream.
+package wire
