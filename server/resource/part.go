@@ -94,6 +94,7 @@ type Part struct {
 	hosts      []string
 	hasVIP     bool // states addresses of its own, or must not have one
 	selectable bool // has neither endpoints nor workloadSelector
+	static     bool // its endpoints are IP addresses
 	// of a WorkloadEntry:
 	address string
 	ports   []uint32 // sorted
@@ -262,6 +263,7 @@ func (p *Part) checkBody(checks []func(proto.Message) error) error {
 	case *networking.ServiceEntry:
 		p.hosts = body.GetHosts()
 		p.selectable = len(body.GetEndpoints()) == 0 && body.GetWorkloadSelector() == nil
+		p.static = body.GetResolution() == networking.ServiceEntry_STATIC
 		// An address makes no sense for a wildcard, nor where the client's own destination is kept.
 		p.hasVIP = len(body.GetAddresses()) > 0 || body.GetResolution() == networking.ServiceEntry_NONE ||
 			len(body.GetHosts()) != 1 || strings.HasPrefix(body.GetHosts()[0], "*")

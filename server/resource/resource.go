@@ -71,6 +71,11 @@ type Form struct {
 	// PortSets labels inline endpoints that share an IP with a hash of the IP's ports: before Istio 1.30 a change of one of
 	// several ports of one IP is not seen otherwise.
 	PortSets bool
+	// Legacy is what a Pilot before Istio 1.9 needs to see that a ServiceEntry's endpoints changed.
+	Legacy Legacy
+	// Synthetic adds the annotations by which Istio 1.4 and 1.5 tell a change of a synthetic ServiceEntry's endpoints from one
+	// of the entry itself.
+	Synthetic bool
 }
 
 // String names the form; it is part of versions and so may never change its meaning.
@@ -84,6 +89,12 @@ func (f Form) String() string {
 	}
 	if f.PortSets {
 		s += ",port-sets"
+	}
+	if f.Legacy != NotLegacy {
+		s += "," + f.Legacy.String()
+	}
+	if f.Synthetic {
+		s += ",synthetic"
 	}
 	return s
 }
@@ -105,6 +116,8 @@ type Encoding struct {
 	Segments [][]byte
 	// Size is the length of all segments together, in bytes.
 	Size int
+	// Absent means that sinks of the form must not have the resource at all; there are no segments then. See [LegacyDrop].
+	Absent bool
 }
 
 // Resource is one resource as sinks of one shape get it. It is immutable.
@@ -161,6 +174,9 @@ func (r *Resource) Encode(f Form) *Encoding {
 	if !r.composed {
 		f.Address, f.PortSets = false, false
 	}
+	if r.part.collection != collection.ServiceEntry {
+		f.Legacy, f.Synthetic = NotLegacy, false
+	}
 	head := r.encodings.Load()
 	for e := head; e != nil; e = e.next {
 		if e.form == f {
@@ -184,7 +200,7 @@ func (r *Resource) Encode(f Form) *Encoding {
 func (r *Resource) encode(f Form) *Encoding {
 	version := ""
 	switch {
-	case r.composed:
+	case r.composed || f.Legacy != NotLegacy:
 		version = r.hash.Add(f.hash()).String()
 	default:
 		version = r.hash.String()
@@ -193,13 +209,16 @@ func (r *Resource) encode(f Form) *Encoding {
 	if f.OmitVersion {
 		stated = ""
 	}
+	if f.Legacy == LegacyDrop && r.empty() {
+		return &Encoding{Version: version, Absent: true}
+	}
 
 	// What is appended to the ServiceEntry besides its endpoints.
 	var tail []byte
 	if f.Address && r.vip != "" {
 		tail = appendString(tail, serviceEntryAddresses, r.vip)
 	}
-	if r.composed && (r.shape == Workload || r.endpoints == 0) {
+	if r.composed && (r.shape == Workload || r.endpoints == 0 && f.Legacy == NotLegacy) {
 		// Istio 1.18-1.29 keep the old endpoints of an entry whose list became empty; a selector that nothing matches takes
 		// them away. In the workload shape the selector is how the instances are found.
 		tail = protowire.AppendTag(tail, serviceEntrySelector, protowire.BytesType)
@@ -212,11 +231,16 @@ func (r *Resource) encode(f Form) *Encoding {
 		blocks = r.endpointBytes(f)
 	}
 
+	metadata := r.part.metadata
+	if f.Legacy != NotLegacy {
+		metadata = r.legacyMetadata(f, blocks)
+	}
+
 	specSize := len(r.part.spec) + len(tail)
 	for _, b := range blocks {
 		specSize += len(b)
 	}
-	metadataSize := len(r.part.metadata)
+	metadataSize := len(metadata)
 	if stated != "" {
 		metadataSize += sizeString(stated)
 	}
@@ -232,7 +256,7 @@ func (r *Resource) encode(f Form) *Encoding {
 	head := make([]byte, 0, room)
 	head = protowire.AppendTag(head, resourceMetadata, protowire.BytesType)
 	head = protowire.AppendVarint(head, uint64(metadataSize))
-	head = append(head, r.part.metadata...)
+	head = append(head, metadata...)
 	if stated != "" {
 		head = appendString(head, metadataVersion, stated)
 	}
