@@ -1,6 +1,7 @@
 package push
 
 import (
+	"errors"
 	"slices"
 	"strconv"
 
@@ -10,6 +11,10 @@ import (
 
 // MaxMessage is the largest message that a gRPC client accepts by default, in bytes.
 const MaxMessage = 4 << 20
+
+// ErrResume says that all of a collection has to be sent to a sink that could do with parts if it asked anew, and would be more than
+// [MaxMessage].
+var ErrResume = errors.New("all of the collection is more than 4 MiB; the sink has to reconnect with the versions that it holds, to get the rest in parts")
 
 // Negotiated is one sink's interest in all of one collection, where each answer of the sink says anew whether the next response may
 // be incremental (MCP). Like [Subscription] it is a state machine without goroutine, lock or clock that belongs to one goroutine.
@@ -31,6 +36,7 @@ type Negotiated struct {
 	permitted bool // the next response may be incremental
 	capable   bool // the sink permitted it once
 	refused   bool // the newest answer was a NACK
+	replace   bool // no response removes anything but by leaving it out
 	again     bool // the next response is all of the collection, even if nothing changed
 
 	cursor  store.Revision // everything up to here was sent
@@ -61,20 +67,20 @@ func (n *Negotiated) Close() {
 }
 
 // Next returns what the sink lacks, if there is anything and no response is under way; full says that the response replaces what
-// the sink has. The error is [ErrFellBehind], for a sink that would need a response of more than [MaxMessage] although it can do with
-// less if it reconnects, or nil.
+// the sink has. The error is [ErrResume] or nil.
 func (n *Negotiated) Next() (r Response, full, ok bool, err error) {
 	if n.state == Sent || n.state == Held && !n.hub.ready(n.options.Collection) {
 		return r, false, false, nil
 	}
 	if n.permitted && !n.again {
 		var known bool
-		if r, full, ok, known = n.changes(); known {
+		if r, full, ok, known = n.changes(); known && !(n.replace && len(r.Removed) > 0) {
 			if ok {
 				n.sent(&r)
 			}
 			return r, full, ok, nil
 		}
+		n.again = true // changes has moved the cursor
 	}
 	if n.pages == nil {
 		n.pages = n.hub.acquire(pagesKey{n.key, n.options.Form, n.options.Framing})
@@ -90,8 +96,8 @@ func (n *Negotiated) Next() (r Response, full, ok bool, err error) {
 			return r, false, false, nil
 		}
 	}
-	if n.begun && n.capable && all.Size > MaxMessage {
-		return r, false, false, ErrFellBehind
+	if n.begun && n.capable && !n.replace && all.Size > MaxMessage {
+		return r, false, false, ErrResume
 	}
 	n.options.Versions, n.initial = nil, 0
 	n.begun, n.again, n.cursor, n.full = true, false, all.Revision, all.Version
@@ -226,6 +232,9 @@ func (n *Negotiated) State() State { return n.state }
 // Complete says whether the sink has acknowledged all that there was when the newest response was made.
 func (n *Negotiated) Complete() bool { return n.state == Current && n.initial == 0 && !n.refused }
 
+// Incremental says whether the next response may be incremental.
+func (n *Negotiated) Incremental() bool { return n.permitted && !n.again }
+
 // Refused says whether the sink's newest answer was a NACK.
 func (n *Negotiated) Refused() bool { return n.refused }
 
@@ -235,3 +244,7 @@ func (n *Negotiated) Status() Status {
 	st.State = n.state.String()
 	return st
 }
+
+// ReplaceOnRemoval makes every response that would remove something all of the collection instead, for sinks that do not act on
+// removals.
+func (n *Negotiated) ReplaceOnRemoval() { n.replace = true }

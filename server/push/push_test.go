@@ -143,7 +143,7 @@ func state(st *resourceStore) map[string]string {
 // Sinks of every kind, however seldom they take and acknowledge a response and whatever they reject, end with what the store
 // holds, without ever seeing a response for nothing.
 func TestModel(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(8) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 3))
 			st := store.New[*resource.Resource](store.Options{})
@@ -462,5 +462,132 @@ func BenchmarkOneChange(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+func setShape(t testing.TB, shape resource.Shape, name, host string) op {
+	o := set(t, name, host)
+	o.Collection = resource.Key(entries, shape)
+	return o
+}
+
+func removeShape(shape resource.Shape, name string) op {
+	return op{Collection: resource.Key(entries, shape), Name: name, Remove: true}
+}
+
+// A subscription whose form changes gets everything again, and loses what only the old form had, removals that it had not been told yet
+// included; also while a response is under way.
+func TestReform(t *testing.T) {
+	for _, underWay := range []bool{false, true} {
+		for _, incremental := range []bool{false, true} {
+			t.Run(fmt.Sprintf("incremental=%t,under way=%t", incremental, underWay), func(t *testing.T) {
+				st := store.New[*resource.Resource](store.Options{})
+				s := newSink(t, NewHub(st, always), Options{Incremental: incremental})
+				apply(st,
+					setShape(t, resource.Inline, "ns/both", "inline"), setShape(t, resource.Inline, "ns/old", "inline"), setShape(t, resource.Inline, "ns/gone", "inline"),
+					setShape(t, resource.Workload, "ns/both", "workload"), setShape(t, resource.Workload, "ns/new", "workload"))
+				r, _ := s.step()
+				if !underWay {
+					s.sub.Ack(r.Nonce)
+				}
+				apply(st, removeShape(resource.Inline, "ns/gone"))
+				s.sub.Reform(resource.Form{Shape: resource.Workload})
+				if underWay {
+					if _, ok := s.step(); ok {
+						t.Error("a second response went out")
+					}
+					s.sub.Ack(r.Nonce)
+				}
+				r, ok := s.step()
+				if !ok {
+					t.Fatal("no response in the new form")
+				}
+				if d := cmp.Diff(map[string]string{"ns/both": "workload", "ns/new": "workload"}, s.have); d != "" {
+					t.Errorf("(-want +got):\n%s", d)
+				}
+				s.sub.Ack(r.Nonce)
+				if _, ok := s.step(); ok {
+					t.Error("a response for nothing")
+				}
+				apply(st, removeShape(resource.Workload, "ns/new"))
+				s.step()
+				if _, has := s.have["ns/new"]; has {
+					t.Error("a change in the new form was not sent")
+				}
+			})
+		}
+	}
+}
+
+// A subscription that becomes one to all names loses what was removed since it was last told, and a name that it asked for
+// remains asked for when it becomes one to names again.
+func TestWidenAndNarrow(t *testing.T) {
+	st := store.New[*resource.Resource](store.Options{})
+	s := newSink(t, NewHub(st, always), Options{Incremental: true})
+	apply(st, set(t, "ns/a", "a"), set(t, "ns/b", "b"))
+	s.sub.Narrow()
+	s.sub.Add("ns/a", "ns/b")
+	r, _ := s.step()
+	s.sub.Ack(r.Nonce)
+	apply(st, remove("ns/a"))
+	s.sub.Widen()
+	r, _ = s.step()
+	if d := cmp.Diff(map[string]string{"ns/b": "b"}, s.have); d != "" {
+		t.Errorf("widened (-want +got):\n%s", d)
+	}
+	s.sub.Ack(r.Nonce)
+	s.sub.Narrow()
+	apply(st, set(t, "ns/b", "b2"), set(t, "ns/c", "c"))
+	s.step()
+	if d := cmp.Diff(map[string]string{"ns/b": "b2"}, s.have); d != "" {
+		t.Errorf("narrowed (-want +got):\n%s", d)
+	}
+}
+
+// With all names, one that is subscribed to once more or dropped is answered, once, beside what changed.
+func TestNamesAmongAll(t *testing.T) {
+	st := store.New[*resource.Resource](store.Options{})
+	s := newSink(t, NewHub(st, always), Options{Incremental: true})
+	apply(st, set(t, "ns/a", "a"), set(t, "ns/b", "b"))
+	r, _ := s.step()
+	s.sub.Ack(r.Nonce)
+	s.sub.Add("ns/a", "ns/b", "ns/none")
+	apply(st, set(t, "ns/b", "b2"))
+	if r, _ = s.step(); r.Resources != 2 || !slices.Equal(r.Removed, []string{"ns/none"}) {
+		t.Errorf("%d resources, removed %v", r.Resources, r.Removed)
+	}
+	s.sub.Ack(r.Nonce)
+	s.sub.Drop("ns/a")
+	if r, _ = s.step(); r.Resources != 1 {
+		t.Errorf("dropped: %d resources", r.Resources)
+	}
+	s.sub.Ack(r.Nonce)
+	if r, ok := s.step(); ok {
+		t.Errorf("a response for nothing: %+v", r)
+	}
+}
+
+// Many names are answered in responses of bounded size.
+func TestNamesAreChunked(t *testing.T) {
+	st := store.New[*resource.Resource](store.Options{})
+	s := newSink(t, NewHub(st, always), Options{Incremental: true})
+	s.sub.Narrow()
+	for i := range 100 {
+		name := fmt.Sprintf("ns/s%d", i)
+		apply(st, set(t, name, strings.Repeat("x", 100_000)))
+		s.sub.Add(name)
+	}
+	for responses := 1; ; responses++ {
+		r, ok := s.step()
+		if !ok {
+			if len(s.have) != 100 || responses < 4 {
+				t.Errorf("%d resources after %d responses", len(s.have), responses)
+			}
+			return
+		}
+		if r.Size > MaxDelta+200_000 {
+			t.Errorf("a response has %d bytes", r.Size)
+		}
+		s.sub.Ack(r.Nonce)
 	}
 }

@@ -1,0 +1,361 @@
+package push
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	mcp "istio.io/api/mcp/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/isthmus-mesh/isthmus/server/resource"
+	"github.com/isthmus-mesh/isthmus/server/store"
+)
+
+// legacySink is a sink as Istio 1.8's library is one.
+type legacySink struct {
+	t    testing.TB
+	hub  *Hub
+	neg  *Negotiated
+	vers map[string]string // what it holds
+	next map[string]string // what it will hold when it acknowledges
+	// incremental is the permission that it gives
+	incremental bool
+}
+
+func newLegacySink(t testing.TB, h *Hub, incremental bool) *legacySink {
+	s := &legacySink{t: t, hub: h, vers: map[string]string{}, incremental: incremental}
+	s.connect()
+	return s
+}
+
+// connect begins a stream.
+func (s *legacySink) connect() {
+	if s.neg != nil {
+		s.neg.Close()
+	}
+	o := Options{Collection: entries, Framing: MCP, Incremental: s.incremental}
+	if s.incremental {
+		o.Versions = maps.Clone(s.vers)
+	}
+	s.neg, s.next = NewNegotiated(s.hub, o), nil
+}
+
+// step takes the next response if there is one.
+func (s *legacySink) step() (r Response, full, ok bool) {
+	s.t.Helper()
+	r, full, ok, err := s.neg.Next()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if !ok {
+		return r, false, false
+	}
+	if s.next != nil {
+		s.t.Fatal("a second response is under way")
+	}
+	s.next = map[string]string{}
+	if !full {
+		maps.Copy(s.next, s.vers)
+	}
+	raw := bytes.Join(r.Segments, nil)
+	if len(raw) != r.Size {
+		s.t.Fatalf("Size is %d, the segments have %d bytes", r.Size, len(raw))
+	}
+	count := 0
+	for len(raw) > 0 {
+		num, typ, n := protowire.ConsumeTag(raw)
+		value, m := protowire.ConsumeBytes(raw[n:])
+		if num != mcpResources || typ != protowire.BytesType || m < 0 {
+			s.t.Fatalf("field %d type %d", num, typ)
+		}
+		raw = raw[n+m:]
+		var res mcp.Resource
+		if err := proto.Unmarshal(value, &res); err != nil {
+			s.t.Fatal(err)
+		}
+		s.next[res.GetMetadata().GetName()] = res.GetMetadata().GetVersion()
+		count++
+	}
+	if count != r.Resources {
+		s.t.Fatalf("Resources is %d, there are %d", r.Resources, count)
+	}
+	for _, name := range r.Removed {
+		if full {
+			s.t.Errorf("a full response removes %s", name)
+		}
+		delete(s.next, name)
+	}
+	return r, full, true
+}
+
+func (s *legacySink) ack(r Response, incremental bool) {
+	s.vers, s.next = s.next, nil
+	s.neg.Ack(r.Nonce, incremental)
+}
+
+func (s *legacySink) nack(r Response) {
+	s.next = nil
+	s.neg.Nack(r.Nonce, "no")
+}
+
+func versions(st *resourceStore, f resource.Form) map[string]string {
+	all, _ := st.All(entries)
+	m := map[string]string{}
+	for c := range all {
+		if enc := c.Value.Encode(f); !enc.Absent {
+			m[c.Name] = enc.Version
+		}
+	}
+	return m
+}
+
+// Whatever a sink permits, refuses and however often it reconnects, it ends with what the store holds; and no response is for nothing.
+func TestNegotiatedModel(t *testing.T) {
+	for seed := range uint64(8) {
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 5))
+			st := store.New[*resource.Resource](store.Options{Tombstones: 10})
+			h := NewHub(st, always)
+			var sinks []*legacySink
+			for i := range 8 {
+				sinks = append(sinks, newLegacySink(t, h, i%2 == 0))
+			}
+			held := make(map[*legacySink]Response)
+			act := func(s *legacySink, refuse bool) bool {
+				if resp, ok := held[s]; ok {
+					delete(held, s)
+					if refuse && r.IntN(10) == 0 {
+						s.nack(resp)
+						if r.IntN(2) == 0 {
+							s.neg.Again()
+						}
+						return true
+					}
+					s.ack(resp, s.incremental && (!refuse || r.IntN(5) > 0))
+					return true
+				}
+				before := maps.Clone(s.vers)
+				again, refused := s.neg.again, s.neg.refused
+				first := s.neg.status.Sent == 0
+				resp, full, ok := s.step()
+				if !ok {
+					return false
+				}
+				if !first && !again && !refused && maps.Equal(before, s.next) && full == (s.neg.full != "") && len(resp.Removed) == 0 && resp.Resources == 0 {
+					t.Errorf("a response for nothing, nonce %s", resp.Nonce)
+				}
+				held[s] = resp
+				return true
+			}
+			for range 2000 {
+				name := fmt.Sprintf("ns/s%d", r.IntN(40))
+				switch r.IntN(3) {
+				case 0:
+					apply(st, set(t, name, strconv.Itoa(r.IntN(5))+".example.org"))
+				case 1:
+					apply(st, remove(name))
+				}
+				s := sinks[r.IntN(len(sinks))]
+				if r.IntN(50) == 0 {
+					delete(held, s)
+					s.connect()
+				}
+				act(s, true)
+			}
+			want := versions(st, resource.Form{})
+			for i, s := range sinks {
+				if s.neg.Refused() {
+					s.neg.Again()
+				}
+				for act(s, false) {
+				}
+				if d := cmp.Diff(want, s.vers); d != "" {
+					t.Errorf("sink %d (-store +sink):\n%s", i, d)
+				}
+			}
+		})
+	}
+}
+
+// A listing that is sent in parts is complete in the end, although names change, come and go between the parts; and no part removes what is
+// there.
+func TestNegotiatedParts(t *testing.T) {
+	st := store.New[*resource.Resource](store.Options{})
+	h := NewHub(st, always)
+	big := strings.Repeat("x", 10_000)
+	for i := range 1000 {
+		apply(st, set(t, fmt.Sprintf("ns/s%d", i), fmt.Sprintf("%d.%s", i, big)))
+	}
+	s := newLegacySink(t, h, true)
+	first, full, _ := s.step()
+	if !full || first.Size > MaxDelta {
+		t.Fatalf("first part: full %v, %d bytes", full, first.Size)
+	}
+	s.ack(first, true)
+	// It reconnects half-way: the rest comes, nothing is removed but what is gone.
+	apply(st, set(t, "ns/s1", "changed"), remove("ns/s2"), set(t, "ns/new", "new"))
+	s.connect()
+	parts := 0
+	for {
+		r, full, ok := s.step()
+		if !ok {
+			break
+		}
+		parts++
+		if full {
+			t.Error("a part replaces what the sink has")
+		}
+		for _, name := range r.Removed {
+			if name != "ns/s2" && name != "ns/s3" {
+				t.Errorf("%s is removed", name)
+			}
+		}
+		if parts == 1 {
+			apply(st, set(t, "ns/s500", "changed"), remove("ns/s3"))
+		}
+		s.ack(r, true)
+	}
+	if d := cmp.Diff(versions(st, resource.Form{}), s.vers); d != "" || parts < 2 {
+		t.Errorf("%d parts (-store +sink):\n%s", parts, d)
+	}
+}
+
+// All of a collection is not sent to a sink that can resume if it is too large for one message.
+func TestNegotiatedResume(t *testing.T) {
+	st := store.New[*resource.Resource](store.Options{})
+	big := strings.Repeat("x", 100_000)
+	for i := range 50 {
+		apply(st, set(t, fmt.Sprintf("ns/s%d", i), fmt.Sprintf("%d.%s", i, big)))
+	}
+	s := newLegacySink(t, NewHub(st, always), true)
+	r, _, _ := s.step()
+	s.ack(r, true)
+	r, _, _ = s.step()
+	s.nack(r)
+	s.neg.Again()
+	if _, _, _, err := s.neg.Next(); !errors.Is(err, ErrResume) {
+		t.Fatalf("error %v, want ErrResume", err)
+	}
+	s.connect()
+	r, full, ok := s.step()
+	if !ok || full || r.Resources != 50-len(s.vers) {
+		t.Errorf("after the reconnect: full %v, %d resources, %d were there", full, r.Resources, len(s.vers))
+	}
+}
+
+// ReplaceOnRemoval never removes by name.
+func TestReplaceOnRemoval(t *testing.T) {
+	st := store.New[*resource.Resource](store.Options{})
+	apply(st, set(t, "ns/a", "a"), set(t, "ns/b", "b"))
+	s := newLegacySink(t, NewHub(st, always), true)
+	s.neg.ReplaceOnRemoval()
+	r, _, _ := s.step()
+	s.ack(r, true)
+	apply(st, set(t, "ns/a", "a2"))
+	if r, full, _ := s.step(); full || r.Resources != 1 {
+		t.Errorf("a change: full %v, %d resources", full, r.Resources)
+	} else {
+		s.ack(r, true)
+	}
+	apply(st, remove("ns/b"))
+	if r, full, _ := s.step(); !full || len(r.Removed) > 0 || r.Resources != 1 {
+		t.Errorf("a removal: full %v, %d resources, removed %v", full, r.Resources, r.Removed)
+	}
+}
+
+// A resource that is absent in a sink's form is as good as removed, in both modes, and comes back.
+func TestAbsent(t *testing.T) {
+	static := func(endpoints int) op {
+		entry := &networking.ServiceEntry{Hosts: []string{"a"}, Resolution: networking.ServiceEntry_STATIC}
+		for i := range endpoints {
+			entry.Endpoints = append(entry.Endpoints, &networking.WorkloadEntry{Address: fmt.Sprintf("10.0.0.%d", i+1)})
+		}
+		body, err := anypb.New(entry)
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := proto.Marshal(&mcp.Resource{Metadata: &mcp.Metadata{Name: "ns/a", CreateTime: &timestamppb.Timestamp{Seconds: 1}}, Body: body})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := resource.Parse(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return op{Collection: entries, Name: "ns/a", Value: resource.NewResource(p, "dc1")}
+	}
+	for _, incremental := range []bool{false, true} {
+		t.Run(fmt.Sprintf("incremental=%v", incremental), func(t *testing.T) {
+			st := store.New[*resource.Resource](store.Options{})
+			h := NewHub(st, always)
+			apply(st, static(0), set(t, "ns/b", "b"))
+			s := newLegacySink(t, h, incremental)
+			s.neg = NewNegotiated(h, Options{
+				Collection: entries, Framing: MCP, Incremental: incremental, Form: resource.Form{Legacy: resource.LegacyDrop},
+			})
+			for n, names := range [][]string{{"ns/b"}, {"ns/a", "ns/b"}, {"ns/b"}} {
+				if n > 0 {
+					apply(st, static(2-n))
+				}
+				r, _, ok := s.step()
+				if !ok {
+					t.Fatalf("step %d: no response", n)
+				}
+				s.ack(r, incremental)
+				if got := slices.Sorted(maps.Keys(s.vers)); !slices.Equal(got, names) {
+					t.Errorf("step %d: the sink holds %v, want %v", n, got, names)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkNegotiatedOneChange is one changed resource of 10,000, from Apply to the segments of each sink's response.
+func BenchmarkNegotiatedOneChange(b *testing.B) {
+	for _, incremental := range []bool{true, false} {
+		for _, count := range []int{1, 32} {
+			b.Run(fmt.Sprintf("incremental=%v/sinks=%d", incremental, count), func(b *testing.B) {
+				st, h, changes := filled(b, 10_000)
+				sinks := make([]*Negotiated, count)
+				take := func(n *Negotiated) bool {
+					r, _, ok, err := n.Next()
+					if err != nil {
+						b.Fatal(err)
+					}
+					if ok {
+						n.Ack(r.Nonce, incremental)
+					}
+					return ok
+				}
+				for i := range sinks {
+					sinks[i] = NewNegotiated(h, Options{Collection: entries, Framing: MCP, Incremental: incremental})
+					for take(sinks[i]) {
+					}
+				}
+				b.ReportAllocs()
+				i := 0
+				for b.Loop() {
+					st.Apply(changes[(i/1000)&1][i%1000 : i%1000+1])
+					for _, n := range sinks {
+						if !take(n) {
+							b.Fatal("no response")
+						}
+					}
+					i++
+				}
+			})
+		}
+	}
+}
