@@ -134,7 +134,7 @@ func Run(ctx context.Context, o Options, w io.Writer) error {
 		if wa.pushes > pushes {
 			wait = minWait
 		}
-		pause := wait/2 + rand.N(wait/2) //nolint:gosec // jitter
+		pause := wait/2 + rand.N(wait/2)
 		fmt.Fprintf(o.Stderr, "%s: %v; connecting again in %v\n", o.Address, err, pause.Round(time.Millisecond))
 		timer := time.NewTimer(pause)
 		select {

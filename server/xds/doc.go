@@ -24,7 +24,7 @@
 //     any other asks for names. Subscribing to a name answers it although it was subscribed to before; dropping a name that "*" still covers answers it
 //     too. initial_resource_versions leaves out what the client has and removes what is gone.
 //   - The node is taken from the first request that has one.
-//   - No request ends a stream but one that goes beyond a limit of [Limits]; a message that does not decode ends it in gRPC. A delta sink
+//   - No request ends a stream but one that goes beyond [MaxTypes] or [MaxNames]; a message that does not decode ends it in gRPC. A delta sink
 //     that fell too far behind is sent away with Unavailable; it comes back with what it holds.
 //
 // # Profiles

@@ -56,7 +56,8 @@ type Server struct {
 	override *Profile
 	log      *slog.Logger
 	metrics  *metrics
-	down     chan struct{} // closed by Shutdown
+	interval func(size int) time.Duration // between state-of-the-world responses; benchmarks have none
+	down     chan struct{}                // closed by Shutdown
 	downOnce sync.Once
 
 	mu       sync.Mutex
@@ -69,7 +70,7 @@ func New(hub *push.Hub, c Config, log *slog.Logger, reg prometheus.Registerer) (
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{hub: hub, log: log, down: make(chan struct{}), sessions: make(map[*session]struct{})}
+	s := &Server{hub: hub, log: log, interval: push.Interval, down: make(chan struct{}), sessions: make(map[*session]struct{})}
 	var err error
 	if c.Profile != "" {
 		if s.override, err = profileOf(c.Profile); err != nil {
@@ -142,7 +143,7 @@ func (v service) DeltaAggregatedResources(stream discovery.AggregatedDiscoverySe
 func (s *Server) serve(stream grpc.ServerStream, delta bool) error {
 	ctx := stream.Context()
 	sess := newSession(s.hub, delta, s.override, s.metrics, s.log)
-	sess.connected = time.Now()
+	sess.connected, sess.interval = time.Now(), s.interval
 	if p, ok := peer.FromContext(ctx); ok {
 		sess.address = p.Addr.String()
 	}
@@ -156,8 +157,8 @@ func (s *Server) serve(stream grpc.ServerStream, delta bool) error {
 	sess.close()
 
 	// The session has no other user from here on.
-	switch {
-	case err == nil, status.Code(err) == codes.Canceled:
+	switch code := status.Code(err); {
+	case code == codes.OK, code == codes.Canceled, errors.Is(err, errShutdown):
 		sess.log.Info("sink disconnected", "address", sess.address)
 	default:
 		sess.log.Warn("stream ended", "address", sess.address, "err", err)

@@ -70,6 +70,7 @@ type session struct {
 
 	address   string
 	connected time.Time
+	interval  func(size int) time.Duration // between state-of-the-world responses
 
 	mu         sync.Mutex
 	identified bool              // the rest is guarded by mu; the node is known
@@ -85,7 +86,7 @@ type session struct {
 }
 
 func newSession(hub *push.Hub, delta bool, override *Profile, m *metrics, log *slog.Logger) *session {
-	s := &session{hub: hub, delta: delta, protocol: "sotw", override: override, metrics: m, log: log, subs: make(map[string]*subscription)}
+	s := &session{hub: hub, delta: delta, protocol: "sotw", override: override, metrics: m, log: log, interval: push.Interval, subs: make(map[string]*subscription)}
 	if delta {
 		s.protocol = "delta"
 	}
@@ -399,7 +400,7 @@ func (s *session) sendLocked(sub *subscription, r *push.Response, now time.Time)
 	m := &message{header: header(s.delta, r.Version, sub.url, r.Nonce, r.Removed), segments: r.Segments}
 	sub.nonce, sub.sentAt = r.Nonce, now
 	if !s.delta {
-		sub.notBefore = now.Add(push.Interval(r.Size))
+		sub.notBefore = now.Add(s.interval(r.Size))
 	}
 	size := len(m.header) + r.Size
 	sub.counters.responses.Inc()

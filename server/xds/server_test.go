@@ -1,0 +1,365 @@
+package xds
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/anypb"
+	mcp "istio.io/api/mcp/v1alpha1"
+
+	"github.com/isthmus-mesh/isthmus/server/push"
+	"github.com/isthmus-mesh/isthmus/server/resource"
+	"github.com/isthmus-mesh/isthmus/server/store"
+)
+
+func newServer(t testing.TB, w *world, c Config) *Server {
+	t.Helper()
+	s, err := New(w.hub, c, nil, prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// bubble runs f with a server on fake time.
+func bubble(t *testing.T, f func(t *testing.T, w *world, s *Server, client discovery.AggregatedDiscoveryServiceClient), options ...grpc.DialOption) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, store.Options{})
+		s := newServer(t, w, Config{})
+		conn, stop := serveBufconn(t, s, options...)
+		defer stop()
+		f(t, w, s, discovery.NewAggregatedDiscoveryServiceClient(conn))
+	})
+}
+
+type sotwStream = discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient
+
+func openSotW(t testing.TB, client discovery.AggregatedDiscoveryServiceClient, url string) sotwStream {
+	t.Helper()
+	stream, err := client.StreamAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&discovery.DiscoveryRequest{TypeUrl: url}); err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+func recv(t testing.TB, stream sotwStream) *discovery.DiscoveryResponse {
+	t.Helper()
+	r, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func ack(t testing.TB, stream sotwStream, r *discovery.DiscoveryResponse) {
+	t.Helper()
+	if err := stream.Send(&discovery.DiscoveryRequest{TypeUrl: r.GetTypeUrl(), VersionInfo: r.GetVersionInfo(), ResponseNonce: r.GetNonce()}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fill adds services of about 1 kB each with ten instances.
+func (w *world) fill(services int) {
+	for i := range services {
+		name := fmt.Sprintf("ns/s%d", i)
+		w.entry(name, fmt.Sprintf("s%d.example.org", i))
+		for j := range 10 {
+			w.instance(name, fmt.Sprintf("ns/s%d-%d", i, j), fmt.Sprintf("10.%d.%d.%d", i/200, i%200, j+1), 0)
+		}
+	}
+}
+
+// built is the response as a server that copies would build it.
+func (w *world) built(f resource.Form) []*anypb.Any {
+	w.t.Helper()
+	var out []*anypb.Any
+	all, _ := w.store.All(resource.Key(entries, f.Shape))
+	for c := range all {
+		var res mcp.Resource
+		if err := proto.Unmarshal(bytes.Join(c.Value.Encode(f).Segments, nil), &res); err != nil {
+			w.t.Fatal(err)
+		}
+		a, err := anypb.New(&res)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		out = append(out, a)
+	}
+	return out
+}
+
+// diff compares whole messages; resources of state-of-the-world responses are in no order, so sort them first.
+func diff(want, got proto.Message) string {
+	if proto.Equal(want, got) {
+		return "" // cmp takes seconds for a MB
+	}
+	return cmp.Diff(want, got, protocmp.Transform())
+}
+
+func sorted(as []*anypb.Any) []*anypb.Any {
+	slices.SortFunc(as, func(a, b *anypb.Any) int { return bytes.Compare(a.GetValue(), b.GetValue()) })
+	return as
+}
+
+// What a client decodes of a spliced response is what it would decode of one that was built and marshalled, in both variants and
+// for responses of several pages.
+func TestSplicesDecode(t *testing.T) {
+	for _, services := range []int{0, 1, 300} {
+		t.Run(fmt.Sprint(services), func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
+				w.fill(services)
+				got := recv(t, openSotW(t, client, entriesV1))
+				want := &discovery.DiscoveryResponse{
+					VersionInfo: got.GetVersionInfo(), TypeUrl: entriesV1, Nonce: "1",
+					ControlPlane: &core.ControlPlane{Identifier: "isthmus"}, Resources: w.built(resource.Form{}),
+				}
+				sorted(want.Resources)
+				sorted(got.Resources)
+				if d := diff(want, got); d != "" {
+					t.Errorf("state of the world (-built +spliced):\n%s", d)
+				}
+
+				stream, err := client.DeltaAggregatedResources(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := stream.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: entriesV1, InitialResourceVersions: map[string]string{"ns/gone": "1"}}); err != nil {
+					t.Fatal(err)
+				}
+				delta, err := stream.Recv()
+				if err != nil {
+					t.Fatal(err)
+				}
+				wantDelta := &discovery.DeltaDiscoveryResponse{
+					SystemVersionInfo: delta.GetSystemVersionInfo(), TypeUrl: entriesV1, Nonce: "1", RemovedResources: []string{"ns/gone"},
+					ControlPlane: &core.ControlPlane{Identifier: "isthmus"},
+				}
+				for _, a := range w.built(resource.Form{Shape: resource.Workload}) {
+					var res mcp.Resource
+					if err := a.UnmarshalTo(&res); err != nil {
+						t.Fatal(err)
+					}
+					wantDelta.Resources = append(wantDelta.Resources, &discovery.Resource{
+						Name: res.GetMetadata().GetName(), Version: res.GetMetadata().GetVersion(), Resource: a,
+					})
+				}
+				if d := diff(wantDelta, delta); d != "" {
+					t.Errorf("delta (-built +spliced):\n%s", d)
+				}
+			})
+		})
+	}
+}
+
+// A response of 1 MB is followed by the next one 100 ms later at the earliest, however fast its ACK; what changed
+// meanwhile is in it. A response that is late already goes out with the ACK.
+func TestPacing(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
+		w.fill(1000)
+		stream := openSotW(t, client, entriesV1)
+		first := recv(t, stream)
+		begun := time.Now()
+		ack(t, stream, first)
+		least := push.Interval(proto.Size(first) - 100)
+		if least < 50*time.Millisecond {
+			t.Fatalf("the response has %d bytes only", proto.Size(first))
+		}
+		w.entry("ns/s0", "a.example.org")
+		synctest.Wait()
+		w.entry("ns/s0", "b.example.org")
+		second := recv(t, stream)
+		if took := time.Since(begun); took < least || took > least+10*time.Millisecond {
+			t.Errorf("the next response came after %v, want about %v", took, least)
+		}
+		if !slices.ContainsFunc(second.GetResources(), func(a *anypb.Any) bool { return bytes.Contains(a.GetValue(), []byte("b.example.org")) }) {
+			t.Error("the next response lacks what changed last")
+		}
+		<-time.After(time.Second)
+		w.entry("ns/s0", "c.example.org")
+		begun = time.Now()
+		ack(t, stream, second)
+		recv(t, stream)
+		if took := time.Since(begun); took != 0 {
+			t.Errorf("a response that was due already came %v after the ACK", took)
+		}
+	})
+}
+
+// A sink that does not read delays nobody else, and its next response has everything when it reads again.
+func TestSlowSink(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, s *Server, client discovery.AggregatedDiscoveryServiceClient) {
+		w.fill(1000)
+		slow, fast := openSotW(t, client, entriesV1), openSotW(t, client, entriesV1A3)
+		synctest.Wait() // the slow one's response is stuck in its window
+		r := recv(t, fast)
+		for i := range 10 {
+			ack(t, fast, r)
+			<-time.After(time.Second)
+			before := time.Now()
+			w.entry("ns/s0", fmt.Sprintf("x%d.example.org", i))
+			r = recv(t, fast)
+			if took := time.Since(before); took != 0 {
+				t.Errorf("the fast sink waited %v", took)
+			}
+		}
+		if st := s.Status(); len(st) != 2 {
+			t.Errorf("Status has %d sinks", len(st))
+		}
+		r = recv(t, slow)
+		ack(t, slow, r)
+		r = recv(t, slow)
+		if d := diff(&discovery.DiscoveryResponse{Resources: sorted(w.built(resource.Form{}))}, &discovery.DiscoveryResponse{Resources: sorted(r.GetResources())}); d != "" {
+			t.Errorf("the slow sink (-store +sink):\n%s", d)
+		}
+	})
+}
+
+// A client that pings as often as gRPC lets it, with and without streams, keeps its connection for hours.
+func TestKeepalive(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
+		stream := openSotW(t, client, entriesV1)
+		r := recv(t, stream)
+		<-time.After(3 * time.Hour)
+		ack(t, stream, r)
+		w.entry("ns/a", "a.example.org")
+		recv(t, stream)
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Hour)
+		recv(t, openSotW(t, client, entriesV1))
+	}, grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, PermitWithoutStream: true}))
+}
+
+// A stream that asks for more types than there can be is ended, with the reason; nothing less ends it.
+func TestTypesAreBounded(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
+		stream, err := client.StreamAggregatedResources(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range MaxTypes {
+			if err := stream.Send(&discovery.DiscoveryRequest{TypeUrl: fmt.Sprintf("g/v1/K%d", i)}); err != nil {
+				t.Fatal(err)
+			}
+			recv(t, stream)
+		}
+		if err := stream.Send(&discovery.DiscoveryRequest{TypeUrl: "g/v1/K"}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "1000 types") {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// A client that goes away without a word leaves nothing behind.
+func TestSessionsEnd(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, s *Server, client discovery.AggregatedDiscoveryServiceClient) {
+		ctx, cancel := context.WithCancel(t.Context())
+		stream, err := client.StreamAggregatedResources(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Send(&discovery.DiscoveryRequest{TypeUrl: entriesV1}); err != nil {
+			t.Fatal(err)
+		}
+		recv(t, stream)
+		if n := len(s.Status()); n != 1 {
+			t.Errorf("%d sinks, want 1", n)
+		}
+		cancel()
+		synctest.Wait()
+		if n := len(s.Status()); n != 0 {
+			t.Errorf("%d sinks, want none", n)
+		}
+	})
+}
+
+// Metrics count what was exchanged, and their labels are bounded whatever type URL somebody asks for.
+func TestMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, store.Options{})
+		reg := prometheus.NewRegistry()
+		s, err := New(w.hub, Config{}, nil, reg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, stop := serveBufconn(t, s)
+		defer stop()
+		stream := openSotW(t, discovery.NewAggregatedDiscoveryServiceClient(conn), "some/v1/Thing")
+		ack(t, stream, recv(t, stream))
+		if err := stream.Send(&discovery.DiscoveryRequest{TypeUrl: entriesV1}); err != nil {
+			t.Fatal(err)
+		}
+		r := recv(t, stream)
+		if err := stream.Send(&discovery.DiscoveryRequest{TypeUrl: entriesV1, ResponseNonce: r.GetNonce(), ErrorDetail: status.New(codes.InvalidArgument, "no").Proto()}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]float64{}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				var labels []string
+				for _, l := range m.GetLabel() {
+					labels = append(labels, l.GetValue())
+				}
+				got[f.GetName()+" "+strings.Join(labels, " ")] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+		want := map[string]float64{
+			"isthmus_xds_responses_total other tools sotw":                                 1,
+			"isthmus_xds_responses_total networking.istio.io/ServiceEntry tools sotw":      1,
+			"isthmus_xds_acks_total other tools sotw":                                      1,
+			"isthmus_xds_acks_total networking.istio.io/ServiceEntry tools sotw":           0,
+			"isthmus_xds_nacks_total other tools sotw":                                     0,
+			"isthmus_xds_nacks_total networking.istio.io/ServiceEntry tools sotw":          1,
+			"isthmus_xds_push_duration_seconds tools sotw":                                 2,
+			"isthmus_xds_sinks tools sotw":                                                 1,
+			"isthmus_xds_response_bytes_total other tools sotw":                            0,
+			"isthmus_xds_response_bytes_total networking.istio.io/ServiceEntry tools sotw": 0,
+		}
+		for k := range got {
+			if strings.HasPrefix(k, "isthmus_xds_response_bytes_total") && got[k] > 0 {
+				got[k] = 0 // some bytes
+			} else if strings.Contains(k, "undecided") {
+				delete(got, k)
+			}
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+	})
+}
+
+// A profile that does not exist is refused, and the error names those that do.
+func TestUnknownProfile(t *testing.T) {
+	_, err := New(newWorld(t, store.Options{}).hub, Config{Profile: "istio-2"}, nil, nil)
+	if err == nil || !strings.Contains(err.Error(), `profile "istio-2"`) || !strings.Contains(err.Error(), "istio-1.30") {
+		t.Errorf("error %v", err)
+	}
+}
