@@ -37,11 +37,15 @@ type catalog struct {
 	instances int // of all services
 	synced    bool
 	degraded  string // why the registry cannot be followed, "" if it is
+	detail    string // how it is followed, "" if that is not worth telling
 	stream    *cursor
 	streams   uint64 // number of cursors so far; the present one's number
 }
 
-var _ Catalog = (*catalog)(nil)
+var (
+	_ Catalog  = (*catalog)(nil)
+	_ Detailer = (*catalog)(nil)
+)
 
 // resourceID names one resource.
 type resourceID struct{ collection, name string }
@@ -198,6 +202,21 @@ func (c *catalog) Degraded(err error) {
 		return
 	}
 	c.degraded = text
+	if c.stream != nil {
+		c.stream.status = true
+		c.stream.wakeUp()
+	}
+}
+
+// Detail implements [Detailer].
+func (c *catalog) Detail(text string) {
+	text = clip(text, maxIDBytes)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.detail == text {
+		return
+	}
+	c.detail = text
 	if c.stream != nil {
 		c.stream.status = true
 		c.stream.wakeUp()
@@ -658,7 +677,7 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 	}
 	if r.status {
 		r.status = false
-		resp.Status = &pluginv1.Status{Error: c.degraded}
+		resp.Status = &pluginv1.Status{Error: c.degraded, Detail: c.detail}
 		something = true
 	}
 	if r.counts {

@@ -42,6 +42,13 @@ type Catalog interface {
 	Problem(id, reason string)
 }
 
+// Detailer is a [Catalog] that also takes how the registry is followed. The one that [Main] hands to an adapter is; an adapter asks by a type
+// assertion.
+type Detailer interface {
+	// Detail says how the registry is followed, for people, if that is worth telling: "polling". An empty text takes it back.
+	Detail(text string)
+}
+
 // Env is what the bridge gives to a new adapter besides its configuration.
 type Env struct {
 	// Registry is the configured name of the registry.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"regexp"
@@ -609,7 +608,7 @@ func bridge(ctx context.Context, cfg Config) error {
 		Env:       cfg.Env,
 		Config:    cfg.Config,
 		Translate: cfg.Translate,
-	}, w, slog.New(slog.NewTextHandler(io.Discard, nil)), nil)
+	}, w, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return errors.Join(err, host.Close())
 	}
