@@ -293,11 +293,11 @@ func addressCount(p netip.Prefix) uint64 {
 	if bits > 62 {
 		return 1 << 62
 	}
-	if n := uint64(1) << bits; bits > 1 {
-		return n - 2
-	} else {
-		return n
+	n := uint64(1) << bits
+	if bits > 1 {
+		n -= 2
 	}
+	return n
 }
 
 func (a *addresses) take() string {
