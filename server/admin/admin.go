@@ -105,7 +105,9 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	if err != nil {
 		err = errors.Join(fmt.Errorf("admin server on %s: requests were under way for %s after the end: %w", l.Addr(), shutdownTimeout, err), h.Close())
 	}
-	_ = <-ended
+	if serve := <-ended; !errors.Is(serve, http.ErrServerClosed) {
+		err = errors.Join(err, serve)
+	}
 	return err
 }
 
