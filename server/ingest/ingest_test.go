@@ -138,7 +138,7 @@ func TestShapes(t *testing.T) {
 	external := &pluginv1.Upsert{Resource: raw("dc1/external", &networking.ServiceEntry{Hosts: []string{"api.example.org"}, Resolution: networking.ServiceEntry_DNS})}
 	r.Apply(upserts(instance("dc1/web", "dc1/web-1", "10.0.0.1"), entry("dc1/web", "web.example.org"), entry("dc1/none", "none.example.org"), external, route("dc1/r", "r.example.org")))
 	e.want(map[string]string{
-		"se dc1/web": "web.example.org 10.0.0.1", "se dc1/none": "none.example.org selector", "se dc1/external": "api.example.org", "vs dc1/r": "r.example.org",
+		"se dc1/web": "web.example.org 10.0.0.1", "se dc1/none": "none.example.org", "se dc1/external": "api.example.org", "vs dc1/r": "r.example.org",
 	}, map[string]string{
 		"se dc1/web": "web.example.org selector", "we dc1/web-1": "10.0.0.1 web", "se dc1/none": "none.example.org selector",
 		"se dc1/external": "api.example.org", "vs dc1/r": "r.example.org",
@@ -428,9 +428,6 @@ func TestModel(t *testing.T) {
 					}
 					slices.Sort(addresses)
 					inline["se "+n] = strings.Join(append([]string{s.host}, addresses...), " ")
-					if len(addresses) == 0 {
-						inline["se "+n] += " selector"
-					}
 					workload["se "+n] = s.host + " selector"
 				}
 			}

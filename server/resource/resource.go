@@ -71,6 +71,9 @@ type Form struct {
 	// PortSets labels inline endpoints that share an IP with a hash of the IP's ports: before Istio 1.30 a change of one of
 	// several ports of one IP is not seen otherwise.
 	PortSets bool
+	// EmptySelector gives an inline ServiceEntry without endpoints a workloadSelector that nothing matches: before Istio 1.30 the old
+	// endpoints of an entry whose list became empty are kept, or the change is a full push anyway.
+	EmptySelector bool
 	// Legacy is what a Pilot before Istio 1.9 needs to see that a ServiceEntry's endpoints changed.
 	Legacy Legacy
 	// Synthetic adds the annotations by which Istio 1.4 and 1.5 tell a change of a synthetic ServiceEntry's endpoints from one
@@ -89,6 +92,9 @@ func (f Form) String() string {
 	}
 	if f.PortSets {
 		s += ",port-sets"
+	}
+	if f.EmptySelector {
+		s += ",empty-selector"
 	}
 	if f.Legacy != NotLegacy {
 		s += "," + f.Legacy.String()
@@ -172,7 +178,7 @@ func NewResource(p *Part, registry string) *Resource {
 func (r *Resource) Encode(f Form) *Encoding {
 	f.Shape = r.shape
 	if !r.composed {
-		f.Address, f.PortSets = false, false
+		f.Address, f.PortSets, f.EmptySelector = false, false, false
 	}
 	if r.part.collection != collection.ServiceEntry {
 		f.Legacy, f.Synthetic = NotLegacy, false
@@ -218,9 +224,7 @@ func (r *Resource) encode(f Form) *Encoding {
 	if f.Address && r.vip != "" {
 		tail = appendString(tail, serviceEntryAddresses, r.vip)
 	}
-	if r.composed && (r.shape == Workload || r.endpoints == 0 && f.Legacy == NotLegacy) {
-		// Istio 1.18-1.29 keep the old endpoints of an entry whose list became empty; a selector that nothing matches takes
-		// them away. In the workload shape the selector is how the instances are found.
+	if r.composed && (r.shape == Workload || r.endpoints == 0 && f.EmptySelector) {
 		tail = protowire.AppendTag(tail, serviceEntrySelector, protowire.BytesType)
 		var labels []byte
 		labels = appendMapEntry(labels, selectorLabels, SelectorLabel, r.selector)

@@ -130,20 +130,27 @@ func TestWorkload(t *testing.T) {
 	}
 }
 
-// Without endpoints the inline shape has a selector that nothing matches: istiod up to 1.29 keeps the old endpoints otherwise.
+// Without endpoints the inline shape has an empty list, or, where old endpoints would be kept then, a selector that nothing matches.
 func TestInlineWithoutEndpoints(t *testing.T) {
 	s := service(t, "web.service.consul")
 	s.SetInstance(part(t, "consul/web-0", workload("10.0.0.2", 80)))
-	before := s.Resource(Inline).Encode(Form{}).Version
-	s.RemoveInstance("consul/web-0")
-	enc := s.Resource(Inline).Encode(Form{})
-	var got networking.ServiceEntry
-	decode(t, enc, &got)
-	if got.GetWorkloadSelector().GetLabels()[SelectorLabel] != "web" || len(got.GetEndpoints()) != 0 {
-		t.Errorf("got %v", &got)
-	}
-	if before == enc.Version {
-		t.Error("the version did not change")
+	for _, f := range []Form{{}, {EmptySelector: true}} {
+		before := s.Resource(Inline).Encode(f).Version
+		s.RemoveInstance("consul/web-0")
+		enc := s.Resource(Inline).Encode(f)
+		var got networking.ServiceEntry
+		decode(t, enc, &got)
+		if selects := got.GetWorkloadSelector().GetLabels()[SelectorLabel] == "web"; selects != f.EmptySelector || len(got.GetEndpoints()) != 0 {
+			t.Errorf("form %v: %v", f, &got)
+		}
+		if before == enc.Version {
+			t.Errorf("form %v: the version did not change", f)
+		}
+		s.SetInstance(part(t, "consul/web-0", workload("10.0.0.2", 80)))
+		decode(t, s.Resource(Inline).Encode(f), &got)
+		if got.GetWorkloadSelector() != nil || len(got.GetEndpoints()) != 1 {
+			t.Errorf("form %v, with an endpoint again: %v", f, &got)
+		}
 	}
 }
 

@@ -24,28 +24,28 @@ type Profile struct {
 var profiles = []*Profile{
 	{
 		Name: "istio-1.9", Versions: "Istio 1.9 and older",
-		Form: resource.Form{Shape: resource.Inline, PortSets: true},
+		Form: resource.Form{Shape: resource.Inline, PortSets: true, EmptySelector: true},
 		Why:  "Does not ask for Telemetry. Every change is a full push there.",
 	},
 	{
 		Name: "istio-1.10", Versions: "Istio 1.10 and 1.11",
-		Form: resource.Form{Shape: resource.Inline, PortSets: true, OmitVersion: true},
+		Form: resource.Form{Shape: resource.Inline, PortSets: true, OmitVersion: true, EmptySelector: true},
 		Why:  "Does not ask for WasmPlugin. A version in a resource makes every update conflict on 1.11.",
 	},
 	{
 		Name: "istio-1.12", Versions: "Istio 1.12",
-		Form: resource.Form{Shape: resource.Inline, PortSets: true},
+		Form: resource.Form{Shape: resource.Inline, PortSets: true, EmptySelector: true},
 		Why:  "Does not ask for ProxyConfig. A resource whose version is known is not looked at, from here on.",
 	},
 	{
 		Name: "istio-1.13", Versions: "Istio 1.13 to 1.23",
-		Form: resource.Form{Shape: resource.Inline, Address: true, PortSets: true},
+		Form: resource.Form{Shape: resource.Inline, Address: true, PortSets: true, EmptySelector: true},
 		Why:  "Asks for ProxyConfig, and for ServiceEntry as v1alpha3. An entry without an address makes each change of its endpoints a full push from 1.14 on.",
 	},
 	{
 		Name: "istio-1.24", Versions: "Istio 1.24 to 1.29",
-		Form: resource.Form{Shape: resource.Inline, Address: true, PortSets: true},
-		Why:  "Asks for ServiceEntry as v1. An entry without an address makes each change of its endpoints a full push on 1.24; a change of one of several ports of one IP is not seen.",
+		Form: resource.Form{Shape: resource.Inline, Address: true, PortSets: true, EmptySelector: true},
+		Why:  "Asks for ServiceEntry as v1. An entry without an address makes each change of its endpoints a full push on 1.24; a change of one of several ports of one IP, or to no endpoints at all, is not seen.",
 	},
 	{
 		Name: "istio-1.30", Versions: "Istio 1.30 and later",
