@@ -275,8 +275,19 @@ func TestWeights(t *testing.T) {
 
 func TestNormalProtocol(t *testing.T) {
 	tests := []struct{ in, want string }{
-		{"HTTP/1.1", "http"}, {" Http ", "http"}, {"h2c", "http2"}, {"triple", "grpc"}, {"tri", "grpc"}, {"dubbo", "tcp"},
-		{"grpc-web", "grpc-web"}, {"mongodb", "mongo"}, {"wss", "https"}, {"udp", "udp"}, {"http_proxy", "http_proxy"}, {"smtp", ""}, {"", ""},
+		{"HTTP/1.1", "http"},
+		{" Http ", "http"},
+		{"h2c", "http2"},
+		{"triple", "grpc"},
+		{"tri", "grpc"},
+		{"dubbo", "tcp"},
+		{"grpc-web", "grpc-web"},
+		{"mongodb", "mongo"},
+		{"wss", "https"},
+		{"udp", "udp"},
+		{"http_proxy", "http_proxy"},
+		{"smtp", ""},
+		{"", ""},
 	}
 	for _, tt := range tests {
 		if got, ok := normalProtocol(tt.in); got != tt.want || ok != (tt.want != "") {
@@ -319,8 +330,14 @@ func TestVotes(t *testing.T) {
 
 func TestProtocolOfName(t *testing.T) {
 	tests := []struct{ in, want string }{
-		{"http", "http"}, {"http-admin", "http"}, {"grpc-web", "grpc-web"}, {"grpc-web-ui", "grpc-web"}, {"grpc-website", "grpc"},
-		{"tcp-metaprotocol-dubbo", "tcp"}, {"metrics", ""}, {"httpx", ""},
+		{"http", "http"},
+		{"http-admin", "http"},
+		{"grpc-web", "grpc-web"},
+		{"grpc-web-ui", "grpc-web"},
+		{"grpc-website", "grpc"},
+		{"tcp-metaprotocol-dubbo", "tcp"},
+		{"metrics", ""},
+		{"httpx", ""},
 	}
 	for _, tt := range tests {
 		if got, _ := protocolOfName(tt.in); got != tt.want {

@@ -266,6 +266,7 @@ func (r *recorder) do(fn func()) {
 func (r *recorder) Set(svc registry.Service, instances []registry.Instance) {
 	r.do(func() { r.sets++; r.services[svc.Key] = slices.Clone(instances) })
 }
+
 func (r *recorder) Remove(key registry.Key)   { r.do(func() { r.removes++; delete(r.services, key) }) }
 func (r *recorder) Publish(*mcp.Resource)     { panic("BUG: not for this adapter") }
 func (r *recorder) Withdraw(string, string)   { panic("BUG: not for this adapter") }

@@ -100,34 +100,42 @@ func TestParseErrors(t *testing.T) {
 		{"empty mapping", "{}\n", `a.yaml:1: a document must have services, or apiVersion and kind`},
 		{"unknown document", "---\nservice: []\n", `a.yaml:2: unknown field "service" of a document; did you mean services?`},
 		{"second document", "services: []\n---\n# one\nservices:\n- nam: web\n", `a.yaml:5: unknown field "nam" of a service; did you mean name?; a.yaml:5: the service has no name`},
-		{"unknown fields", "services:\n- name: web\n  instances:\n  - address: 10.0.0.1\n    adress: 10.0.0.2\n    port: 80\n    zzz: 1\n",
+		{
+			"unknown fields", "services:\n- name: web\n  instances:\n  - address: 10.0.0.1\n    adress: 10.0.0.2\n    port: 80\n    zzz: 1\n",
 			`a.yaml:5: unknown field "adress" of an instance; did you mean address?; ` +
-				`a.yaml:7: unknown field "zzz" of an instance; it may have id, address, port, ports, meta, tags, weight, health, disabled, locality, cluster, node`},
+				`a.yaml:7: unknown field "zzz" of an instance; it may have id, address, port, ports, meta, tags, weight, health, disabled, locality, cluster, node`,
+		},
 		{"key twice", "services:\n- name: web\n  name: api\n", `a.yaml:3: "name" is there twice; the first is in line 2`},
 		{"key that is a list", "services:\n- name: web\n  meta: {[a]: b}\n", `a.yaml:3: a key must be a plain word`},
 		{"no name", "services:\n- {}\n", `a.yaml:2: the service has no name`},
 		{"empty name", "services:\n- name: ''\n", `a.yaml:2: name is empty; a.yaml:2: the service has no name`},
-		{"service twice", "services:\n- name: web\n- {name: web, group: a}\n---\nservices: [{name: web}]\n",
-			`a.yaml:5: service web is defined in line 2 already; make one of them`},
+		{
+			"service twice", "services:\n- name: web\n- {name: web, group: a}\n---\nservices: [{name: web}]\n",
+			`a.yaml:5: service web is defined in line 2 already; make one of them`,
+		},
 		{"services no list", "services: {name: web}\n", `a.yaml:1: services must be a list, not a mapping`},
 		{"name no text", "services:\n- name: [web]\n", `a.yaml:2: name must be text, not a list; a.yaml:2: the service has no name`},
 		{"tag", "services:\n- name: !secret web\n", `a.yaml:2: name: the tag "!secret" means nothing here; leave it out; a.yaml:2: the service has no name`},
-		{"instance values", "services:\n- name: web\n  instances:\n  - address: a\n    port: 65536\n    weight: -1\n    health: fine\n    disabled: nope\n    locality: a/b/c/d\n    meta: [a]\n    tags: {a: b}\n",
+		{
+			"instance values", "services:\n- name: web\n  instances:\n  - address: a\n    port: 65536\n    weight: -1\n    health: fine\n    disabled: nope\n    locality: a/b/c/d\n    meta: [a]\n    tags: {a: b}\n",
 			`a.yaml:6: weight must be a number that is not negative, not "-1"; ` +
 				`a.yaml:7: health must be passing, warning, critical or unknown, not "fine"; ` +
 				`a.yaml:8: disabled must be true or false, not "nope"; ` +
 				`a.yaml:9: locality must be region, region/zone or region/zone/subzone, not "a/b/c/d"; ` +
 				`a.yaml:10: meta must be a mapping, not a list; ` +
 				`a.yaml:11: tags must be a list, not a mapping; ` +
-				`a.yaml:5: port must be a number from 1 to 65535, not "65536"`},
+				`a.yaml:5: port must be a number from 1 to 65535, not "65536"`,
+		},
 		{"weight not a number", "services: [{name: a, instances: [{address: b, port: 1, weight: .nan}]}]", `a.yaml:1: weight must be a number that is not negative, not ".nan"`},
 		{"no address", "services:\n- name: web\n  instances:\n  - port: 80\n", `a.yaml:4: the instance has no address`},
 		{"no port", "services:\n- name: web\n  instances:\n  - address: 10.0.0.1\n", `a.yaml:4: the instance has no port, and the service has none that it could take over`},
 		{"port and ports", "services:\n- name: web\n  instances:\n  - address: a\n    port: 1\n    ports: [2]\n", `a.yaml:5: an instance has port or ports, not both`},
 		{"port without number", "services:\n- name: web\n  ports:\n  - name: http\n", `a.yaml:4: the port has no number`},
 		{"ports of one name", "services:\n- name: web\n  ports:\n  - 80\n  - 81\n", `a.yaml:5: the port in line 4 has the name "" already; give each port a name of its own`},
-		{"instance twice", "services:\n- name: web\n  instances:\n  - {address: a, port: 1}\n  - {address: a, port: 1}\n",
-			`a.yaml:5: instance "a:1" of service web is defined in line 4 already; give each an id of its own`},
+		{
+			"instance twice", "services:\n- name: web\n  instances:\n  - {address: a, port: 1}\n  - {address: a, port: 1}\n",
+			`a.yaml:5: instance "a:1" of service web is defined in line 4 already; give each an id of its own`,
+		},
 		{"merge of text", "services:\n- name: web\n  meta:\n    <<: text\n", `a.yaml:4: << takes a mapping, or a list of them`},
 		{"cycle", "services:\n- name: web\n  meta: &m\n    <<: *m\n", `a.yaml:3: values are nested deeper than 100`},
 		{"many errors", "services:\n" + strings.Repeat("- {}\n", 15), func() string {
@@ -142,21 +150,29 @@ func TestParseErrors(t *testing.T) {
 			`networking.istio.io/DestinationRule, networking.istio.io/EnvoyFilter, networking.istio.io/Gateway, networking.istio.io/ProxyConfig, ` +
 			`networking.istio.io/ServiceEntry, networking.istio.io/Sidecar, networking.istio.io/VirtualService, networking.istio.io/WorkloadEntry, ` +
 			`networking.istio.io/WorkloadGroup, security.istio.io/AuthorizationPolicy, security.istio.io/PeerAuthentication, security.istio.io/RequestAuthentication`},
-		{"unknown kind", "apiVersion: security.istio.io/v1\nkind: Policy\n",
-			`a.yaml:2: apiVersion "security.istio.io/v1", kind "Policy" is nothing that can be published; kinds of this group are AuthorizationPolicy, PeerAuthentication, RequestAuthentication`},
-		{"version", "apiVersion: networking.istio.io/1\nkind: Gateway\n",
-			`a.yaml:2: apiVersion "networking.istio.io/1", kind "Gateway" is nothing that can be published; the version is not of the form v1 or v1beta1`},
+		{
+			"unknown kind", "apiVersion: security.istio.io/v1\nkind: Policy\n",
+			`a.yaml:2: apiVersion "security.istio.io/v1", kind "Policy" is nothing that can be published; kinds of this group are AuthorizationPolicy, PeerAuthentication, RequestAuthentication`,
+		},
+		{
+			"version", "apiVersion: networking.istio.io/1\nkind: Gateway\n",
+			`a.yaml:2: apiVersion "networking.istio.io/1", kind "Gateway" is nothing that can be published; the version is not of the form v1 or v1beta1`,
+		},
 		{"kind alone", "kind: Gateway\n", `a.yaml:1: apiVersion is missing beside kind`},
 		{"apiVersion alone", "apiVersion: networking.istio.io/v1\nservices: []\n", `a.yaml:1: kind is missing beside apiVersion`},
 		{"services in a list", "apiVersion: v1\nkind: List\nitems:\n- services: []\n", `a.yaml:4: an item of a List must have apiVersion and kind`},
 		{"no metadata", "apiVersion: networking.istio.io/v1\nkind: Gateway\nspec: {}\n", `a.yaml:1: metadata is missing; it needs a name`},
 		{"no resource name", "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata:\n  namespace: a\n", `a.yaml:4: metadata has no name`},
-		{"bad names", "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata:\n  name: A_b\n  namespace: a.b\n",
+		{
+			"bad names", "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata:\n  name: A_b\n  namespace: a.b\n",
 			`a.yaml:4: metadata.name "A_b" is not legal; use lower-case letters, digits, dashes and dots; ` +
-				`a.yaml:5: metadata.namespace "a.b" is not legal; use lower-case letters, digits and dashes, 63 at most`},
+				`a.yaml:5: metadata.namespace "a.b" is not legal; use lower-case letters, digits and dashes, 63 at most`,
+		},
 		{"field beside spec", entry + "  hosts: [a]\nports: []\n", `a.yaml:6: unknown field "ports" of a ServiceEntry; it may have apiVersion, kind, metadata, spec, status`},
-		{"unknown field of spec", "# one\n\n" + entry + "  hosts:\n  - a\n  # a comment\n\n  ports:\n  - number: 80\n    nam: http\n",
-			`a.yaml:13: spec of ServiceEntry default/a: unknown field "nam"`},
+		{
+			"unknown field of spec", "# one\n\n" + entry + "  hosts:\n  - a\n  # a comment\n\n  ports:\n  - number: 80\n    nam: http\n",
+			`a.yaml:13: spec of ServiceEntry default/a: unknown field "nam"`,
+		},
 		{"value of spec", entry + "  resolution: |\n    STATIC\n  ports:\n  - number: eighty\n", `a.yaml:5: spec of ServiceEntry default/a: invalid value for enum field resolution: "STATIC\n"`},
 		{"alias in spec", "services: []\n---\n" + entry + "  endpoints:\n  - &e\n    addres: a\n  - *e\n", `a.yaml:9: spec of ServiceEntry default/a: unknown field "addres"`},
 		{"key of spec twice", entry + "  hosts: [a]\n  hosts: [b]\n", `a.yaml:6: "hosts" is there twice; the first is in line 5`},
@@ -165,8 +181,10 @@ func TestParseErrors(t *testing.T) {
 		{"infinite number", entry + "  ports: [{number: .inf}]\n", `a.yaml:5: ".inf" is no finite number`},
 		{"tag in spec", entry + "  hosts: [!x a]\n", `a.yaml:5: the tag "!x" means nothing here; leave it out`},
 		{"cycle in spec", entry + "  subjectAltNames: &s [*s]\n", `a.yaml:5: values are nested deeper than 100`},
-		{"resource twice", entry + "  hosts: [a]\n---\n" + strings.ReplaceAll(entry, "v1\n", "v1beta1\n") + "  hosts: [a]\n",
-			`a.yaml:7: ServiceEntry default/a is defined in line 1 already; make one of them`},
+		{
+			"resource twice", entry + "  hosts: [a]\n---\n" + strings.ReplaceAll(entry, "v1\n", "v1beta1\n") + "  hosts: [a]\n",
+			`a.yaml:7: ServiceEntry default/a is defined in line 1 already; make one of them`,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := parse([]byte(tt.in), "default")

@@ -101,6 +101,7 @@ func (c *catalog) changes() int {
 func (c *catalog) Publish(*mcp.Resource)   { panic("the sim registry does not speak Istio") }
 func (c *catalog) Withdraw(string, string) { panic("the sim registry does not speak Istio") }
 func (c *catalog) Degraded(err error)      { panic(fmt.Sprintf("the sim registry is degraded: %v", err)) }
+
 func (c *catalog) Problem(id, r string) {
 	panic(fmt.Sprintf("the sim registry has a problem: %s: %s", id, r))
 }

@@ -18,6 +18,7 @@ type text string
 func (t text) Version() string { return string(t) }
 
 func set(coll, name string, v text) Op[text] { return Op[text]{Collection: coll, Name: name, Value: v} }
+
 func remove(coll, name string) Op[text] {
 	return Op[text]{Collection: coll, Name: name, Remove: true}
 }
