@@ -325,6 +325,9 @@ func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, cal
 	q := &api.QueryOptions{
 		Datacenter: s.datacenter, Namespace: s.namespace, Partition: s.config.Partition,
 		WaitIndex: index,
+		// A server that has just become leader answers any other query with the part of the catalog that it has read back
+		// from its disk so far, as if that were all. What follows an answer blocks at its index, so it cannot fall behind it.
+		RequireConsistent: index == 0,
 	}
 	if index > 0 {
 		q.WaitTime = wait
