@@ -1,0 +1,79 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+
+	"google.golang.org/grpc"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+)
+
+// Backend is a server in the test's process that answers every call with its name: an instance for real calls.
+type Backend struct {
+	// Name is what it answers.
+	Name string
+	// Address and Port are where it listens.
+	Address string
+	Port    int
+}
+
+// Addr returns host:port.
+func (b Backend) Addr() string { return net.JoinHostPort(b.Address, fmt.Sprint(b.Port)) }
+
+// StartHTTPBackend starts an HTTP backend on loopback.
+func StartHTTPBackend(t testing.TB, name string) Backend {
+	t.Helper()
+	l, b := listenBackend(t, name)
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) })}
+	serve(t, name, func() error { return srv.Serve(l) }, func() { srv.Close() }, http.ErrServerClosed)
+	return b
+}
+
+// StartGRPCBackend starts a gRPC backend (grpc.testing.TestService, UnaryCall) on loopback.
+func StartGRPCBackend(t testing.TB, name string) Backend {
+	t.Helper()
+	l, b := listenBackend(t, name)
+	srv := grpc.NewServer()
+	testpb.RegisterTestServiceServer(srv, grpcBackend{name: name})
+	serve(t, name, func() error { return srv.Serve(l) }, srv.Stop, grpc.ErrServerStopped)
+	return b
+}
+
+func listenBackend(t testing.TB, name string) (net.Listener, Backend) {
+	t.Helper()
+	port := FreePort(t)
+	l, err := net.Listen("tcp", loopback(port))
+	if err != nil {
+		t.Fatalf("backend %s: %v", name, err)
+	}
+	return l, Backend{Name: name, Address: "127.0.0.1", Port: port}
+}
+
+// serve runs a server until the test ends.
+func serve(t testing.TB, name string, run func() error, stop func(), stopped error) {
+	done := make(chan error, 1)
+	// Owned by the test; ends when the cleanup stops the server.
+	go func() { done <- run() }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil && !errors.Is(err, stopped) {
+			t.Errorf("backend %s: %v", name, err)
+		}
+	})
+}
+
+type grpcBackend struct {
+	testpb.UnimplementedTestServiceServer
+
+	name string
+}
+
+// UnaryCall answers with the backend's name.
+func (b grpcBackend) UnaryCall(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+	return &testpb.SimpleResponse{ServerId: b.name}, nil
+}

@@ -1,0 +1,268 @@
+package testenv
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+)
+
+// buildTime bounds the building of the program, from nothing and with the race detector.
+const buildTime = 15 * time.Minute
+
+var build = sync.OnceValues(buildIsthmus)
+
+// Binary returns the path of the program, built from the working copy once per test process. Under the race detector it
+// has it too, and a race found in it is an exit status of its own.
+func Binary(t testing.TB) string {
+	t.Helper()
+	path, err := build()
+	if err != nil {
+		t.Fatalf("build ./cmd/isthmus: %v", err)
+	}
+	return path
+}
+
+// buildIsthmus keeps the program in the cache, in a folder per working copy, so that only what changed is built.
+func buildIsthmus() (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	cache, err := cacheDir()
+	if err != nil {
+		return "", err
+	}
+	name := "isthmus"
+	args := []string{"build"}
+	if raceDetector {
+		name = "isthmus-race"
+		args = append(args, "-race")
+	}
+	path := filepath.Join(cache, "build", fmt.Sprintf("%x", sha256.Sum256([]byte(root)))[:12], name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), buildTime)
+	defer cancel()
+	unlock, err := lockFile(ctx, path+".lock", func() {})
+	if err != nil {
+		return "", fmt.Errorf("wait for another build: %w", err)
+	}
+	defer unlock()
+	cmd := exec.CommandContext(ctx, "go", append(args, "-o", path, "./cmd/isthmus")...)
+	cmd.Dir = root
+	if err := runLoud(cmd, io.Discard); err != nil {
+		return "", err
+	}
+	return path, nil
+}
+
+// Isthmus is a running `isthmus serve`.
+type Isthmus struct {
+	// XDS is the address of its xDS server, Admin that of its admin API. They stay the same over restarts.
+	XDS, Admin string
+
+	proc       *process
+	binary     string
+	registries string
+	client     *http.Client
+}
+
+// StartIsthmus starts the program with registries, which is the YAML list under that word of the configuration, and
+// waits until its admin API answers. It does not wait for the registries, see WaitReady.
+func StartIsthmus(t testing.TB, registries string) *Isthmus {
+	t.Helper()
+	i := &Isthmus{binary: Binary(t), registries: registries, client: &http.Client{Timeout: callTime, Transport: &http.Transport{}}}
+	t.Cleanup(i.client.CloseIdleConnections)
+	i.proc = newProcess(t, "isthmus")
+	i.proc.startReady(t, func() {
+		i.XDS, i.Admin = loopback(FreePort(t)), loopback(FreePort(t))
+		i.launch(t)
+	}, i.alive(t))
+	return i
+}
+
+func (i *Isthmus) launch(t testing.TB) {
+	t.Helper()
+	config := i.proc.writeFile(t, "isthmus.yaml", fmt.Sprintf("listen: {xds: %q, admin: %q}\nlog: {level: debug}\nregistries:\n%s\n",
+		i.XDS, i.Admin, strings.TrimSpace(i.registries)))
+	i.proc.start(t, nil, i.binary, "serve", "--config", config)
+}
+
+func (i *Isthmus) alive(t testing.TB) func() (string, bool) {
+	return func() (string, bool) {
+		body, code, err := httpGet(t, i.client, "http://"+i.Admin+"/healthz")
+		return fmt.Sprintf("/healthz: status %d %.200s, error %v", code, body, err), code == http.StatusOK
+	}
+}
+
+// Source is the program as istiod's configSource.
+func (i *Isthmus) Source() string { return "xds://" + i.XDS }
+
+// WaitReady waits until every registry has sent its first full listing (/readyz).
+func (i *Isthmus) WaitReady(t testing.TB) {
+	t.Helper()
+	if err := i.proc.waitReady(t, func() (string, bool) {
+		body, code, err := httpGet(t, i.client, "http://"+i.Admin+"/readyz")
+		return fmt.Sprintf("/readyz: status %d %.500s, error %v", code, body, err), code == http.StatusOK
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Kill9 ends the program as kill -9 does: only itself, not its plugins, which have to see for themselves.
+func (i *Isthmus) Kill9() { i.proc.killAlone() }
+
+// Restart starts the program again on the same ports after Kill9 or Stop, and waits until its admin API answers.
+func (i *Isthmus) Restart(t testing.TB) {
+	t.Helper()
+	i.proc.kill()
+	i.launch(t)
+	if err := i.proc.waitReady(t, i.alive(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Stop asks the program to end, and fails the test if it does not end well in time.
+func (i *Isthmus) Stop(t testing.TB) {
+	t.Helper()
+	if err := i.proc.terminate(); err != nil {
+		t.Errorf("isthmus ended by SIGTERM: %v", err)
+	}
+}
+
+// IsthmusRegistry is what the admin API says of a registry, as far as tests ask.
+type IsthmusRegistry struct {
+	Name      string `json:"name"`
+	Phase     string `json:"phase"`
+	LastError string `json:"last_error"`
+	Synced    bool   `json:"synced"`
+	PID       int    `json:"pid"`
+	Restarts  int    `json:"restarts"`
+	Services  int    `json:"services"`
+	Instances int    `json:"instances"`
+}
+
+// Registry returns what the admin API says of one registry.
+func (i *Isthmus) Registry(t testing.TB, name string) IsthmusRegistry {
+	t.Helper()
+	var all struct {
+		Items []IsthmusRegistry `json:"items"`
+	}
+	i.api(t, "registries", &all)
+	for _, r := range all.Items {
+		if r.Name == name {
+			return r
+		}
+	}
+	t.Fatalf("isthmus: the admin API has no registry %q but %+v", name, all.Items)
+	return IsthmusRegistry{}
+}
+
+// WaitPhase waits until the registry is in one of the phases.
+func (i *Isthmus) WaitPhase(t testing.TB, name string, phases ...string) {
+	t.Helper()
+	Eventually(t, Patience, fmt.Sprintf("registry %s to be %s", name, strings.Join(phases, " or ")), func() (string, bool) {
+		r := i.Registry(t, name)
+		for _, phase := range phases {
+			if r.Phase == phase {
+				return "", true
+			}
+		}
+		return fmt.Sprintf("%+v", r), false
+	})
+}
+
+// IsthmusSink is what the admin API says of a connected sink, as far as tests ask.
+type IsthmusSink struct {
+	Node          string                `json:"node"`
+	Protocol      string                `json:"protocol"`
+	Profile       string                `json:"profile"`
+	Shape         string                `json:"shape"`
+	Subscriptions []IsthmusSubscription `json:"subscriptions"`
+}
+
+// IsthmusSubscription is a sink's interest in one type.
+type IsthmusSubscription struct {
+	TypeURL string `json:"type_url"`
+	// State is "held", "sent" or "current".
+	State        string `json:"state"`
+	SentVersion  string `json:"sent_version"`
+	AckedVersion string `json:"acked_version"`
+	Lag          int    `json:"lag"`
+	Resources    int    `json:"resources"`
+}
+
+// Subscription returns the subscription to a kind of resource, such as "ServiceEntry".
+func (s IsthmusSink) Subscription(kind string) (IsthmusSubscription, bool) {
+	for _, sub := range s.Subscriptions {
+		if strings.HasSuffix(sub.TypeURL, "/"+kind) {
+			return sub, true
+		}
+	}
+	return IsthmusSubscription{}, false
+}
+
+// Sinks returns what the admin API says of the connected sinks.
+func (i *Isthmus) Sinks(t testing.TB) []IsthmusSink {
+	t.Helper()
+	var all struct {
+		Items []IsthmusSink `json:"items"`
+	}
+	i.api(t, "sinks", &all)
+	return all.Items
+}
+
+// WaitSink waits until the only sink's subscription to a kind of resource is in the state.
+func (i *Isthmus) WaitSink(t testing.TB, kind, state string) {
+	t.Helper()
+	Eventually(t, Patience, fmt.Sprintf("one sink, its %s %s", kind, state), func() (string, bool) {
+		sinks := i.Sinks(t)
+		if len(sinks) != 1 {
+			return fmt.Sprintf("%d sinks: %+v", len(sinks), sinks), false
+		}
+		sub, ok := sinks[0].Subscription(kind)
+		return fmt.Sprintf("%+v", sinks[0]), ok && sub.State == state
+	})
+}
+
+// Metrics returns the program's metrics by name.
+func (i *Isthmus) Metrics(t testing.TB) map[string]*dto.MetricFamily {
+	t.Helper()
+	body, code, err := httpGet(t, i.client, "http://"+i.Admin+"/metrics")
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("isthmus: get /metrics: status %d, error %v: %.500s", code, err, body)
+	}
+	return parseMetrics(t, "isthmus", body)
+}
+
+func (i *Isthmus) api(t testing.TB, list string, into any) {
+	t.Helper()
+	url := "http://" + i.Admin + "/api/v1/" + list
+	body, code, err := httpGet(t, i.client, url)
+	if err == nil && code != http.StatusOK {
+		err = errors.New(http.StatusText(code))
+	}
+	if err == nil {
+		err = json.Unmarshal(body, into)
+	}
+	if err != nil {
+		t.Fatalf("isthmus: get %s: %v: %.500s", url, err, body)
+	}
+}
+
+// Log returns what the program printed since it was started last.
+func (i *Isthmus) Log() string { return i.proc.since() }

@@ -1,0 +1,292 @@
+package testenv
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// IstiodVersion is a version of istiod that tests run against.
+type IstiodVersion struct {
+	// Name is for names of tests.
+	Name string
+	tool Tool
+	// needsKube says that it does not run without a Kubernetes API server.
+	needsKube bool
+}
+
+// The versions of istiod, and both of them.
+var (
+	Istiod124      = IstiodVersion{Name: "istiod-1.24.0", tool: Istiod124Tool}
+	IstiodNewest   = IstiodVersion{Name: "istiod-newest", tool: IstiodNewestTool, needsKube: true}
+	IstiodVersions = []IstiodVersion{Istiod124, IstiodNewest}
+)
+
+// Istiod is a running istiod without a cluster, whose only configuration comes from one source.
+type Istiod struct {
+	// Version is which istiod it is.
+	Version IstiodVersion
+	// GRPC is the address at which proxies ask for their configuration, host:port, in plaintext.
+	GRPC string
+	// HTTP is the address of its debug pages, Monitoring that of its metrics.
+	HTTP, Monitoring string
+
+	proc       *process
+	binary     string
+	source     string
+	kubeconfig string
+	client     *http.Client
+}
+
+// StartIstiod starts istiod with source as its only configSource: "xds://HOST:PORT" or "fs:///FOLDER". It does not wait:
+// istiod opens its ports when its source has answered everything, see WaitReady. An xds source must listen already,
+// else istiod exits.
+func StartIstiod(t testing.TB, version IstiodVersion, source string) *Istiod {
+	t.Helper()
+	i := &Istiod{Version: version, binary: version.tool.fetch(t), source: source, client: &http.Client{Transport: &http.Transport{}}}
+	t.Cleanup(i.client.CloseIdleConnections)
+	i.proc = newProcess(t, version.Name)
+	if version.needsKube {
+		i.kubeconfig = i.proc.writeFile(t, "kubeconfig", startKube(t))
+	}
+	i.assignPorts(t)
+	i.launch(t)
+	return i
+}
+
+func (i *Istiod) assignPorts(t testing.TB) {
+	t.Helper()
+	i.GRPC, i.HTTP, i.Monitoring = loopback(FreePort(t)), loopback(FreePort(t)), loopback(FreePort(t))
+}
+
+func (i *Istiod) launch(t testing.TB) {
+	t.Helper()
+	mesh := i.proc.writeFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [{address: %q}]
+defaultConfig: {discoveryAddress: %q}
+trustDomain: cluster.local
+rootNamespace: istio-system
+enableAutoMtls: false
+`, i.source, i.GRPC))
+	env := append(os.Environ(),
+		"POD_NAME=istiod-test", "POD_NAMESPACE=istio-system", "REVISION=default",
+		"ENABLE_CA_SERVER=false", "PILOT_CERT_PROVIDER=none",
+		"PILOT_ENABLE_GATEWAY_API=false", "PILOT_ENABLE_ANALYSIS=false",
+		"VALIDATION_WEBHOOK_CONFIG_NAME=", "INJECTION_WEBHOOK_CONFIG_NAME=",
+		// A stock Envoy has no such filter, and refuses clusters that name it.
+		"PILOT_ENABLE_METADATA_EXCHANGE=false",
+	)
+	args := []string{
+		"discovery", "--meshConfig", mesh, "--networksConfig", os.DevNull,
+		"--httpAddr", i.HTTP, "--grpcAddr", i.GRPC, "--secureGRPCAddr", "", "--httpsAddr", "",
+		"--monitoringAddr", i.Monitoring, "--ctrlz_address", "127.0.0.1", "--ctrlz_port", "0",
+	}
+	if i.kubeconfig != "" {
+		args = append(args, "--kubeconfig", i.kubeconfig)
+	} else {
+		args = append(args, "--registries", "")
+	}
+	i.proc.start(t, env, i.binary, args...)
+}
+
+// Ready reports whether istiod serves proxies. It never says so over HTTP without Kubernetes, hence from its output,
+// confirmed by its port.
+func (i *Istiod) Ready() bool {
+	if !strings.Contains(i.proc.since(), "marking server ready") {
+		return false
+	}
+	conn, err := net.Dial("tcp", i.GRPC)
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
+}
+
+// WaitReady waits until istiod serves proxies.
+func (i *Istiod) WaitReady(t testing.TB) {
+	t.Helper()
+	i.proc.startReady(t, func() {
+		select {
+		case <-i.proc.exited(): // ended on a port that was taken: start it on others
+			i.assignPorts(t)
+			i.launch(t)
+		default: // it runs since StartIstiod
+		}
+	}, func() (string, bool) { return "no line \"marking server ready\" in its output", i.Ready() })
+}
+
+// Kill ends istiod as kill -9 does.
+func (i *Istiod) Kill() { i.proc.kill() }
+
+// Restart starts istiod again on the same ports, and does not wait.
+func (i *Istiod) Restart(t testing.TB) {
+	t.Helper()
+	i.proc.kill()
+	i.launch(t)
+}
+
+// Pushes is how many pushes istiod has sent, by kind: "cds", "eds", "lds", "rds".
+type Pushes map[string]int
+
+// Full is the number of pushes of anything but endpoints. A full push sends all kinds, an incremental one only eds.
+func (p Pushes) Full() int {
+	full := 0
+	for kind, n := range p {
+		if kind != "eds" {
+			full += n
+		}
+	}
+	return full
+}
+
+// String returns the pushes sorted by kind.
+func (p Pushes) String() string {
+	var b strings.Builder
+	for _, kind := range slices.Sorted(maps.Keys(p)) {
+		fmt.Fprintf(&b, "%s=%d ", kind, p[kind])
+	}
+	return strings.TrimSuffix(b.String(), " ")
+}
+
+// PushCounts returns istiod's count of pushes to proxies since it started (metric pilot_xds_pushes). A proxyless client
+// gets every kind on every push, even if only endpoints changed: there must be none where full pushes are counted.
+func (i *Istiod) PushCounts(t testing.TB) Pushes {
+	t.Helper()
+	p := Pushes{}
+	for _, m := range i.Metrics(t)["pilot_xds_pushes"].GetMetric() {
+		for _, l := range m.GetLabel() {
+			if l.GetName() == "type" {
+				p[l.GetValue()] += int(m.GetCounter().GetValue())
+			}
+		}
+	}
+	return p
+}
+
+// Metrics returns all of istiod's metrics by name.
+func (i *Istiod) Metrics(t testing.TB) map[string]*dto.MetricFamily {
+	t.Helper()
+	return parseMetrics(t, i.Version.Name, i.get(t, "http://"+i.Monitoring+"/metrics"))
+}
+
+func parseMetrics(t testing.TB, name string, text []byte) map[string]*dto.MetricFamily {
+	t.Helper()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(string(text)))
+	if err != nil {
+		t.Fatalf("%s: parse its metrics: %v", name, err)
+	}
+	return families
+}
+
+// Config is one resource that istiod holds.
+type Config struct {
+	Kind     string `json:"kind"`
+	Metadata struct {
+		Name            string `json:"name"`
+		Namespace       string `json:"namespace"`
+		ResourceVersion string `json:"resourceVersion"`
+		Created         string `json:"creationTimestamp"`
+	} `json:"metadata"`
+	Spec json.RawMessage `json:"spec"`
+}
+
+// Configz returns what istiod holds from its source, by "Kind namespace/name".
+func (i *Istiod) Configz(t testing.TB) map[string]Config {
+	t.Helper()
+	var list []Config
+	i.debug(t, "configz", &list)
+	m := map[string]Config{}
+	for _, c := range list {
+		m[c.Kind+" "+c.Metadata.Namespace+"/"+c.Metadata.Name] = c
+	}
+	return m
+}
+
+// EndpointShards returns the addresses that istiod keeps for each host, as "IP:PORT" of the endpoint, sorted.
+func (i *Istiod) EndpointShards(t testing.TB) map[string][]string {
+	t.Helper()
+	// host, namespace, then shards by cluster.
+	var all map[string]map[string]struct {
+		Shards map[string][]struct {
+			Address      string // before 1.25
+			Addresses    []string
+			EndpointPort int
+		}
+	}
+	i.debug(t, "endpointShardz", &all)
+	hosts := map[string][]string{}
+	for host, namespaces := range all {
+		for _, namespace := range namespaces {
+			for _, shard := range namespace.Shards {
+				for _, e := range shard {
+					address := e.Address
+					if len(e.Addresses) > 0 {
+						address = e.Addresses[0]
+					}
+					hosts[host] = append(hosts[host], net.JoinHostPort(address, strconv.Itoa(e.EndpointPort)))
+				}
+			}
+		}
+		slices.Sort(hosts[host])
+	}
+	return hosts
+}
+
+// Hosts returns the hosts of all services that istiod knows, sorted.
+func (i *Istiod) Hosts(t testing.TB) []string {
+	t.Helper()
+	var services []struct {
+		Hostname string `json:"hostname"`
+	}
+	i.debug(t, "registryz", &services)
+	var hosts []string
+	for _, s := range services {
+		hosts = append(hosts, s.Hostname)
+	}
+	slices.Sort(hosts)
+	return slices.Compact(hosts)
+}
+
+func (i *Istiod) debug(t testing.TB, page string, into any) {
+	t.Helper()
+	body := i.get(t, "http://"+i.HTTP+"/debug/"+page)
+	if err := json.Unmarshal(body, into); err != nil {
+		t.Fatalf("%s: parse /debug/%s: %v\n%.2000s", i.Version.Name, page, err, body)
+	}
+}
+
+func (i *Istiod) get(t testing.TB, url string) []byte {
+	t.Helper()
+	body, code, err := httpGet(t, i.client, url)
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("%s: get %s: status %d, error %v: %.500s", i.Version.Name, url, code, err, body)
+	}
+	return body
+}
+
+func httpGet(t testing.TB, client *http.Client, url string) (body []byte, code int, err error) {
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer res.Body.Close()
+	body, err = io.ReadAll(res.Body)
+	return body, res.StatusCode, err
+}

@@ -1,0 +1,616 @@
+package testenv
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	grpcapi "github.com/nacos-group/nacos-sdk-go/v2/api/grpc"
+	"github.com/nacos-group/nacos-sdk-go/v2/common/remote/rpc/rpc_request"
+	"github.com/nacos-group/nacos-sdk-go/v2/common/remote/rpc/rpc_response"
+	"github.com/nacos-group/nacos-sdk-go/v2/model"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// The versions of Nacos as tools: jars from Maven and a launcher of our own.
+var (
+	Nacos3Tool = nacosTool("nacos-3.1.0", "hessian-4.0.63.jar")
+	Nacos2Tool = nacosTool("nacos-2.1.1", "")
+)
+
+// nacosTool is a tool that tools/FOLDER/pom.xml pins. What is kept is a script that runs java, beside the jars. The jar named first must come
+// first on the class path.
+func nacosTool(folder, first string) Tool {
+	return Tool{
+		name: "nacos", binary: "nacos",
+		version: func(root string) (string, error) {
+			b, err := os.ReadFile(filepath.Join(root, "tools", folder, "pom.xml"))
+			if err != nil {
+				return "", err
+			}
+			var pom struct {
+				Version string `xml:"version"`
+			}
+			if err := xml.Unmarshal(b, &pom); err != nil || pom.Version == "" {
+				return "", fmt.Errorf("tools/%s/pom.xml has no version: %w", folder, err)
+			}
+			return pom.Version, nil
+		},
+		get: func(ctx context.Context, root, path string, progress io.Writer) error {
+			source := filepath.Join(root, "tools", folder)
+			tmp, final := filepath.Dir(path), filepath.Dir(filepath.Dir(path))
+			mvn := exec.CommandContext(ctx, "mvn", "-B", "-q", "-f", filepath.Join(source, "pom.xml"), "dependency:copy-dependencies",
+				"-DoutputDirectory="+filepath.Join(tmp, "lib"))
+			if err := runLoud(mvn, progress); err != nil {
+				return fmt.Errorf("get what tools/%s/pom.xml names (it needs mvn, java 17 and Maven Central the first time): %w", folder, err)
+			}
+			javac := exec.CommandContext(ctx, "javac", "-nowarn", "-cp", filepath.Join(tmp, "lib", "*"), "-d", filepath.Join(tmp, "classes"),
+				filepath.Join(source, "Launcher.java"))
+			if err := runLoud(javac, progress); err != nil {
+				return fmt.Errorf("compile tools/%s/Launcher.java: %w", folder, err)
+			}
+			for _, part := range []string{"lib", "classes"} {
+				if err := os.RemoveAll(filepath.Join(final, part)); err != nil {
+					return err
+				}
+				if err := os.Rename(filepath.Join(tmp, part), filepath.Join(final, part)); err != nil {
+					return err
+				}
+			}
+			classPath := `$dir/classes:$dir/lib/*`
+			if first != "" {
+				classPath = `$dir/classes:$dir/lib/` + first + `:$dir/lib/*`
+			}
+			script := "#!/bin/sh\ndir=$(cd \"$(dirname \"$0\")\" && pwd)\nexec java -cp \"" + classPath + "\" \"$@\" io.isthmus.tools.Launcher\n"
+			return os.WriteFile(path, []byte(script), 0o755)
+		},
+	}
+}
+
+// NacosVersion is a version of Nacos that tests run against.
+type NacosVersion struct {
+	// Name is for names of tests.
+	Name string
+	tool Tool
+	// v3 says that its HTTP API is that of 3.x.
+	v3 bool
+}
+
+// The versions of Nacos, and both of them.
+var (
+	Nacos3        = NacosVersion{Name: "nacos-3.1.0", tool: Nacos3Tool, v3: true}
+	Nacos2        = NacosVersion{Name: "nacos-2.1.1", tool: Nacos2Tool}
+	NacosVersions = []NacosVersion{Nacos3, Nacos2}
+)
+
+// V3 reports whether the version is 3.x.
+func (v NacosVersion) V3() bool { return v.v3 }
+
+// NacosConfig says which Nacos a test wants. Its zero value is the newest version, open to everyone, without the delay before pushes.
+type NacosConfig struct {
+	Version NacosVersion
+	// Auth turns access control on. The user nacos then has the password of Nacos.Password.
+	Auth bool
+	// TokenLife is how long tokens hold, in whole seconds; 0 leaves it to Nacos, which says five hours.
+	TokenLife time.Duration
+	// DefaultPushDelay keeps the half second that Nacos waits before it pushes a change.
+	DefaultPushDelay bool
+	// Istio turns the server's own bridge on, at Nacos.IstioAddr.
+	Istio bool
+	// Properties are added to the server's configuration.
+	Properties map[string]string
+}
+
+// Nacos is a running Nacos server.
+type Nacos struct {
+	// Version is which Nacos it is.
+	Version NacosVersion
+	// Addr is the HTTP API's address, host:port. It stays the same over restarts. GRPC is the address for clients.
+	Addr, GRPC string
+	// IstioAddr is where the server's own bridge listens.
+	IstioAddr string
+
+	cfg    NacosConfig
+	proc   *process
+	binary string
+	port   int
+	client *http.Client
+
+	mu        sync.Mutex // guards everything below
+	password  string     // of the user nacos
+	token     string
+	tokenTime time.Time
+}
+
+// StartNacos starts a Nacos server of one node and waits until it serves.
+func StartNacos(t testing.TB, cfg NacosConfig) *Nacos {
+	t.Helper()
+	if cfg.Version.Name == "" {
+		cfg.Version = Nacos3
+	}
+	n := &Nacos{Version: cfg.Version, cfg: cfg, binary: cfg.Version.tool.fetch(t), client: &http.Client{Timeout: callTime, Transport: &http.Transport{}}}
+	t.Cleanup(n.client.CloseIdleConnections)
+	n.proc = newProcess(t, cfg.Version.Name)
+	n.proc.startReady(t, func() {
+		n.port = n.freePort(t)
+		n.Addr, n.GRPC = loopback(n.port), loopback(n.port+1000)
+		n.IstioAddr = loopback(FreePort(t))
+		n.launch(t)
+	}, n.ready)
+	if cfg.Auth {
+		n.createAdmin(t)
+	}
+	return n
+}
+
+// freePort returns a port of which the ports that Nacos derives are free too.
+func (n *Nacos) freePort(t testing.TB) int {
+	t.Helper()
+	for {
+		port := FreePort(t)
+		ok := true
+		for _, offset := range []int{1000, 1001, -1000} {
+			ok = ok && probe(port+offset) == nil
+		}
+		if ok {
+			return port
+		}
+	}
+}
+
+func (n *Nacos) launch(t testing.TB) {
+	t.Helper()
+	properties := map[string]string{
+		"server.port": strconv.Itoa(n.port), "nacos.server.main.port": strconv.Itoa(n.port), "server.servlet.contextPath": "/nacos",
+		"nacos.inetutils.ip-address":                    "127.0.0.1",
+		"nacos.core.auth.enabled":                       strconv.FormatBool(n.cfg.Auth),
+		"nacos.core.auth.admin.enabled":                 strconv.FormatBool(n.cfg.Auth),
+		"nacos.core.auth.system.type":                   "nacos",
+		"nacos.core.auth.server.identity.key":           "isthmus",
+		"nacos.core.auth.server.identity.value":         "test",
+		"nacos.core.auth.plugin.nacos.token.secret.key": base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("k"), 48)),
+		"nacos.core.auth.default.token.secret.key":      base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("k"), 48)),
+		"nacos.istio.mcp.server.enabled":                strconv.FormatBool(n.cfg.Istio),
+		"nacos.extension.naming.istio.enabled":          strconv.FormatBool(n.cfg.Istio),
+		"nacos.istio.mcp.server.port":                   n.IstioAddr[strings.LastIndexByte(n.IstioAddr, ':')+1:],
+		// As in the properties that Nacos is distributed with.
+		"nacos.security.ignore.urls": "/,/error,/v1/auth/**,/v3/auth/**,/actuator/**",
+	}
+	if life := int(n.cfg.TokenLife / time.Second); life > 0 {
+		properties["nacos.core.auth.plugin.nacos.token.expire.seconds"] = strconv.Itoa(life)
+		properties["nacos.core.auth.default.token.expire.seconds"] = strconv.Itoa(life)
+	}
+	if !n.Version.v3 { // see DeleteService
+		properties["nacos.naming.clean.empty-service.interval"] = "1000"
+		properties["nacos.naming.clean.empty-service.expired-time"] = "1000"
+	}
+	for k, v := range n.cfg.Properties {
+		properties[k] = v
+	}
+	var text strings.Builder
+	for k, v := range properties {
+		fmt.Fprintf(&text, "%s=%s\n", k, v)
+	}
+	if err := os.MkdirAll(filepath.Join(n.proc.dir, "conf"), 0o755); err != nil {
+		t.Fatalf("nacos: %v", err)
+	}
+	n.proc.writeFile(t, "conf/application.properties", text.String())
+	args := []string{
+		"-Xms512m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.io.tmpdir=" + n.proc.dir,
+		"--add-opens", "java.base/java.lang=ALL-UNNAMED", "--add-opens", "java.base/java.util=ALL-UNNAMED",
+		"--add-opens", "java.base/java.util.concurrent=ALL-UNNAMED", "--add-opens", "java.base/java.util.concurrent.atomic=ALL-UNNAMED",
+		"--add-opens", "java.base/java.math=ALL-UNNAMED", "--add-opens", "java.base/java.time=ALL-UNNAMED",
+		"-Dnacos.standalone=true", "-Dnacos.home=" + n.proc.dir, "-Dnacos.logs.path=" + n.proc.dir + "/logs",
+		"-Dspring.config.additional-location=file:" + n.proc.dir + "/conf/",
+	}
+	if !n.cfg.DefaultPushDelay {
+		args = append(args, "-Dnacos.naming.push.pushTaskDelay=0")
+	}
+	n.proc.start(t, nil, n.binary, args...)
+}
+
+// ready reports whether the server serves its HTTP API and gRPC.
+func (n *Nacos) ready() (seen string, ok bool) {
+	path := "/nacos/v1/ns/operator/metrics"
+	if n.Version.v3 {
+		path = "/nacos/v3/admin/core/state/readiness"
+	}
+	res, err := n.client.Get("http://" + n.Addr + path)
+	if err != nil {
+		return err.Error(), false
+	}
+	body, _ := io.ReadAll(res.Body)
+	res.Body.Close()
+	if res.StatusCode != http.StatusOK && res.StatusCode != http.StatusForbidden {
+		return fmt.Sprintf("%s: %s %.200s", path, res.Status, body), false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	c, err := dialNacos(ctx, n.GRPC, noToken)
+	if err != nil {
+		return err.Error(), false
+	}
+	c.Close()
+	return "", true
+}
+
+// createAdmin sets the password of the user nacos and waits until it can log in.
+func (n *Nacos) createAdmin(t testing.TB) {
+	t.Helper()
+	if n.Version.v3 {
+		n.password = "nacos-test"
+		n.http(t, http.MethodPost, "/v3/auth/user/admin", url.Values{"password": {n.password}})
+		n.Token(t)
+		return
+	}
+	n.password = "nacos" // set by the database's schema; only the console may change it
+	n.Token(t)
+}
+
+// Password is that of the user nacos.
+func (n *Nacos) Password() string { return n.password }
+
+func (n *Nacos) login(user, password string) (string, error) {
+	res, err := n.client.PostForm("http://"+n.Addr+"/nacos/v1/auth/users/login", url.Values{"username": {user}, "password": {password}})
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		return "", err
+	}
+	var answer struct {
+		AccessToken string `json:"accessToken"`
+	}
+	if json.Unmarshal(body, &answer) != nil || answer.AccessToken == "" {
+		return "", fmt.Errorf("login as %s: %s %.200s", user, res.Status, body)
+	}
+	return answer.AccessToken, nil
+}
+
+// Token returns a token of the administrator that holds for a moment at least; "" without access control.
+func (n *Nacos) Token(t testing.TB) string {
+	t.Helper()
+	if !n.cfg.Auth {
+		return ""
+	}
+	var token string
+	Eventually(t, Patience, "nacos to let its administrator log in", func() (seen string, ok bool) {
+		var err error
+		token, err = n.freshToken()
+		return fmt.Sprint(err), err == nil
+	})
+	return token
+}
+
+// freshToken logs the administrator in unless that was done a moment ago.
+func (n *Nacos) freshToken() (string, error) {
+	if !n.cfg.Auth {
+		return "", nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.token != "" && time.Since(n.tokenTime) < 2*time.Second {
+		return n.token, nil
+	}
+	token, err := n.login("nacos", n.password)
+	if err != nil {
+		return "", err
+	}
+	n.token, n.tokenTime = token, time.Now()
+	return token, nil
+}
+
+// Admin makes a request of the HTTP API with every right, and returns the answer's body. The path is without /nacos.
+func (n *Nacos) Admin(t testing.TB, method, path string, form url.Values) string {
+	t.Helper()
+	if n.cfg.Auth {
+		form = cloneValues(form)
+		form.Set("accessToken", n.Token(t))
+	}
+	return n.http(t, method, path, form)
+}
+
+func cloneValues(v url.Values) url.Values {
+	c := url.Values{}
+	for k, all := range v {
+		c[k] = all
+	}
+	return c
+}
+
+func (n *Nacos) http(t testing.TB, method, path string, form url.Values) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+n.Addr+"/nacos"+path+"?"+form.Encode(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := n.client.Do(req)
+	if err != nil {
+		t.Fatalf("nacos: %s %s: %v", method, path, err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != http.StatusOK {
+		t.Fatalf("nacos: %s %s: %s, error %v: %.500s", method, path, res.Status, err, body)
+	}
+	return string(body)
+}
+
+// CreateUser creates a user with read on the namespaces.
+func (n *Nacos) CreateUser(t testing.TB, name, password string, namespaces ...string) {
+	t.Helper()
+	prefix := "/v1/auth"
+	users, roles, permissions := prefix+"/users", prefix+"/roles", prefix+"/permissions"
+	if n.Version.v3 {
+		users, roles, permissions = "/v3/auth/user", "/v3/auth/role", "/v3/auth/permission"
+	}
+	role := "role-" + name
+	n.Admin(t, http.MethodPost, users, url.Values{"username": {name}, "password": {password}})
+	n.Admin(t, http.MethodPost, roles, url.Values{"username": {name}, "role": {role}})
+	for _, ns := range namespaces {
+		n.Admin(t, http.MethodPost, permissions, url.Values{"role": {role}, "resource": {ns + ":*:*"}, "action": {"r"}})
+	}
+}
+
+// CreateNamespace creates a namespace, where the version has an API for it without its console.
+func (n *Nacos) CreateNamespace(t testing.TB, id string) {
+	t.Helper()
+	if n.Version.v3 {
+		n.Admin(t, http.MethodPost, "/v3/admin/core/namespace", url.Values{"namespaceId": {id}, "namespaceName": {id}})
+	}
+}
+
+// Kill ends the server as kill -9 does.
+func (n *Nacos) Kill() { n.proc.kill() }
+
+// Restart starts the server again on the same ports after Kill, and waits until it serves. Ephemeral instances are gone until their clients register
+// them again.
+func (n *Nacos) Restart(t testing.TB) {
+	t.Helper()
+	n.proc.kill()
+	n.launch(t)
+	if err := n.proc.waitReady(t, n.ready); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// NacosInstance is one instance as a test registers it.
+type NacosInstance = model.Instance
+
+// NacosUp returns a healthy, enabled, ephemeral instance.
+func NacosUp(ip string, port int) NacosInstance {
+	return NacosInstance{Ip: ip, Port: uint64(port), Weight: 1, Healthy: true, Enable: true, Ephemeral: true, ClusterName: "DEFAULT", Metadata: map[string]string{}}
+}
+
+// Persist registers a persistent instance, or removes it. Only 3.x can, see DeleteService.
+func (n *Nacos) Persist(t testing.TB, namespace, group, name string, i NacosInstance, remove bool) {
+	t.Helper()
+	method := http.MethodPost
+	if remove {
+		method = http.MethodDelete
+	}
+	form := url.Values{
+		"namespaceId": {namespace}, "groupName": {group}, "serviceName": {name}, "ip": {i.Ip}, "port": {strconv.FormatUint(i.Port, 10)},
+		"ephemeral": {"false"}, "clusterName": {i.ClusterName}, "healthy": {strconv.FormatBool(i.Healthy)}, "enabled": {strconv.FormatBool(i.Enable)},
+		"weight": {strconv.FormatFloat(i.Weight, 'f', -1, 64)},
+	}
+	n.Admin(t, method, "/v3/admin/ns/instance", form)
+}
+
+// DeleteService deletes a service, which must have no instance. The 2.x build has no Raft (its JRaftProtocol.addRequestProcessors does nothing), and so
+// neither persistent instances nor deletion: there the server's own cleaning of empty services does it, from a minute after its start on.
+func (n *Nacos) DeleteService(t testing.TB, namespace, group, name string) {
+	t.Helper()
+	if !n.Version.v3 {
+		return
+	}
+	n.Admin(t, http.MethodDelete, "/v3/admin/ns/service", url.Values{"namespaceId": {namespace}, "groupName": {group}, "serviceName": {name}})
+}
+
+// NacosClient is a connection of an application: what it registers is there for as long as it lives.
+type NacosClient struct {
+	cc     *grpc.ClientConn
+	client grpcapi.RequestClient
+	token  func() (string, error)
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+
+	mu     sync.Mutex // guards onPush, and the order of what is sent on the stream
+	onPush func(model.Service)
+}
+
+// Client connects as an application does. It is closed with the test.
+func (n *Nacos) Client(t testing.TB) *NacosClient {
+	t.Helper()
+	var c *NacosClient
+	Eventually(t, Patience, "a client to connect to nacos", func() (seen string, ok bool) {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		var err error
+		c, err = dialNacos(ctx, n.GRPC, n.freshToken)
+		return fmt.Sprint(err), err == nil
+	})
+	t.Cleanup(c.Close)
+	return c
+}
+
+func noToken() (string, error) { return "", nil }
+
+// dialNacos connects; ctx bounds only that.
+func dialNacos(ctx context.Context, addr string, token func() (string, error)) (_ *NacosClient, err error) {
+	cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
+	if err != nil {
+		return nil, err
+	}
+	life, cancel := context.WithCancel(context.Background())
+	c := &NacosClient{cc: cc, client: grpcapi.NewRequestClient(cc), token: token, cancel: cancel}
+	defer func() {
+		if err != nil {
+			c.Close()
+		}
+	}()
+	if err := c.call(ctx, rpc_request.NewServerCheckRequest(), &rpc_response.ServerCheckResponse{}); err != nil {
+		return nil, err
+	}
+	stream, err := grpcapi.NewBiRequestStreamClient(cc).RequestBiStream(life)
+	if err != nil {
+		return nil, err
+	}
+	setup := rpc_request.NewConnectionSetupRequest()
+	setup.ClientVersion = "Nacos-Go-Client:v2.3.5"
+	setup.Labels = map[string]string{"source": "sdk", "module": "naming"}
+	if err := stream.Send(c.payload(setup)); err != nil {
+		return nil, err
+	}
+	// Owned by the client; ends with the stream, which Close ends.
+	c.done.Go(func() { c.receive(stream) })
+	// The naming service learns of the connection a moment after the rest of the server: only then can a service be had from it.
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for known := false; ; {
+		err := c.call(ctx, rpc_request.NewHealthCheckRequest(), &rpc_response.HealthCheckResponse{})
+		if known && err == nil {
+			break
+		}
+		known = err == nil
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+	// Owned by the client; ends with Close.
+	c.done.Go(func() { c.keepHealthy(life) })
+	return c, nil
+}
+
+// Close ends the connection; what was registered over it goes.
+func (c *NacosClient) Close() {
+	c.cancel()
+	c.cc.Close()
+	c.done.Wait()
+}
+
+func (c *NacosClient) payload(r rpc_request.IRequest) *grpcapi.Payload {
+	body, err := json.Marshal(r)
+	if err != nil {
+		panic(fmt.Sprintf("BUG: %v", err))
+	}
+	headers := map[string]string{}
+	if token, err := c.token(); err == nil && token != "" { // without one the server says why
+		headers["accessToken"] = token
+	}
+	return &grpcapi.Payload{Metadata: &grpcapi.Metadata{Type: r.GetRequestType(), Headers: headers}, Body: &anypb.Any{Value: body}}
+}
+
+// receive answers what the server asks on the stream.
+func (c *NacosClient) receive(stream grpcapi.BiRequestStream_RequestBiStreamClient) {
+	for {
+		p, err := stream.Recv()
+		if err != nil {
+			return
+		}
+		var r struct {
+			RequestID   string        `json:"requestId"`
+			ServiceInfo model.Service `json:"serviceInfo"`
+		}
+		_ = json.Unmarshal(p.GetBody().GetValue(), &r)
+		if p.GetMetadata().GetType() == "NotifySubscriberRequest" {
+			c.mu.Lock()
+			push := c.onPush
+			c.mu.Unlock()
+			if push != nil {
+				push(r.ServiceInfo)
+			}
+		}
+		body, _ := json.Marshal(rpc_response.Response{ResultCode: 200, Success: true, RequestId: r.RequestID})
+		ack := &grpcapi.Payload{
+			Metadata: &grpcapi.Metadata{Type: strings.TrimSuffix(p.GetMetadata().GetType(), "Request") + "Response"},
+			Body:     &anypb.Any{Value: body},
+		}
+		if stream.Send(ack) != nil {
+			return
+		}
+	}
+}
+
+func (c *NacosClient) keepHealthy(ctx context.Context) {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			bounded, cancel := context.WithTimeout(ctx, 3*time.Second)
+			_ = c.call(bounded, rpc_request.NewHealthCheckRequest(), &rpc_response.HealthCheckResponse{}) // the next call says
+			cancel()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (c *NacosClient) call(ctx context.Context, r rpc_request.IRequest, into rpc_response.IResponse) error {
+	p, err := c.client.Request(ctx, c.payload(r))
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(p.GetBody().GetValue(), into); err != nil {
+		return err
+	}
+	if into.GetResultCode() != 200 {
+		return errors.New(string(p.GetBody().GetValue()))
+	}
+	return nil
+}
+
+// Register makes the instances everything that the client has in the service. None deregisters what was there.
+func (c *NacosClient) Register(t testing.TB, namespace, group, name string, instances ...NacosInstance) {
+	t.Helper()
+	if err := c.TryRegister(t.Context(), namespace, group, name, instances...); err != nil {
+		t.Fatalf("nacos: register %d instances of %s/%s/%s: %v", len(instances), namespace, group, name, err)
+	}
+}
+
+// TryRegister is Register without the verdict.
+func (c *NacosClient) TryRegister(ctx context.Context, namespace, group, name string, instances ...NacosInstance) error {
+	if len(instances) == 0 {
+		r := rpc_request.NewInstanceRequest(namespace, name, group, "deregisterInstance", NacosUp("127.0.0.1", 1))
+		return c.call(ctx, r, &rpc_response.InstanceResponse{})
+	}
+	r := rpc_request.NewBatchInstanceRequest(namespace, name, group, "batchRegisterInstance", instances)
+	return c.call(ctx, r, &rpc_response.BatchInstanceResponse{})
+}
+
+// Subscribe calls onPush with everything that the server pushes, of all subscribed services, and subscribes to one more.
+func (c *NacosClient) Subscribe(t testing.TB, namespace, group, name string, onPush func(model.Service)) {
+	t.Helper()
+	c.mu.Lock()
+	c.onPush = onPush
+	c.mu.Unlock()
+	r := rpc_request.NewSubscribeServiceRequest(namespace, name, group, "", true)
+	if err := c.call(t.Context(), r, &rpc_response.SubscribeServiceResponse{}); err != nil {
+		t.Fatalf("nacos: subscribe to %s/%s/%s: %v", namespace, group, name, err)
+	}
+}
+
+// Auth reports whether the server has access control.
+func (n *Nacos) Auth() bool { return n.cfg.Auth }

@@ -1,0 +1,333 @@
+package testenv
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+)
+
+const pilotModule = "istio.io/istio"
+
+// Pilot 1.8.0 and a peer made of its libraries.
+var (
+	// PilotTool is Pilot 1.8.0, the last version that takes its configuration over the legacy Mesh Configuration Protocol.
+	PilotTool = Tool{name: "pilot", binary: "pilot-discovery", version: pilotVersion, get: getPilot("istio.io/istio/pilot/cmd/pilot-discovery")}
+	// LegacyTool is tools/pilot-1.8/cmd/legacy: sinks and a source made of the libraries of Istio 1.8.0.
+	LegacyTool = Tool{name: "pilot-1.8-legacy", binary: "legacy", version: legacyVersion, get: getPilot("./cmd/legacy")}
+)
+
+// pilotVersion is the release that the pinned commit is.
+func pilotVersion(root string) (string, error) {
+	pin, err := pinnedVersion(filepath.Join(root, "tools", "pilot-1.8", "go.mod"), pilotModule)
+	if pin == "0.0.0-20201118224433-c87a4c874df2" {
+		return "1.8.0", nil
+	}
+	return pin, err
+}
+
+// legacyVersion changes with the pins and with the program itself.
+func legacyVersion(root string) (string, error) {
+	sum := sha256.New()
+	folder := os.DirFS(filepath.Join(root, "tools", "pilot-1.8"))
+	err := fs.WalkDir(folder, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := fs.ReadFile(folder, path)
+		fmt.Fprintf(sum, "%s %d\n%s", path, len(b), b)
+		return err
+	})
+	return fmt.Sprintf("%x", sum.Sum(nil)[:5]), err
+}
+
+func getPilot(pkg string) func(ctx context.Context, root, path string, progress io.Writer) error {
+	return func(ctx context.Context, root, path string, progress io.Writer) error {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, pkg)
+		cmd.Dir = filepath.Join(root, "tools", "pilot-1.8")
+		cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
+		if err := runLoud(cmd, progress); err != nil {
+			return fmt.Errorf("build %s in tools/pilot-1.8 (it needs the Go module proxy the first time): %w", pkg, err)
+		}
+		return nil
+	}
+}
+
+// Pilot is a running Pilot 1.8.0 without a cluster, whose configuration comes over the legacy Mesh Configuration Protocol.
+type Pilot struct {
+	// GRPC is the address at which proxies ask for their configuration, HTTP that of the debug pages, Monitoring that of the metrics.
+	GRPC, HTTP, Monitoring string
+
+	proc        *process
+	binary      string
+	sources     []string
+	incremental bool
+	client      *http.Client
+}
+
+// StartPilot starts Pilot with sources as its configSources, and does not wait for it to be ready, see WaitReady: until then none of its ports is
+// open. incremental makes it permit
+// incremental responses.
+func StartPilot(t testing.TB, incremental bool, sources ...string) *Pilot {
+	t.Helper()
+	p := &Pilot{
+		binary: PilotTool.fetch(t), sources: sources, incremental: incremental,
+		client: &http.Client{Timeout: callTime, Transport: &http.Transport{}},
+	}
+	t.Cleanup(p.client.CloseIdleConnections)
+	p.proc = newProcess(t, "pilot-1.8.0")
+	p.proc.startReady(t, func() {
+		p.GRPC, p.HTTP, p.Monitoring = loopback(FreePort(t)), loopback(FreePort(t)), loopback(FreePort(t))
+		p.launch(t)
+	}, func() (string, bool) {
+		// It opens its ports when the configuration is there.
+		return `no line "Starting ADS server" in its output`, strings.Contains(p.Log(), "Starting ADS server")
+	})
+	return p
+}
+
+func (p *Pilot) launch(t testing.TB) {
+	t.Helper()
+	var sources []string
+	for _, s := range p.sources {
+		sources = append(sources, fmt.Sprintf("{address: %q}", s))
+	}
+	mesh := p.proc.writeFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [%s]
+defaultConfig: {discoveryAddress: %q}
+trustDomain: cluster.local
+rootNamespace: istio-system
+enableAutoMtls: false
+`, strings.Join(sources, ", "), p.GRPC))
+	env := append(os.Environ(),
+		"POD_NAME=pilot-0", "POD_NAMESPACE=istio-system", "ENABLE_CA_SERVER=false", "ISTIOD_ADDR="+p.GRPC, "PILOT_CERT_PROVIDER=",
+		"INJECT_ENABLED=false", // 1.8.0 asks Kubernetes for its templates without having a client
+		fmt.Sprintf("PILOT_ENABLE_INCREMENTAL_MCP=%v", p.incremental),
+		// Each push at once, so that counts are those of the changes.
+		"PILOT_DEBOUNCE_AFTER=10ms",
+	)
+	p.proc.start(t, env, p.binary, "discovery", "--meshConfig", mesh, "--registries=", "--networksConfig", "/nonexistent",
+		"--grpcAddr", p.GRPC, "--secureGRPCAddr", "", "--httpAddr", p.HTTP, "--httpsAddr", "", "--monitoringAddr", p.Monitoring,
+		"--ctrlz_address", "127.0.0.1", "--ctrlz_port", "0", "--log_output_level", "default:info,mcp:none")
+}
+
+// Ready reports whether Pilot has all collections and serves proxies.
+func (p *Pilot) Ready(t testing.TB) bool {
+	t.Helper()
+	_, code, err := httpGet(t, p.client, "http://"+p.HTTP+"/ready")
+	return err == nil && code == http.StatusOK
+}
+
+// WaitReady waits until Pilot is ready.
+func (p *Pilot) WaitReady(t testing.TB) {
+	t.Helper()
+	if err := p.proc.waitReady(t, func() (string, bool) { return "/ready is not 200", p.Ready(t) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Log returns what Pilot printed.
+func (p *Pilot) Log() string { return p.proc.since() }
+
+// Metrics returns Pilot's metrics by name.
+func (p *Pilot) Metrics(t testing.TB) map[string]*dto.MetricFamily {
+	t.Helper()
+	body, code, err := httpGet(t, p.client, "http://"+p.Monitoring+"/metrics")
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("pilot: get /metrics: status %d, error %v: %.500s", code, err, body)
+	}
+	return parseMetrics(t, "pilot", body)
+}
+
+// Updates are what Pilot's registries told its push machinery, by kind. "svc" and "svcdelete" are changes of services, "eds" of endpoints;
+// 1.8 counts each of them as "config" as well, so that one says nothing. (Metric pilot_inbound_updates.)
+type Updates map[string]int
+
+// Sub returns u - o, without what is zero.
+func (u Updates) Sub(o Updates) Updates {
+	d := Updates{}
+	for kind, n := range u {
+		if n -= o[kind]; n != 0 {
+			d[kind] = n
+		}
+	}
+	return d
+}
+
+// Kinds returns the kinds there are, sorted.
+func (u Updates) Kinds() []string { return slices.Sorted(maps.Keys(u)) }
+
+// Updates returns Pilot's counts.
+func (p *Pilot) Updates(t testing.TB) Updates {
+	t.Helper()
+	u := Updates{}
+	for _, m := range p.Metrics(t)["pilot_inbound_updates"].GetMetric() {
+		for _, l := range m.GetLabel() {
+			if l.GetName() == "type" {
+				u[l.GetValue()] += int(m.GetGauge().GetValue() + m.GetCounter().GetValue() + m.GetUntyped().GetValue())
+			}
+		}
+	}
+	return u
+}
+
+// FullPushes is the number of full pushes since Pilot was started.
+func (p *Pilot) FullPushes() int { return strings.Count(p.Log(), ", full=true") }
+
+// Endpoints returns what Pilot has as endpoints, "address:port" sorted, by host. (Debug page endpointShardz.)
+func (p *Pilot) Endpoints(t testing.TB) map[string][]string {
+	t.Helper()
+	body, code, err := httpGet(t, p.client, "http://"+p.HTTP+"/debug/endpointShardz")
+	var hosts map[string]map[string]struct {
+		Shards map[string][]struct {
+			Address      string
+			EndpointPort uint32
+		}
+	}
+	if err == nil && code == http.StatusOK {
+		err = json.Unmarshal(body, &hosts)
+	}
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("pilot: get /debug/endpointShardz: status %d, error %v: %.500s", code, err, body)
+	}
+	out := map[string][]string{}
+	for host, namespaces := range hosts {
+		list := []string{}
+		for _, ns := range namespaces {
+			for _, shard := range ns.Shards {
+				for _, e := range shard {
+					list = append(list, fmt.Sprintf("%s:%d", e.Address, e.EndpointPort))
+				}
+			}
+		}
+		slices.Sort(list)
+		out[host] = list
+	}
+	return out
+}
+
+// Legacy is a running peer made of the libraries of Istio 1.8.0.
+type Legacy struct {
+	t     testing.TB
+	cmd   *exec.Cmd
+	lines chan []byte
+
+	mu sync.Mutex
+	in io.WriteCloser // guarded by mu
+}
+
+// StartLegacy starts the peer: args begin with "sink" or "source". It ends with the test.
+func StartLegacy(t testing.TB, args ...string) *Legacy {
+	t.Helper()
+	return startPeer(t, LegacyTool.fetch(t), args...)
+}
+
+// StartPeer starts a program that takes commands on its standard input and answers each with a line of JSON, as LegacyTool does.
+func StartPeer(t testing.TB, binary string, args ...string) *Legacy {
+	t.Helper()
+	return startPeer(t, binary, args...)
+}
+
+func startPeer(t testing.TB, binary string, args ...string) *Legacy {
+	t.Helper()
+	log, err := os.Create(uniquePath(t, filepath.Base(binary)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close() // the child has its own descriptor
+	l := &Legacy{t: t, cmd: exec.Command(binary, args...), lines: make(chan []byte, 100_000)}
+	l.cmd.Stderr = log
+	ownGroup(l.cmd)
+	if l.in, err = l.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := l.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := start(l.cmd); err != nil {
+		t.Fatalf("%s: start: %v", binary, err)
+	}
+	// Owned by the peer; ends with the child's output, which ends with its input.
+	go func() {
+		defer close(l.lines)
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, 16<<20)
+		for lines.Scan() {
+			l.lines <- slices.Clone(lines.Bytes())
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		if t.Failed() {
+			b, _ := os.ReadFile(log.Name())
+			t.Logf("---- %s\n%s", strings.Join(l.cmd.Args, " "), b[max(0, len(b)-10_000):])
+		}
+	})
+	return l
+}
+
+// Close ends the peer and waits for it.
+func (l *Legacy) Close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.in == nil {
+		return
+	}
+	l.in.Close()
+	l.in = nil
+	for range l.lines { // until its output ends
+	}
+	if err := l.cmd.Wait(); err != nil {
+		l.t.Errorf("%s: %v", strings.Join(l.cmd.Args, " "), err)
+	}
+}
+
+// Send gives a command.
+func (l *Legacy) Send(t testing.TB, command string) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, err := io.WriteString(l.in, command+"\n"); err != nil {
+		t.Fatalf("%s: %v", command, err)
+	}
+}
+
+// Read decodes the next line that the peer printed.
+func (l *Legacy) Read(t testing.TB, into any) {
+	t.Helper()
+	late := time.NewTimer(Patience)
+	defer late.Stop()
+	select {
+	case line, ok := <-l.lines:
+		if !ok {
+			t.Fatalf("%s ended", strings.Join(l.cmd.Args, " "))
+		}
+		if err := json.Unmarshal(line, into); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+	case <-late.C:
+		t.Fatalf("%s: no answer within %v", strings.Join(l.cmd.Args, " "), Patience)
+	}
+}
+
+// Ask gives a command and decodes the answer.
+func (l *Legacy) Ask(t testing.TB, command string, into any) {
+	t.Helper()
+	l.Send(t, command)
+	l.Read(t, into)
+}

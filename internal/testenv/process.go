@@ -1,0 +1,272 @@
+//go:build unix
+
+package testenv
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// stopGrace is how long a process that was asked to end may take before it is killed.
+const stopGrace = 15 * time.Second
+
+// process is one server, its output in a file, and the means to end it. It may be started again after it ended.
+type process struct {
+	t       testing.TB
+	name    string
+	logPath string
+	dir     string // its working directory, for its files; there as long as it is
+
+	mu  sync.Mutex
+	run *run // nil before the first start
+}
+
+// run is one life of a process.
+type run struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed once err is set
+	err    error
+	ended  bool // the test ended it on purpose; guarded by process.mu
+	from   int  // length of the output before it
+}
+
+// newProcess prepares a process of the test's. When the test ends, the process is killed, and if the test failed then
+// the end of its output is logged. The name tells it from others of the same test.
+func newProcess(t testing.TB, name string) *process {
+	t.Helper()
+	p := &process{t: t, name: name, logPath: uniquePath(t, name), dir: t.TempDir()}
+	t.Cleanup(func() {
+		p.kill()
+		// Said here, as the exit status that also says it is lost with a kill.
+		if strings.Contains(string(p.output()), "WARNING: DATA RACE") {
+			t.Errorf("%s: the race detector found a race", p.name)
+		}
+		if t.Failed() {
+			t.Logf("---- %s (whole output: %s, kept with -artifacts)\n%s", p.name, p.logPath, p.tail(100))
+		}
+	})
+	return p
+}
+
+func uniquePath(t testing.TB, name string) string {
+	t.Helper()
+	f, err := os.CreateTemp(t.ArtifactDir(), name+"-*.log")
+	if err != nil {
+		t.Fatalf("%s: create a file for its output: %v", name, err)
+	}
+	defer f.Close()
+	return f.Name()
+}
+
+// start runs binary. Output of an earlier life stays in the file. A nil env is the test's own environment.
+func (p *process) start(t testing.TB, env []string, binary string, args ...string) {
+	t.Helper()
+	out, err := os.OpenFile(p.logPath, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatalf("%s: open the file for its output: %v", p.name, err)
+	}
+	defer out.Close() // the child has its own descriptor
+	from := len(p.output())
+	fmt.Fprintf(out, "==== %s %s\n", binary, strings.Join(args, " "))
+	cmd := exec.Command(binary, args...)
+	cmd.Env = env
+	cmd.Dir = p.dir
+	cmd.Stdout, cmd.Stderr = out, out
+	ownGroup(cmd)
+	if err := start(cmd); err != nil {
+		t.Fatalf("%s: start: %v", p.name, err)
+	}
+	r := &run{cmd: cmd, exited: make(chan struct{}), from: from}
+	p.mu.Lock()
+	p.run = r
+	p.mu.Unlock()
+	// Owned by the process; ends with the child, which the test's cleanup kills and waits for.
+	go func() {
+		r.err = cmd.Wait()
+		close(r.exited)
+	}()
+}
+
+// exited is closed when the current life has ended.
+func (p *process) exited() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.run.exited
+}
+
+// signal sends sig to the process and to whatever it started.
+func (p *process) signal(sig syscall.Signal) {
+	p.mu.Lock()
+	r := p.run
+	if r != nil && (sig == syscall.SIGKILL || sig == syscall.SIGTERM) {
+		r.ended = true
+	}
+	p.mu.Unlock()
+	if r == nil {
+		return
+	}
+	select {
+	case <-r.exited: // its id may be another's by now
+		return
+	default:
+	}
+	if err := syscall.Kill(-r.cmd.Process.Pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+		p.t.Errorf("%s: signal %v: %v", p.name, sig, err)
+	}
+}
+
+// kill ends the process at once and waits for it. A process that had already ended by itself fails the test.
+func (p *process) kill() {
+	p.mu.Lock()
+	r := p.run
+	p.mu.Unlock()
+	if r == nil {
+		return
+	}
+	p.reportUnexpectedExit(r)
+	p.signal(syscall.SIGKILL)
+	<-r.exited
+}
+
+// killAlone kills the process but nothing that it started, and waits for it.
+func (p *process) killAlone() {
+	p.mu.Lock()
+	r := p.run
+	p.mu.Unlock()
+	p.reportUnexpectedExit(r)
+	p.mu.Lock()
+	r.ended = true
+	p.mu.Unlock()
+	if err := r.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		p.t.Errorf("%s: kill: %v", p.name, err)
+	}
+	<-r.exited
+}
+
+// terminate asks the process to end, waits for it, and returns how it ended. One that does not end in time is killed,
+// which is an error.
+func (p *process) terminate() error {
+	p.mu.Lock()
+	r := p.run
+	p.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	p.reportUnexpectedExit(r)
+	p.signal(syscall.SIGTERM)
+	grace := time.NewTimer(stopGrace)
+	defer grace.Stop()
+	select {
+	case <-r.exited:
+		return r.err
+	case <-grace.C:
+		p.signal(syscall.SIGKILL)
+		<-r.exited
+		return fmt.Errorf("%s: still running %v after SIGTERM, killed", p.name, stopGrace)
+	}
+}
+
+func (p *process) reportUnexpectedExit(r *run) {
+	select {
+	case <-r.exited:
+	default:
+		return
+	}
+	p.mu.Lock()
+	expected := r.ended
+	r.ended = true
+	p.mu.Unlock()
+	if !expected {
+		p.t.Errorf("%s ended by itself: %v", p.name, exitText(r.err))
+	}
+}
+
+func exitText(err error) string {
+	if err == nil {
+		return "exit status 0"
+	}
+	return err.Error()
+}
+
+// waitReady waits until check reports true. It returns an error with the end of the output if the process ends first,
+// or does not become ready in time.
+func (p *process) waitReady(t testing.TB, check func() (seen string, ok bool)) error {
+	t.Helper()
+	exited := p.exited()
+	seen, ok := poll(t, Patience, exited, check)
+	if ok {
+		return nil
+	}
+	select {
+	case <-exited:
+		return fmt.Errorf("%s ended before it was ready: %s\n%s", p.name, exitText(p.run.err), p.tail(40))
+	default:
+		return fmt.Errorf("%s not ready after %v; saw: %s\n%s", p.name, Patience, seen, p.tail(40))
+	}
+}
+
+// startReady starts the process by calling launch, and again with other ports if one was taken meanwhile.
+func (p *process) startReady(t testing.TB, launch func(), check func() (seen string, ok bool)) {
+	t.Helper()
+	const attempts = 5
+	for attempt := 1; ; attempt++ {
+		launch()
+		err := p.waitReady(t, check)
+		if err == nil {
+			return
+		}
+		clash := strings.Contains(p.since(), "address already in use")
+		if !clash || attempt == attempts {
+			p.mu.Lock()
+			p.run.ended = true // said here, not again at cleanup
+			p.mu.Unlock()
+			t.Fatal(err)
+		}
+		t.Logf("%s: a port was taken by another process, trying others", p.name)
+		p.signal(syscall.SIGKILL)
+		<-p.exited()
+	}
+}
+
+func (p *process) output() []byte {
+	b, err := os.ReadFile(p.logPath)
+	if err != nil {
+		p.t.Errorf("%s: read its output: %v", p.name, err)
+	}
+	return b
+}
+
+// since returns what the current life printed.
+func (p *process) since() string {
+	p.mu.Lock()
+	from := p.run.from
+	p.mu.Unlock()
+	return string(p.output()[from:])
+}
+
+// tail returns the last n lines of the output.
+func (p *process) tail(n int) string {
+	lines := strings.Split(strings.TrimRight(string(p.output()), "\n"), "\n")
+	if cut := len(lines) - n; cut > 0 {
+		lines = append([]string{fmt.Sprintf("(%d lines before)", cut)}, lines[cut:]...)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// writeFile writes a file into the process's directory and returns its path.
+func (p *process) writeFile(t testing.TB, name, content string) string {
+	t.Helper()
+	path := filepath.Join(p.dir, name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatalf("%s: %v", p.name, err)
+	}
+	return path
+}

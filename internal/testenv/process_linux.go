@@ -1,0 +1,34 @@
+package testenv
+
+import (
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+)
+
+// ownGroup puts the process into a group of its own, and has the kernel kill it should the test process die without
+// cleaning up (a test that ran into its timeout, an interrupt).
+func ownGroup(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+var starter = sync.OnceValue(func() chan func() {
+	calls := make(chan func())
+	// Owned by the process and ended with it. Linux sends the parent-death signal when the starting *thread* ends
+	// (prctl(2), PR_SET_PDEATHSIG), so all processes are started from one thread that never does.
+	go func() {
+		runtime.LockOSThread()
+		for call := range calls {
+			call()
+		}
+	}()
+	return calls
+})
+
+// start starts cmd from a thread that lives as long as the test process.
+func start(cmd *exec.Cmd) error {
+	done := make(chan error, 1)
+	starter() <- func() { done <- cmd.Start() }
+	return <-done
+}

@@ -1,0 +1,366 @@
+package testenv
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpoint "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listener "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	hcm "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+// Type URLs of what a proxy asks for.
+const (
+	typePrefix = "type.googleapis.com/"
+	cdsType    = typePrefix + "envoy.config.cluster.v3.Cluster"
+	edsType    = typePrefix + "envoy.config.endpoint.v3.ClusterLoadAssignment"
+	ldsType    = typePrefix + "envoy.config.listener.v3.Listener"
+	rdsType    = typePrefix + "envoy.config.route.v3.RouteConfiguration"
+)
+
+var kindOf = map[string]string{cdsType: "cds", edsType: "eds", ldsType: "lds", rdsType: "rds"}
+
+// OutboundCluster is istiod's name of the cluster for one port of a host.
+func OutboundCluster(host string, port int) string {
+	return "outbound|" + strconv.Itoa(port) + "||" + host
+}
+
+// Push is one response that a proxy got.
+type Push struct {
+	Time time.Time
+	// Kind is "cds", "eds", "lds" or "rds".
+	Kind    string
+	Version string
+	Nonce   string
+	// Names are the names of the resources in it, sorted.
+	Names []string
+	// Endpoints is the number of endpoints by the name of their cluster, in a push of them.
+	Endpoints map[string]int
+}
+
+// String returns the push as one line, names cut short.
+func (p Push) String() string {
+	return fmt.Sprintf("%s %s %d %.200v", p.Time.Format("15:04:05.000"), p.Kind, len(p.Names), p.Names)
+}
+
+// Recorder is a sidecar proxy as istiod sees it, which configures nothing and keeps what it is sent.
+type Recorder struct {
+	name string
+
+	// guarded by mu
+	mu        sync.Mutex
+	pushes    []Push
+	clusters  map[string]*cluster.Cluster
+	endpoints map[string]*endpoint.ClusterLoadAssignment
+	listeners map[string]*listener.Listener
+	routes    map[string]*route.RouteConfiguration
+	ended     error // why there is no stream; nil while there is one
+}
+
+// recorderNode is the recorder's name towards istiod.
+const recorderNode = "sidecar~127.0.0.9~recorder.default~default.svc.cluster.local"
+
+// StartRecorder connects to a ready istiod as a sidecar proxy and subscribes to clusters, endpoints, listeners and
+// routes. The stream ends with the test; the next wait fails if it ends
+// earlier.
+func StartRecorder(t testing.TB, i *Istiod) *Recorder {
+	t.Helper()
+	r := &Recorder{
+		name:      "recorder behind " + i.Version.Name,
+		clusters:  map[string]*cluster.Cluster{},
+		endpoints: map[string]*endpoint.ClusterLoadAssignment{},
+		listeners: map[string]*listener.Listener{},
+		routes:    map[string]*route.RouteConfiguration{},
+	}
+	conn, err := grpc.NewClient(i.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(256<<20)))
+	if err != nil {
+		t.Fatalf("%s: %v", r.name, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).StreamAggregatedResources(ctx)
+	if err != nil {
+		t.Fatalf("%s: open a stream: %v", r.name, err)
+	}
+	var done sync.WaitGroup
+	// Owned by the recorder; ends when the cleanup cancels the stream.
+	done.Go(func() { r.end(r.receive(stream)) })
+	t.Cleanup(func() {
+		cancel()
+		done.Wait()
+		conn.Close()
+		if t.Failed() {
+			t.Logf("---- %s\n%s", r.name, r.describe())
+		}
+	})
+	return r
+}
+
+func (r *Recorder) end(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = err
+}
+
+// receive subscribes, acknowledges and records until the stream ends.
+func (r *Recorder) receive(stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient) error {
+	metadata, err := structpb.NewStruct(map[string]any{"NAMESPACE": "default", "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes"})
+	if err != nil {
+		return err
+	}
+	node := &core.Node{Id: recorderNode, Metadata: metadata}
+	// What the last request of each type named and acknowledged.
+	type asked struct {
+		names          []string
+		version, nonce string
+	}
+	state := map[string]*asked{}
+	send := func(typeURL string) error {
+		a := state[typeURL]
+		err := stream.Send(&discovery.DiscoveryRequest{
+			Node: node, TypeUrl: typeURL, ResourceNames: a.names, VersionInfo: a.version, ResponseNonce: a.nonce,
+		})
+		if errors.Is(err, io.EOF) {
+			return nil // the cause comes from Recv
+		}
+		return err
+	}
+	for _, wildcard := range []string{cdsType, ldsType} {
+		state[wildcard] = &asked{}
+		if err := send(wildcard); err != nil {
+			return err
+		}
+	}
+	for {
+		res, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if err := r.record(res); err != nil {
+			return err
+		}
+		a := state[res.TypeUrl]
+		a.version, a.nonce = res.VersionInfo, res.Nonce
+		if err := send(res.TypeUrl); err != nil {
+			return err
+		}
+		// Clusters name endpoints, listeners name routes.
+		var dependent string
+		var names []string
+		switch res.TypeUrl {
+		case cdsType:
+			dependent, names = edsType, r.edsClusters()
+		case ldsType:
+			dependent, names = rdsType, r.routeNames()
+		default:
+			continue
+		}
+		if state[dependent] == nil {
+			state[dependent] = &asked{}
+		}
+		// A request without names is not made: it would mean all.
+		if len(names) == 0 || slices.Equal(names, state[dependent].names) {
+			continue
+		}
+		state[dependent].names = names
+		if err := send(dependent); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *Recorder) record(res *discovery.DiscoveryResponse) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := Push{Time: time.Now(), Kind: kindOf[res.TypeUrl], Version: res.VersionInfo, Nonce: res.Nonce}
+	// Clusters and listeners are all of them each time; endpoints and routes are those that changed.
+	switch res.TypeUrl {
+	case cdsType:
+		clear(r.clusters)
+	case ldsType:
+		clear(r.listeners)
+	}
+	for _, body := range res.Resources {
+		m, err := body.UnmarshalNew()
+		if err != nil {
+			return fmt.Errorf("decode %s: %w", body.TypeUrl, err)
+		}
+		var name string
+		switch m := m.(type) {
+		case *cluster.Cluster:
+			name = m.Name
+			r.clusters[name] = m
+		case *endpoint.ClusterLoadAssignment:
+			name = m.ClusterName
+			r.endpoints[name] = m
+			if p.Endpoints == nil {
+				p.Endpoints = map[string]int{}
+			}
+			p.Endpoints[name] = len(r.endpointsLocked(name))
+		case *listener.Listener:
+			name = m.Name
+			r.listeners[name] = m
+		case *route.RouteConfiguration:
+			name = m.Name
+			r.routes[name] = m
+		default:
+			return fmt.Errorf("got a %s, asked for none", body.TypeUrl)
+		}
+		p.Names = append(p.Names, name)
+	}
+	if res.TypeUrl == cdsType {
+		maps.DeleteFunc(r.endpoints, func(name string, _ *endpoint.ClusterLoadAssignment) bool { return r.clusters[name] == nil })
+	}
+	slices.Sort(p.Names)
+	r.pushes = append(r.pushes, p)
+	return nil
+}
+
+func (r *Recorder) edsClusters() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var names []string
+	for name, c := range r.clusters {
+		if c.GetType() == cluster.Cluster_EDS {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (r *Recorder) routeNames() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var names []string
+	for _, l := range r.listeners {
+		for _, chain := range append(l.FilterChains, l.DefaultFilterChain) {
+			for _, filter := range chain.GetFilters() {
+				var manager hcm.HttpConnectionManager
+				if body := filter.GetTypedConfig(); body.MessageIs(&manager) && body.UnmarshalTo(&manager) == nil && manager.GetRds() != nil {
+					names = append(names, manager.GetRds().RouteConfigName)
+				}
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// Pushes returns every response so far, in the order of arrival.
+func (r *Recorder) Pushes() []Push {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.pushes)
+}
+
+// Endpoints returns what the proxy would route a cluster's calls to: "IP:PORT", followed by "*WEIGHT" where the weight
+// is not 1, sorted. It is nil if the proxy does not have the cluster's endpoints, empty if there are none.
+func (r *Recorder) Endpoints(clusterName string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.endpointsLocked(clusterName)
+}
+
+func (r *Recorder) endpointsLocked(clusterName string) []string {
+	assignment := r.endpoints[clusterName]
+	if assignment == nil {
+		return nil
+	}
+	eps := []string{}
+	for _, locality := range assignment.Endpoints {
+		for _, e := range locality.LbEndpoints {
+			address := e.GetEndpoint().GetAddress().GetSocketAddress()
+			s := net.JoinHostPort(address.GetAddress(), strconv.Itoa(int(address.GetPortValue())))
+			if w := cmp.Or(e.GetLoadBalancingWeight().GetValue(), 1); w != 1 {
+				s += "*" + strconv.Itoa(int(w))
+			}
+			eps = append(eps, s)
+		}
+	}
+	slices.Sort(eps)
+	return eps
+}
+
+// WaitEndpoints waits until the cluster has exactly the wanted endpoints, written as by Endpoints.
+func (r *Recorder) WaitEndpoints(t testing.TB, clusterName string, want ...string) {
+	t.Helper()
+	want = slices.Sorted(slices.Values(want))
+	r.wait(t, fmt.Sprintf("%s to have endpoints %v", clusterName, want), func() bool {
+		got := r.endpointsLocked(clusterName)
+		return got != nil && slices.Equal(got, want)
+	})
+}
+
+// WaitNoCluster waits until the proxy does not have the cluster.
+func (r *Recorder) WaitNoCluster(t testing.TB, clusterName string) {
+	t.Helper()
+	r.wait(t, clusterName+" to be gone", func() bool { return len(r.pushes) > 0 && r.clusters[clusterName] == nil })
+}
+
+// WaitSubscribed waits until the proxy got every kind that it asked for, so that what istiod sends from then on is a
+// push and not an answer.
+func (r *Recorder) WaitSubscribed(t testing.TB) {
+	t.Helper()
+	r.wait(t, "the first answer of each kind", func() bool {
+		for _, c := range r.clusters {
+			if c.GetType() == cluster.Cluster_EDS && r.endpoints[c.Name] == nil {
+				return false
+			}
+		}
+		return slices.ContainsFunc(r.pushes, func(p Push) bool { return p.Kind == "cds" }) &&
+			slices.ContainsFunc(r.pushes, func(p Push) bool { return p.Kind == "lds" })
+	})
+}
+
+func (r *Recorder) wait(t testing.TB, what string, reached func() bool) {
+	t.Helper()
+	var ended error
+	if seen, ok := poll(t, Patience, nil, func() (string, bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		ended = r.ended
+		// An ended stream brings nothing more: fail at once, below.
+		return "", reached() || ended != nil
+	}); !ok || ended != nil {
+		t.Fatalf("%s: waited %v for %s; saw %s\n%s", r.name, Patience, what, seen, r.describe())
+	}
+}
+
+// describe says what the recorder has, for the log of a failed test.
+func (r *Recorder) describe() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var b strings.Builder
+	if r.ended != nil {
+		fmt.Fprintf(&b, "stream ended: %v\n", r.ended)
+	}
+	fmt.Fprintf(&b, "%d clusters\n", len(r.clusters))
+	names := slices.Sorted(maps.Keys(r.endpoints))
+	for _, name := range names[:min(len(names), 20)] {
+		fmt.Fprintf(&b, "endpoints of %s: %v\n", name, r.endpointsLocked(name))
+	}
+	last := r.pushes[max(0, len(r.pushes)-12):]
+	for _, p := range last {
+		fmt.Fprintln(&b, p)
+	}
+	return b.String()
+}
