@@ -1,0 +1,81 @@
+package e2e
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// Real calls, through Envoy and by a proxyless gRPC client, reach the instances that Consul has, and follow its changes.
+func TestCallsReachInstances(t *testing.T) {
+	testenv.SkipIfShort(t)
+	// The instances listen on ports of their own, so the configuration says what port their services have.
+	const servicePort = 80
+	for _, version := range testenv.IstiodVersions {
+		t.Run(version.Name, func(t *testing.T) {
+			register := func(service, protocol string, b testenv.Backend) testenv.ConsulInstance {
+				return testenv.ConsulInstance{Service: service, ID: b.Name, Address: b.Address, Port: b.Port, Tags: []string{protocol}}
+			}
+			shop1 := register("shop", "http", testenv.StartHTTPBackend(t, "shop-1"))
+			shop2 := register("shop", "http", testenv.StartHTTPBackend(t, "shop-2"))
+			rpc1 := register("rpc", "grpc", testenv.StartGRPCBackend(t, "rpc-1"))
+			rpc2 := register("rpc", "grpc", testenv.StartGRPCBackend(t, "rpc-2"))
+			m := startMesh(t, version, "{namespace: consul, ports: [{number: 80}]}", shop1, shop2, rpc1, rpc2)
+			for _, host := range []string{"shop.service.consul", "rpc.service.consul"} {
+				if hosts := m.istiod.Hosts(t); !slices.Contains(hosts, host) {
+					t.Fatalf("istiod has hosts %v, want %s among them", hosts, host)
+				}
+			}
+			kinds := []struct {
+				name        string
+				one, two    testenv.ConsulInstance
+				waitReaches func(t *testing.T, want ...string)
+			}{
+				{"HTTP through Envoy", shop1, shop2, func() func(*testing.T, ...string) {
+					envoy := testenv.StartEnvoy(t, m.istiod)
+					return func(t *testing.T, want ...string) {
+						t.Helper()
+						envoy.WaitReaches(t, testenv.OutboundCluster("shop.service.consul", servicePort), want...)
+					}
+				}()},
+				{"proxyless gRPC", rpc1, rpc2, func() func(*testing.T, ...string) {
+					client := testenv.NewProxyless(t, m.istiod, "rpc.service.consul", servicePort)
+					return func(t *testing.T, want ...string) {
+						t.Helper()
+						client.WaitReaches(t, want...)
+					}
+				}()},
+			}
+			for _, k := range kinds {
+				t.Run(k.name, func(t *testing.T) {
+					k.waitReaches(t, k.one.ID, k.two.ID)
+
+					t.Log("one instance is removed")
+					m.consul.Deregister(t, k.one.ID)
+					k.waitReaches(t, k.two.ID)
+
+					t.Log("it is back")
+					m.consul.Register(t, k.one)
+					k.waitReaches(t, k.one.ID, k.two.ID)
+
+					t.Log("the other fails its check")
+					failing := k.two
+					failing.Critical = true
+					m.consul.Register(t, failing)
+					k.waitReaches(t, k.one.ID)
+
+					t.Log("its port is another, and it passes again")
+					moved := k.two
+					if k.two.Service == "shop" {
+						moved.Port = testenv.StartHTTPBackend(t, "moved").Port
+					} else {
+						moved.Port = testenv.StartGRPCBackend(t, "moved").Port
+					}
+					m.consul.Register(t, moved)
+					k.waitReaches(t, k.one.ID, "moved")
+				})
+			}
+		})
+	}
+}

@@ -1,0 +1,136 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// registryName is the registry's name in the configuration, as in the examples.
+const registryName = "dc1"
+
+// byDefault is the translate block of the examples.
+const byDefault = "{namespace: consul}"
+
+// consulRegistry returns the registries of a configuration that follows the Consul at address.
+func consulRegistry(address, translate string) string {
+	return fmt.Sprintf(`- {name: %s, type: consul, config: {address: "http://%s"}, translate: %s}`, registryName, address, translate)
+}
+
+// fencePort is the only port of the fence, and so its service's.
+const fencePort = 80
+
+// mesh is everything from the registry to the proxy.
+type mesh struct {
+	consul   *testenv.Consul
+	isthmus  *testenv.Isthmus
+	istiod   *testenv.Istiod
+	recorder *testenv.Recorder
+
+	fenceWeight int
+}
+
+// fenceNow returns the fence's instance as it stands.
+func (m *mesh) fenceNow() testenv.ConsulInstance {
+	f := fence
+	f.Weight = m.fenceWeight
+	return f
+}
+
+// The service that a fence changes, and its only instance.
+var (
+	fence        = testenv.ConsulInstance{Service: "fence", ID: "fence-1", Address: "10.9.9.9", Port: fencePort, Tags: []string{"http"}}
+	fenceCluster = testenv.OutboundCluster("fence.service.consul", fencePort)
+)
+
+// startMesh starts everything, with the instances in Consul beforehand and a recorder as the only proxy.
+func startMesh(t *testing.T, version testenv.IstiodVersion, translate string, instances ...testenv.ConsulInstance) *mesh {
+	t.Helper()
+	m := &mesh{fenceWeight: 2}
+	m.consul = testenv.StartConsul(t, testenv.ConsulConfig{Persistent: true})
+	m.consul.Register(t, append(slices.Clone(instances), m.fenceNow())...)
+	m.isthmus = testenv.StartIsthmus(t, consulRegistry(m.consul.Addr, translate))
+	m.isthmus.WaitReady(t)
+	m.istiod = testenv.StartIstiod(t, version, m.isthmus.Source())
+	m.istiod.WaitReady(t)
+	m.recorder = testenv.StartRecorder(t, m.istiod)
+	m.recorder.WaitSubscribed(t)
+	m.fence(t)
+	return m
+}
+
+// fence changes a service of its own in Consul and waits until the recorder has it. All stages keep the order of
+// changes, so whatever an earlier change set off at the recorder has happened by then.
+func (m *mesh) fence(t *testing.T) {
+	t.Helper()
+	m.fenceWeight = 5 - m.fenceWeight // 2 or 3
+	f := m.fenceNow()
+	m.consul.Register(t, f)
+	m.recorder.WaitEndpoints(t, fenceCluster, fmt.Sprintf("%s:%d*%d", f.Address, f.Port, f.Weight))
+}
+
+// mark is how far the recorder had come.
+type mark int
+
+func (m *mesh) mark() mark { return mark(len(m.recorder.Pushes())) }
+
+// since returns the pushes after the mark but those of nothing else than the fence's endpoints.
+func (m *mesh) since(from mark) []testenv.Push {
+	return slices.DeleteFunc(m.recorder.Pushes()[from:], func(p testenv.Push) bool {
+		return p.Kind == "eds" && slices.Equal(p.Names, []string{fenceCluster})
+	})
+}
+
+// pluginResources returns how many changed and removed resources the plugin has sent to Isthmus.
+func (m *mesh) pluginResources(t *testing.T) int {
+	t.Helper()
+	families := m.isthmus.Metrics(t)
+	n := 0
+	for _, name := range []string{"isthmus_plugin_upserts_total", "isthmus_plugin_removals_total"} {
+		metrics := families[name].GetMetric()
+		if len(metrics) != 1 {
+			t.Fatalf("metric %s has %d values, want that of the one registry", name, len(metrics))
+		}
+		n += int(metrics[0].GetCounter().GetValue())
+	}
+	return n
+}
+
+// web returns an instance of the service web that nothing listens at.
+func web(n int, change ...func(*testenv.ConsulInstance)) testenv.ConsulInstance {
+	i := testenv.ConsulInstance{Service: "web", ID: fmt.Sprintf("web-%d", n), Address: fmt.Sprintf("10.1.0.%d", n), Port: 8080, Tags: []string{"http"}}
+	for _, c := range change {
+		c(&i)
+	}
+	return i
+}
+
+func critical(i *testenv.ConsulInstance) { i.Critical = true }
+
+func weight(n int) func(*testenv.ConsulInstance) {
+	return func(i *testenv.ConsulInstance) { i.Weight = n }
+}
+
+func port(n int) func(*testenv.ConsulInstance) {
+	return func(i *testenv.ConsulInstance) { i.Port = n }
+}
+
+func address(a string) func(*testenv.ConsulInstance) {
+	return func(i *testenv.ConsulInstance) { i.Address = a }
+}
+
+// bystanders are services that never change: a push that names one is too big.
+func bystanders(n int) []testenv.ConsulInstance {
+	var all []testenv.ConsulInstance
+	for s := range n {
+		for i := range 3 {
+			all = append(all, testenv.ConsulInstance{
+				Service: fmt.Sprintf("other-%d", s), ID: fmt.Sprintf("other-%d-%d", s, i),
+				Address: fmt.Sprintf("10.2.%d.%d", s, i+1), Port: 6000, Tags: []string{"http"},
+			})
+		}
+	}
+	return all
+}

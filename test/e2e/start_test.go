@@ -1,0 +1,91 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// Istiod does not serve before Isthmus knows the whole registry, and then with all of it.
+func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
+	testenv.SkipIfShort(t)
+	const services, perService = 200, 5
+	var instances []testenv.ConsulInstance
+	for s := range services {
+		for i := range perService {
+			instances = append(instances, testenv.ConsulInstance{
+				Service: fmt.Sprintf("svc-%d", s), ID: fmt.Sprintf("svc-%d-%d", s, i),
+				Address: fmt.Sprintf("10.3.%d.%d", s, i+1), Port: 8080, Tags: []string{"http"},
+			})
+		}
+	}
+	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+	consul.Register(t, instances...)
+	for _, version := range testenv.IstiodVersions {
+		t.Run(version.Name, func(t *testing.T) {
+			gate := testenv.NewGate(t, consul.Addr)
+			isthmus := testenv.StartIsthmus(t, consulRegistry(gate.Addr, byDefault))
+			istiod := testenv.StartIstiod(t, version, isthmus.Source())
+
+			// Istiod asked for everything, and what does not depend on the registry is answered.
+			isthmus.WaitSink(t, "ServiceEntry", "held")
+			isthmus.WaitSink(t, "MeshConfig", "current")
+			if istiod.Ready() {
+				t.Error("istiod is ready before the registry was listed")
+			}
+
+			gate.Open(t)
+			istiod.WaitReady(t)
+			shards := istiod.EndpointShards(t)
+			missing := 0
+			for s := range services {
+				if len(shards[fmt.Sprintf("svc-%d.service.consul", s)]) != perService {
+					missing++
+				}
+			}
+			if missing > 0 {
+				t.Errorf("istiod says ready while %d of %d services lack endpoints", missing, services)
+			}
+
+			recorder := testenv.StartRecorder(t, istiod)
+			recorder.WaitSubscribed(t)
+			for _, push := range recorder.Pushes() {
+				if push.Kind != "eds" {
+					continue
+				}
+				for s := range services {
+					cluster := testenv.OutboundCluster(fmt.Sprintf("svc-%d.service.consul", s), 8080)
+					if n := push.Endpoints[cluster]; n != perService {
+						t.Fatalf("the first answer to a proxy has %d endpoints of %s, want %d", n, cluster, perService)
+					}
+				}
+				break // the first only
+			}
+		})
+	}
+}
+
+// A Consul server that was restarted answers for some seconds with the part of the catalog that it has read back from its
+// disk so far, as if that were all. Isthmus, when it starts meanwhile, does not take it for the first full listing.
+func TestRestartingConsulIsNotWhole(t *testing.T) {
+	testenv.SkipIfShort(t)
+	const services = 3000
+	var instances []testenv.ConsulInstance
+	for s := range services {
+		instances = append(instances, testenv.ConsulInstance{
+			Service: fmt.Sprintf("svc-%d", s), ID: fmt.Sprintf("svc-%d", s), Address: fmt.Sprintf("10.4.%d.%d", s/250, s%250+1), Port: 8080,
+		})
+	}
+	// One HTTP connection per service is more than Consul takes from one client by default.
+	consul := testenv.StartConsul(t, testenv.ConsulConfig{Persistent: true, ExtraHCL: "limits { http_max_conns_per_client = 10000 }"})
+	consul.Register(t, instances...)
+	consul.Kill()
+	isthmus := testenv.StartIsthmus(t, consulRegistry(consul.Addr, byDefault))
+	consul.Launch(t)
+	isthmus.WaitReady(t)
+	if r := isthmus.Registry(t, registryName); r.Services != services {
+		t.Errorf("the first full listing has %d services, want %d: %+v", r.Services, services, r)
+	}
+	consul.WaitReady(t)
+}
