@@ -39,11 +39,11 @@ check: format vet lint tidy proto generated ## formatting, linters, generated fi
 test: check race e2e fuzz ## all that CI runs
 
 .PHONY: race
-race: ## every test but the end-to-end ones, with the race detector
+race: tools ## every test but the end-to-end ones, with the race detector
 	$(GO) test -race -timeout 15m $(PKGS)
 
 .PHONY: e2e
-e2e: tools ## a real Consul, two real istiods, proxies behind them
+e2e: tools ## a real Consul, two real istiods, a real Pilot 1.8, proxies behind them
 	$(GO) test -count=1 -timeout 30m ./test/...
 
 .PHONY: fuzz
@@ -61,6 +61,7 @@ tools: $(LINT)/golangci-lint $(PROTO)/buf ## build or fetch every tool and test 
 .PHONY: generate
 generate: $(PROTO)/buf ## write all generated files again
 	$(PROTO)/buf generate
+	$(PROTO)/buf generate --template server/mcp/proto/buf.gen.yaml
 	$(GO) generate ./...
 
 .PHONY: fmt
@@ -97,6 +98,8 @@ proto: $(PROTO)/buf
 generated: $(PROTO)/buf
 	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && \
 	$(PROTO)/buf generate -o "$$tmp" && diff -r -x '*.proto' "$$tmp/plugin/proto" plugin/proto && \
+	$(PROTO)/buf generate --template server/mcp/proto/buf.gen.yaml -o "$$tmp" && \
+		diff -r -x '*.proto' -x buf.gen.yaml "$$tmp/server/mcp/proto" server/mcp/proto && \
 	$(GO) run ./cmd/isthmus docs > "$$tmp/configuration.md" && diff "$$tmp/configuration.md" docs/configuration.md && \
 	$(GO) run ./cmd/isthmus docs --schema > "$$tmp/schema.json" && diff "$$tmp/schema.json" docs/configuration.schema.json || \
 	{ echo "generated files are not current; run make generate"; exit 1; }
