@@ -1,0 +1,303 @@
+package nacos
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha1" // what the cloud's scheme uses
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// refreshAt is the part of a token's life after which it is replaced.
+	refreshAt = 0.6
+	// loginRetry is the pause after a login that failed.
+	loginRetry = 2 * time.Second
+	// loginApart is the shortest time between two logins, however often tokens are refused.
+	loginApart = time.Second
+)
+
+// Names of what proves who asks, in the metadata of a gRPC payload.
+const (
+	headerToken         = "accessToken"
+	headerAccessKey     = "ak"
+	headerData          = "data"
+	headerSignature     = "signature"
+	headerVersion       = "signatureVersion"
+	headerSecurityToken = "Spas-SecurityToken"
+)
+
+// errLogin is an answer to a login that is no token.
+type errLogin struct{ reason string }
+
+// Error implements error.
+func (e *errLogin) Error() string { return "login refused: " + e.reason }
+
+// auth proves who asks. Its zero value asks as nobody.
+type auth struct {
+	config Config
+	http   *http.Client
+	log    *slog.Logger
+
+	login chan struct{} // held, as a place in the channel, by whoever logs in
+
+	mu sync.Mutex // guards everything below
+	// token is the present one, of a login or a file.
+	token     string
+	tokenTime time.Time // when it was got; of a file: when that was changed
+	ttl       time.Duration
+}
+
+func newAuth(c Config, client *http.Client, log *slog.Logger) *auth {
+	return &auth{config: c, http: client, log: log, login: make(chan struct{}, 1)}
+}
+
+// hasUser reports whether there is somebody to log in.
+func (a *auth) hasUser() bool { return a.config.Username != "" || a.config.UsernameFile != "" }
+
+// headers implements signer.
+func (a *auth) headers(_ context.Context, resource string) (map[string]string, error) {
+	h := map[string]string{}
+	token, err := a.current()
+	if err != nil {
+		return nil, err
+	}
+	if token != "" {
+		h[headerToken] = token
+	}
+	a.signTo(h, resource, time.Now())
+	return h, nil
+}
+
+// signTo adds the cloud's signature for a resource, if there is a key.
+func (a *auth) signTo(h map[string]string, resource string, now time.Time) {
+	if a.config.AccessKey == "" {
+		return
+	}
+	h[headerAccessKey] = string(a.config.AccessKey)
+	if a.config.SecurityToken != "" {
+		h[headerSecurityToken] = string(a.config.SecurityToken)
+	}
+	key := string(a.config.SecretKey)
+	if a.config.Region != "" {
+		h[headerVersion] = "v4"
+		key = signingKey(key, now.UTC().Format("20060102"), a.config.Region)
+	}
+	data := strconv.FormatInt(now.UnixMilli(), 10)
+	if resource != "" {
+		data += serviceKeySeparator + resource
+	}
+	mac := hmac.New(sha1.New, []byte(key))
+	mac.Write([]byte(data))
+	h[headerData] = data
+	h[headerSignature] = base64.StdEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// signingKey derives the key of version 4 of the scheme.
+func signingKey(secret, date, region string) string {
+	key := []byte("aliyun_v4" + secret)
+	for _, part := range []string{date, region, "mse", "aliyun_v4_request"} {
+		mac := hmac.New(sha256.New, key)
+		mac.Write([]byte(part))
+		key = mac.Sum(nil)
+	}
+	return base64.StdEncoding.EncodeToString(key)
+}
+
+// current returns the token to use now, "" for none.
+func (a *auth) current() (string, error) {
+	if a.config.TokenFile == "" {
+		if a.config.Token != "" {
+			return string(a.config.Token), nil
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.token, nil
+	}
+	info, err := os.Stat(a.config.TokenFile)
+	if err != nil {
+		return "", fmt.Errorf("token_file: %w", err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.token != "" && info.ModTime().Equal(a.tokenTime) {
+		return a.token, nil
+	}
+	token, err := readSecret(a.config.TokenFile)
+	if err != nil {
+		return "", fmt.Errorf("token_file: %w", err)
+	}
+	a.token, a.tokenTime = token, info.ModTime()
+	return token, nil
+}
+
+// readSecret returns a file's content without the space around it.
+func readSecret(name string) (string, error) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return "", err
+	}
+	s := strings.TrimSpace(string(b))
+	if s == "" {
+		return "", fmt.Errorf("%s is empty", name)
+	}
+	return s, nil
+}
+
+// ensure makes sure that there is a token that holds for a while yet, if there is a user.
+func (a *auth) ensure(ctx context.Context, s server) error {
+	if !a.hasUser() {
+		return nil
+	}
+	return a.loginUnless(ctx, s, func() bool { return a.token != "" && time.Since(a.tokenTime) < a.life() })
+}
+
+// renew gets another token after one was refused, and reports whether there is one.
+func (a *auth) renew(ctx context.Context, s server, refused string) bool {
+	if !a.hasUser() {
+		now, err := a.current()
+		return err == nil && now != refused
+	}
+	err := a.loginUnless(ctx, s, func() bool { return a.token != refused || time.Since(a.tokenTime) < loginApart })
+	if err != nil {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.token != refused
+}
+
+// life is how long the present token is used.
+func (a *auth) life() time.Duration { return time.Duration(float64(a.ttl) * refreshAt) }
+
+// loginUnless logs in unless what unless says under mu holds, and one at a time.
+func (a *auth) loginUnless(ctx context.Context, s server, unless func() bool) error {
+	select {
+	case a.login <- struct{}{}:
+		defer func() { <-a.login }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	a.mu.Lock()
+	good := unless()
+	a.mu.Unlock()
+	if good {
+		return nil
+	}
+	token, ttl, err := a.doLogin(ctx, s)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.token, a.ttl, a.tokenTime = token, ttl, time.Now()
+	return nil
+}
+
+// keepFresh replaces the token in time until ctx ends, and reports failures, and nil when one is over.
+func (a *auth) keepFresh(ctx context.Context, s server, report func(error)) {
+	if !a.hasUser() {
+		return
+	}
+	failed := false
+	for {
+		a.mu.Lock()
+		wait := time.Until(a.tokenTime.Add(a.life()))
+		a.mu.Unlock()
+		if failed {
+			wait = loginRetry
+		}
+		if !pause(ctx, max(wait, 100*time.Millisecond), nil) {
+			return
+		}
+		err := a.ensure(ctx, s)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil || failed {
+			report(err)
+		}
+		failed = err != nil
+	}
+}
+
+// loginPaths are where a login is asked for: of 3.x, and of all before, which 3.x may have closed.
+var loginPaths = []string{"/v3/auth/user/login", "/v1/auth/users/login"}
+
+// doLogin logs in at a server.
+func (a *auth) doLogin(ctx context.Context, s server) (token string, ttl time.Duration, err error) {
+	username, password := a.config.Username, string(a.config.Password)
+	if a.config.UsernameFile != "" {
+		if username, err = readSecret(a.config.UsernameFile); err != nil {
+			return "", 0, fmt.Errorf("username_file: %w", err)
+		}
+	}
+	if a.config.PasswordFile != "" {
+		if password, err = readSecret(a.config.PasswordFile); err != nil {
+			return "", 0, fmt.Errorf("password_file: %w", err)
+		}
+	}
+	form := url.Values{"username": {username}, "password": {password}}.Encode()
+	for _, path := range loginPaths {
+		var body []byte
+		var status int
+		body, status, err = httpDo(ctx, a.http, http.MethodPost, s.url(path), form, nil)
+		if err != nil && strings.Contains(err.Error(), "malformed HTTP") {
+			// Seen of 2.1.1, whose status is then 0. Package net/http has no error of its own for it.
+			return "", 0, &errLogin{reason: fmt.Sprintf("user %q: the answer is no HTTP, as it is of some servers 2.x for a wrong user name or password (%v)", username, err)}
+		}
+		if err != nil {
+			return "", 0, fmt.Errorf("login: %w", err)
+		}
+		if status == http.StatusNotFound || status == http.StatusGone || status == http.StatusNotImplemented || status == http.StatusMethodNotAllowed {
+			err = &errLogin{reason: fmt.Sprintf("%s answers %d; is the context path right?", s.url(path), status)}
+			continue
+		}
+		token, ttl, err = parseLogin(status, body)
+		if err != nil {
+			return "", 0, &errLogin{reason: fmt.Sprintf("user %q: %v", username, err)}
+		}
+		return token, ttl, nil
+	}
+	return "", 0, err
+}
+
+// parseLogin reads the answer to a login.
+func parseLogin(status int, body []byte) (token string, ttl time.Duration, err error) {
+	var answer struct {
+		AccessToken string  `json:"accessToken"`
+		TokenTTL    float64 `json:"tokenTtl"` // seconds
+		Message     string  `json:"message"`
+		Data        any     `json:"data"`
+	}
+	err = json.Unmarshal(body, &answer)
+	switch {
+	case status != http.StatusOK:
+		text := string(body)
+		if answer.Message != "" {
+			text = answer.Message
+			if d, ok := answer.Data.(string); ok && d != "" {
+				text += ": " + d
+			}
+		}
+		return "", 0, fmt.Errorf("status %d %q", status, clip(text))
+	case err != nil:
+		return "", 0, fmt.Errorf("the answer is no JSON: %w", err)
+	case answer.AccessToken == "":
+		return "", 0, errors.New("the answer holds no accessToken")
+	case answer.TokenTTL < 1 || answer.TokenTTL > 1e9:
+		answer.TokenTTL = 60
+	}
+	return answer.AccessToken, time.Duration(answer.TokenTTL * float64(time.Second)), nil
+}

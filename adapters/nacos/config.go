@@ -1,0 +1,268 @@
+package nacos
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+)
+
+// Config is the config block of a registry of type nacos. What is left out comes from DefaultConfig.
+type Config struct {
+	Servers        []string `json:"servers,omitempty" jsonschema:"minItems=1" jsonschema_description:"Servers of one Nacos cluster: host, host:port or http(s)://host:port/context, with the port of the HTTP API (default 8848). One is used at a time."`
+	ContextPath    string   `json:"context_path,omitempty" jsonschema_description:"Context path of the HTTP API, of a server that names none. / for none. Default: /nacos."`
+	GRPCPortOffset int      `json:"grpc_port_offset,omitempty" jsonschema:"minimum=-65535,maximum=65535" jsonschema_description:"What is added to a server's port for gRPC. Default: 1000."`
+	Protocol       string   `json:"protocol,omitempty" jsonschema:"enum=auto,enum=grpc,enum=http" jsonschema_description:"grpc: pushed by the server. http: polled, for 1.x. auto: grpc, and http for as long as the servers answer that only. Default: auto."`
+
+	Username      string        `json:"username,omitempty" jsonschema_description:"User to log in as. It needs read on the namespaces that are followed."`
+	Password      plugin.Secret `json:"password,omitempty" jsonschema_description:"The user's password, usually as ${NAME} from the environment."`
+	UsernameFile  string        `json:"username_file,omitempty" jsonschema_description:"File that holds the user's name, read again at every login."`
+	PasswordFile  string        `json:"password_file,omitempty" jsonschema_description:"File that holds the password, read again at every login."`
+	Token         plugin.Secret `json:"token,omitempty" jsonschema_description:"Access token, in place of a login. It is not renewed; prefer a user, or token_file."`
+	TokenFile     string        `json:"token_file,omitempty" jsonschema_description:"File that holds the access token. It is read again when it changes."`
+	AccessKey     plugin.Secret `json:"access_key,omitempty" jsonschema_description:"Access key of a cloud's Nacos. Requests are then signed."`
+	SecretKey     plugin.Secret `json:"secret_key,omitempty" jsonschema_description:"Secret key that belongs to access_key."`
+	SecurityToken plugin.Secret `json:"security_token,omitempty" jsonschema_description:"Security token, where access_key is a temporary one."`
+	Region        string        `json:"region,omitempty" jsonschema_description:"The cloud's region: requests are then signed by version 4 of its scheme. Default: version 1."`
+	TLS           TLSConfig     `json:"tls,omitempty" jsonschema_description:"TLS towards the servers: for gRPC if grpc is true, for the HTTP API of servers that are written with https://."`
+
+	Namespaces []string `json:"namespaces,omitempty" jsonschema_description:"Ids of the namespaces to follow, or [\"*\"] for all, which needs the right to list them. Default: [public]."`
+	Groups     []string `json:"groups,omitempty" jsonschema_description:"Groups to follow, by name or glob (* any run, ? one character). Names alone spare the server's list of everything. Default: [\"*\"]."`
+	Services   Globs    `json:"services,omitempty" jsonschema_description:"Which services to follow, by name."`
+
+	ClusterLocality string    `json:"cluster_locality,omitempty" jsonschema:"enum=none,enum=region,enum=zone,enum=sub_zone" jsonschema_description:"Part of the locality that an instance's cluster names. Default: none; the cluster is a label in any case."`
+	Ports           []PortKey `json:"ports,omitempty" jsonschema_description:"More ports of an instance, out of its metadata."`
+
+	ListInterval plugin.Duration `json:"list_interval,omitempty" jsonschema_description:"How often services are listed where the server does not tell of them, 500ms to 10m. Sooner after a change, seldomer where a list takes long. Default: 5s."`
+	PollInterval plugin.Duration `json:"poll_interval,omitempty" jsonschema_description:"How often each service is asked for over HTTP, 1s to 10m. Default: 10s."`
+	InFlight     int             `json:"in_flight,omitempty" jsonschema:"minimum=1,maximum=256" jsonschema_description:"How many subscriptions or queries may be under way at once. Default: 16."`
+	RemoveGrace  plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, or a move to another server, what is missing is kept, so that clients can register again. 0s removes at once. Default: 1m."`
+	AcceptEmpty  bool            `json:"accept_empty,omitempty" jsonschema_description:"Say true where a namespace without any service is right. Otherwise one that lists nothing counts only if the server says that it exists, which not every user may ask."`
+}
+
+// TLSConfig is TLS towards Nacos.
+type TLSConfig struct {
+	GRPC               bool   `json:"grpc,omitempty" jsonschema_description:"Use TLS for gRPC (nacos.remote.server.rpc.tls at the server)."`
+	CAFile             string `json:"ca_file,omitempty" jsonschema_description:"PEM file of the authorities that may sign the servers' certificates. Default: the system's."`
+	CertFile           string `json:"cert_file,omitempty" jsonschema_description:"PEM file of the client's certificate, read again for every connection. Needs key_file."`
+	KeyFile            string `json:"key_file,omitempty" jsonschema_description:"PEM file of the client certificate's key."`
+	ServerName         string `json:"server_name,omitempty" jsonschema_description:"Name that the servers' certificates must carry. Default: the host of each."`
+	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty" jsonschema_description:"Do not verify the servers' certificates. For trials only: whoever sits between can then add instances."`
+}
+
+// Globs selects names. A name is selected if any of Include matches, or Include is empty, and none of Exclude matches.
+type Globs struct {
+	Include []string `json:"include,omitempty" jsonschema_description:"Globs (* any run, ? one character, [a-z] one of). Empty: every name."`
+	Exclude []string `json:"exclude,omitempty" jsonschema_description:"Globs; they win over include."`
+}
+
+// PortKey is a port that instances state in their metadata.
+type PortKey struct {
+	Name     string `json:"name,omitempty" jsonschema:"required" jsonschema_description:"The port's name, for example grpc."`
+	Key      string `json:"key,omitempty" jsonschema:"required" jsonschema_description:"Metadata key that holds its number, for example gRPC_port."`
+	Protocol string `json:"protocol,omitempty" jsonschema_description:"Its protocol. Default: what its name says."`
+}
+
+// What Config.Protocol may be.
+const (
+	protocolAuto = "auto"
+	protocolGRPC = "grpc"
+	protocolHTTP = "http"
+)
+
+// publicNamespace is the namespace that every Nacos has. Clients also write it as the empty name.
+const publicNamespace = "public"
+
+// DefaultConfig is what a configuration is laid over.
+var DefaultConfig = Config{
+	Servers:         []string{"127.0.0.1:8848"},
+	ContextPath:     defaultContextPath,
+	GRPCPortOffset:  grpcOffset,
+	Protocol:        protocolAuto,
+	Namespaces:      []string{publicNamespace},
+	Groups:          []string{"*"},
+	ClusterLocality: "none",
+	ListInterval:    plugin.Duration(5 * time.Second),
+	PollInterval:    plugin.Duration(10 * time.Second),
+	InFlight:        16,
+	RemoveGrace:     plugin.Duration(time.Minute),
+}
+
+// Validate returns everything that is wrong with the configuration, as *plugin.FieldError joined.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, &plugin.FieldError{Field: field, Reason: fmt.Sprintf(format, args...)})
+	}
+
+	if len(c.Servers) == 0 {
+		bad("servers", "is empty; write host:port of at least one server")
+	}
+	https := false
+	for i, address := range c.Servers {
+		s, err := parseServer(address, c.ContextPath, c.GRPCPortOffset)
+		if err != nil {
+			bad(fmt.Sprintf("servers[%d]", i), "%v", err)
+		}
+		if slices.Contains(c.Servers[:i], address) {
+			bad(fmt.Sprintf("servers[%d]", i), "%q is listed twice", address)
+		}
+		https = https || s.scheme == "https"
+	}
+	switch c.Protocol {
+	case "", protocolAuto, protocolGRPC, protocolHTTP:
+	default:
+		bad("protocol", "%q is none of auto, grpc, http", c.Protocol)
+	}
+
+	c.validateAccess(bad)
+	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
+		bad("tls.cert_file", "cert_file and key_file go together; set both or none")
+	}
+	if c.TLS != (TLSConfig{}) && !c.TLS.GRPC && !https {
+		bad("tls", "neither is tls.grpc true nor a server written with https://, so TLS would not be used")
+	}
+
+	for i, n := range c.Namespaces {
+		at := fmt.Sprintf("namespaces[%d]", i)
+		switch {
+		case n == "*" && len(c.Namespaces) > 1:
+			bad(at, "* means all; list names or *, not both")
+		case n != "*" && strings.ContainsAny(n, "*?["):
+			bad(at, "globs are not supported here; list ids, or * for all")
+		case slices.ContainsFunc(c.Namespaces[:i], func(o string) bool { return canonicalNamespace(o) == canonicalNamespace(n) }):
+			bad(at, "%q is listed twice", canonicalNamespace(n))
+		}
+	}
+	globs := func(field string, globs []string) {
+		for i, g := range globs {
+			if _, err := path.Match(g, ""); err != nil || g == "" {
+				bad(fmt.Sprintf("%s[%d]", field, i), "%q is no glob; use *, ? and [a-z], and \\ before one of them that is meant literally", g)
+			}
+		}
+	}
+	globs("groups", c.Groups)
+	globs("services.include", c.Services.Include)
+	globs("services.exclude", c.Services.Exclude)
+
+	switch c.ClusterLocality {
+	case "", "none", "region", "zone", "sub_zone":
+	default:
+		bad("cluster_locality", "%q is none of none, region, zone, sub_zone", c.ClusterLocality)
+	}
+	for i, p := range c.Ports {
+		at := fmt.Sprintf("ports[%d]", i)
+		if p.Name == "" {
+			bad(at+".name", "is missing; several ports are told apart by name")
+		}
+		if p.Key == "" {
+			bad(at+".key", "is missing; it is the metadata key that holds the number")
+		}
+		if slices.ContainsFunc(c.Ports[:i], func(o PortKey) bool { return o.Name == p.Name }) {
+			bad(at+".name", "%q is listed twice", p.Name)
+		}
+	}
+	within := func(field string, d plugin.Duration, least, most time.Duration) {
+		if d != 0 && (time.Duration(d) < least || time.Duration(d) > most) {
+			bad(field, "%v is outside %v to %v", d, least, most)
+		}
+	}
+	within("list_interval", c.ListInterval, 500*time.Millisecond, 10*time.Minute)
+	within("poll_interval", c.PollInterval, time.Second, 10*time.Minute)
+	within("remove_grace", c.RemoveGrace, 0, time.Hour)
+	if c.InFlight < 0 || c.InFlight > 256 {
+		bad("in_flight", "%d is outside 1 to 256", c.InFlight)
+	}
+	return errors.Join(errs...)
+}
+
+// validateAccess checks that there is one way of access at most, and that it is whole.
+func (c Config) validateAccess(bad func(field, format string, args ...any)) {
+	user := c.Username != "" || c.UsernameFile != ""
+	password := c.Password != "" || c.PasswordFile != ""
+	if user != password {
+		bad("username", "user name and password go together; set both or none")
+	}
+	if c.Username != "" && c.UsernameFile != "" {
+		bad("username_file", "username is set too; keep one of them")
+	}
+	if c.Password != "" && c.PasswordFile != "" {
+		bad("password_file", "password is set too; keep one of them")
+	}
+	if c.Token != "" && c.TokenFile != "" {
+		bad("token_file", "token is set too; keep one of them")
+	}
+	if token := c.Token != "" || c.TokenFile != ""; token && (user || password) {
+		bad("token", "a user is set too; keep the user, who is logged in again in time, or the token")
+	}
+	if (c.AccessKey == "") != (c.SecretKey == "") {
+		bad("access_key", "access_key and secret_key go together; set both or none")
+	}
+	if c.AccessKey == "" && (c.SecurityToken != "" || c.Region != "") {
+		bad("access_key", "is missing; security_token and region are for signed requests only")
+	}
+}
+
+// withDefaults returns the configuration with what cannot be empty filled in.
+func (c Config) withDefaults() Config {
+	d := DefaultConfig
+	c.ContextPath = cmp.Or(c.ContextPath, d.ContextPath)
+	c.GRPCPortOffset = cmp.Or(c.GRPCPortOffset, d.GRPCPortOffset)
+	c.Protocol = cmp.Or(c.Protocol, d.Protocol)
+	c.ListInterval = cmp.Or(c.ListInterval, d.ListInterval)
+	c.PollInterval = cmp.Or(c.PollInterval, d.PollInterval)
+	c.InFlight = cmp.Or(c.InFlight, d.InFlight)
+	if len(c.Servers) == 0 {
+		c.Servers = d.Servers
+	}
+	if len(c.Namespaces) == 0 {
+		c.Namespaces = d.Namespaces
+	}
+	if len(c.Groups) == 0 {
+		c.Groups = d.Groups
+	}
+	return c
+}
+
+// canonicalNamespace returns the one name of a namespace: clients write the public one as nothing too.
+func canonicalNamespace(name string) string { return cmp.Or(name, publicNamespace) }
+
+// allNamespaces reports whether all namespaces are to be followed.
+func (c Config) allNamespaces() bool { return len(c.Namespaces) == 1 && c.Namespaces[0] == "*" }
+
+// namedGroups returns the groups, if they are all named and none is a glob.
+func (c Config) namedGroups() (groups []string, ok bool) {
+	for _, g := range c.Groups {
+		if strings.ContainsAny(g, `*?[\`) {
+			return nil, false
+		}
+	}
+	return c.Groups, true
+}
+
+// selects reports whether the service is one to follow.
+func (c Config) selects(group, name string) bool {
+	return matchAny(c.Groups, group) && c.Services.match(name)
+}
+
+// match reports whether g selects name.
+func (g Globs) match(name string) bool {
+	return (len(g.Include) == 0 || matchAny(g.Include, name)) && !matchAny(g.Exclude, name)
+}
+
+// matchAny reports whether any of the globs, which Validate has seen, matches name. Unlike in a path, * matches a slash too.
+func matchAny(globs []string, name string) bool {
+	name = strings.ReplaceAll(name, "/", "\x00")
+	return slices.ContainsFunc(globs, func(g string) bool {
+		if g == "*" {
+			return true
+		}
+		ok, _ := path.Match(strings.ReplaceAll(g, "/", "\x00"), name)
+		return ok
+	})
+}

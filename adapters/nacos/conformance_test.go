@@ -1,0 +1,75 @@
+package nacos_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
+)
+
+// TestConformance shows that the adapter as a plugin keeps the contract, against a real server.
+func TestConformance(t *testing.T) {
+	testenv.SkipIfShort(t)
+	server := testenv.StartNacos(t, testenv.NacosConfig{})
+	app := server.Client(t)
+	up := func(n int) testenv.NacosInstance { return testenv.NacosUp(fmt.Sprintf("10.1.0.%d", n), 80) }
+	app.Register(t, "public", "DEFAULT_GROUP", "web", up(1), up(2))
+	app.Register(t, "public", "shop", "Order:v1", up(3))
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := json.Marshal(map[string]any{"servers": []string{server.Addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	instances := func(n int) func(*plugintest.World) error {
+		return func(w *plugintest.World) error {
+			entries := w.Names(collection.ServiceEntry)
+			for _, name := range entries {
+				se := w.ServiceEntry(name)
+				if se.GetHosts()[0] == "web.default-group.public.nacos" {
+					if got := len(w.WorkloadEntries(name)); got != n {
+						return fmt.Errorf("%s has %d instances, want %d", name, got, n)
+					}
+					return nil
+				}
+			}
+			return fmt.Errorf("no host web.default-group.public.nacos among %q", entries)
+		}
+	}
+	plugintest.Conformance(t, plugintest.Config{
+		Command: []string{self}, Env: []string{"ISTHMUS_TEST_NACOS=1"}, Config: config, Adapter: "nacos",
+		Changes: []plugintest.Change{
+			{
+				Name: "scaled out", MaxUpserts: 1, Want: instances(3),
+				Do: func(ctx context.Context) error {
+					return app.TryRegister(ctx, "public", "DEFAULT_GROUP", "web", up(1), up(2), up(4))
+				},
+			},
+			{
+				Name: "scaled in", MaxUpserts: 1, Want: instances(2),
+				Do: func(ctx context.Context) error {
+					return app.TryRegister(ctx, "public", "DEFAULT_GROUP", "web", up(1), up(2))
+				},
+			},
+			{
+				Name: "a host that had to change is listed",
+				Do:   func(context.Context) error { return nil },
+				Want: func(w *plugintest.World) error {
+					for id := range w.Problems {
+						if id == "service public/shop/Order:v1" || id == "service public/shop/Order:v1 host" {
+							return nil
+						}
+					}
+					return fmt.Errorf("problems are %v", w.Problems)
+				},
+			},
+		},
+	})
+}

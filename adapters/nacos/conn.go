@@ -1,0 +1,394 @@
+package nacos
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	grpcapi "github.com/nacos-group/nacos-sdk-go/v2/api/grpc"
+	"github.com/nacos-group/nacos-sdk-go/v2/common/constant"
+	"github.com/nacos-group/nacos-sdk-go/v2/common/remote/rpc/rpc_request"
+	"github.com/nacos-group/nacos-sdk-go/v2/common/remote/rpc/rpc_response"
+	"github.com/nacos-group/nacos-sdk-go/v2/model"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+const (
+	// maxMessage bounds one message of the server, in bytes: a service of 100,000 instances fits.
+	maxMessage = 64 << 20
+	// requestTimeout bounds one request.
+	requestTimeout = 10 * time.Second
+	// checkTimeout bounds the first request, dialling included.
+	checkTimeout = 5 * time.Second
+	// connectTimeout bounds everything up to a connection that serves.
+	connectTimeout = 15 * time.Second
+	// healthEvery is how often a request is made at least: a server closes a connection that has made none for some 20 s.
+	healthEvery = 5 * time.Second
+	// healthTimeout is how long the answer to one may take, and healthTries how many in a row may fail.
+	healthTimeout = 3 * time.Second
+	healthTries   = 3
+	// setupWait is how long a server that negotiates abilities may take to begin with it.
+	setupWait = 3 * time.Second
+	// registeredWait is the pause after a server has begun to know the connection: its naming service learns of it a moment later.
+	registeredWait = 100 * time.Millisecond
+	// notReadyWait is the pause before a server that does not serve yet is asked again.
+	notReadyWait = 500 * time.Millisecond
+)
+
+// The abilities that are negotiated.
+const (
+	abilityFuzzyWatch = "fuzzyWatch"
+)
+
+// errReset ends a connection that the server asked us to leave.
+type errReset struct {
+	// to is the server that it recommends, "" for any.
+	to string
+}
+
+// Error implements error.
+func (e *errReset) Error() string {
+	if e.to == "" {
+		return "the server asked for another connection"
+	}
+	return "the server asked for a connection to " + e.to
+}
+
+// errHealth ends a connection whose server does not answer any more.
+var errHealth = fmt.Errorf("no answer to %d health checks", healthTries)
+
+// conn is one gRPC connection to one server. Requests may be made from any goroutine; what the server sends goes to the handler.
+type conn struct {
+	server server
+	cc     *grpc.ClientConn
+	client grpcapi.RequestClient
+	stream grpcapi.BiRequestStream_RequestBiStreamClient
+	sign   signer
+	log    *slog.Logger
+
+	// abilities are what the server says it can do; nil before 2.4.
+	abilities map[string]bool
+
+	sendMu sync.Mutex // one message at a time on the stream
+}
+
+// signer adds what proves who asks to the headers of a request.
+type signer interface {
+	// headers returns new headers for a request about a resource, "GROUP@@NAME" or "".
+	headers(ctx context.Context, resource string) (map[string]string, error)
+	// renew gets another token after one was refused, and reports whether there is one.
+	renew(ctx context.Context, s server, refused string) bool
+}
+
+// dial connects to a server: a connection, the check that it serves, the stream and the setup on it. The stream ends with ctx.
+func dial(ctx context.Context, s server, tlsConfig *tls.Config, sign signer, log *slog.Logger) (_ *conn, err error) {
+	creds := insecure.NewCredentials()
+	if tlsConfig != nil {
+		creds = credentials.NewTLS(tlsConfig)
+	}
+	cc, err := grpc.NewClient("passthrough:///"+s.grpcAddress(),
+		grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
+		// No keepalive pings: Nacos' servers allow one in five minutes, and health checks do the same.
+	)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", s.grpcAddress(), err)
+	}
+	c := &conn{server: s, cc: cc, client: grpcapi.NewRequestClient(cc), sign: sign, log: log}
+	defer func() {
+		if err != nil {
+			c.close()
+		}
+	}()
+	err = c.setup(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", s.grpcAddress(), err)
+	}
+	return c, nil
+}
+
+// close ends the connection and everything on it.
+func (c *conn) close() { _ = c.cc.Close() }
+
+// setup makes the connection one that serves. The time that it takes is bounded; the stream's is not.
+func (c *conn) setup(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	var check serverCheckResponse
+	for {
+		err := c.call(bounded, checkTimeout, "", rpc_request.NewServerCheckRequest(), &check)
+		if err == nil {
+			break
+		}
+		if e, ok := errors.AsType[*serverError](err); !ok || e.code < codeNotReady || e.code > 399 {
+			return err
+		}
+		if !pause(bounded, notReadyWait, nil) {
+			return fmt.Errorf("the server is not ready: %w", err)
+		}
+	}
+
+	// The stream outlives the bound, but not ctx. Until the setup is through the bound ends it.
+	streamCtx, cancelStream := context.WithCancel(ctx)
+	stop := context.AfterFunc(bounded, cancelStream)
+	stream, err := grpcapi.NewBiRequestStreamClient(c.cc).RequestBiStream(streamCtx)
+	if err != nil {
+		cancelStream()
+		return fmt.Errorf("open the stream: %w", err)
+	}
+	c.stream = stream
+	// Released when the stream ends, which is when the connection is closed.
+	context.AfterFunc(stream.Context(), cancelStream)
+
+	setup := setupRequest{ConnectionSetupRequest: rpc_request.NewConnectionSetupRequest(), AbilityTable: map[string]bool{abilityFuzzyWatch: true}}
+	setup.ClientVersion = constant.CLIENT_VERSION
+	setup.Labels = map[string]string{constant.LABEL_SOURCE: constant.LABEL_SOURCE_SDK, constant.LABEL_MODULE: constant.LABEL_MODULE_NAMING, "AppName": "isthmus"}
+	p, err := encodeRequest(setup, nil)
+	if err != nil {
+		return err
+	}
+	if err := c.send(p); err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	if check.SupportAbilityNegotiation {
+		if err := c.awaitSetupAck(bounded, cancelStream); err != nil {
+			return err
+		}
+	}
+	if err := c.awaitRegistered(bounded); err != nil {
+		return err
+	}
+	if !stop() {
+		return context.Cause(bounded)
+	}
+	return nil
+}
+
+// awaitSetupAck takes the first message of the stream, which says what the server can do.
+func (c *conn) awaitSetupAck(ctx context.Context, cancelStream context.CancelFunc) error {
+	late := time.AfterFunc(setupWait, cancelStream)
+	defer late.Stop()
+	p, err := c.stream.Recv()
+	if err != nil {
+		return fmt.Errorf("wait for the server's abilities: %w", err)
+	}
+	if p.GetMetadata().GetType() != typeSetupAck {
+		return fmt.Errorf("wait for the server's abilities: it sent %q", clip(p.GetMetadata().GetType()))
+	}
+	r, err := decodeRequest(p)
+	if err != nil {
+		return err
+	}
+	c.abilities = r.AbilityTable
+	if c.abilities == nil {
+		c.abilities = map[string]bool{}
+	}
+	if err := c.send(encodeAck(typeSetupAck, r.RequestID)); err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	return ctx.Err()
+}
+
+// awaitRegistered waits until the server has taken the setup in, which it does aside: until then it knows no such connection.
+func (c *conn) awaitRegistered(ctx context.Context) error {
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+		err := c.health(ctx)
+		if !hasCode(err, codeUnregistered) {
+			pause(ctx, registeredWait, nil)
+			return err
+		}
+		if !pause(ctx, wait, nil) {
+			return fmt.Errorf("the server does not take the connection: %w", err)
+		}
+	}
+}
+
+// send puts a message on the stream.
+func (c *conn) send(p *grpcapi.Payload) error {
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	err := c.stream.Send(p)
+	if errors.Is(err, io.EOF) {
+		return errors.New("the stream has ended")
+	}
+	return err
+}
+
+// call makes a request about a resource and decodes its answer into response, a pointer. Where the token is refused it is made once
+// more with another, if there is one.
+func (c *conn) call(ctx context.Context, timeout time.Duration, resource string, request rpc_request.IRequest, response any) error {
+	token, err := c.callOnce(ctx, timeout, resource, request, response)
+	if isForbidden(err) && c.sign.renew(ctx, c.server, token) {
+		_, err = c.callOnce(ctx, timeout, resource, request, response)
+	}
+	return err
+}
+
+// callOnce is call with the present token, which it returns.
+func (c *conn) callOnce(ctx context.Context, timeout time.Duration, resource string, request rpc_request.IRequest, response any) (token string, err error) {
+	headers, err := c.sign.headers(ctx, resource)
+	if err != nil {
+		return "", err
+	}
+	token = headers[headerToken]
+	p, err := encodeRequest(request, headers)
+	if err != nil {
+		return token, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	answer, err := c.client.Request(ctx, p)
+	switch {
+	case err == nil:
+		err = decodeResponse(answer, response)
+	case ctx.Err() == nil:
+		err = &errTransport{err}
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", request.GetRequestType(), err)
+	}
+	return token, err
+}
+
+// health makes one health check.
+func (c *conn) health(ctx context.Context) error {
+	var response rpc_response.HealthCheckResponse
+	return c.call(ctx, healthTimeout, "", rpc_request.NewHealthCheckRequest(), &response)
+}
+
+// keepHealthy makes health checks until ctx ends, or the server does not answer any more or does not know the connection any more. Any error of
+// the transport ends it at once.
+func (c *conn) keepHealthy(ctx context.Context) error {
+	failures := 0
+	for {
+		wait := healthEvery
+		if failures > 0 {
+			wait = healthEvery / 10
+		}
+		if !pause(ctx, wait, nil) {
+			return context.Cause(ctx)
+		}
+		err := c.health(ctx)
+		switch {
+		case err == nil:
+			failures = 0
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case hasCode(err, codeUnregistered):
+			return err
+		default:
+			if failures++; failures == healthTries {
+				return fmt.Errorf("%w: %w", errHealth, err)
+			}
+		}
+	}
+}
+
+// receive answers what the server sends, and hands it to handle first, until the stream ends. handle must not block.
+func (c *conn) receive(handle func(typ string, r *serverRequest, err error)) error {
+	for {
+		p, err := c.stream.Recv()
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				return errors.New("the server ended the stream")
+			}
+			return fmt.Errorf("stream: %w", err)
+		}
+		typ := p.GetMetadata().GetType()
+		r, err := decodeRequest(p)
+		handle(typ, r, err)
+		if err := c.send(encodeAck(typ, r.RequestID)); err != nil {
+			return fmt.Errorf("answer %s: %w", clip(typ), err)
+		}
+		if typ == typeConnectReset {
+			to := ""
+			if r.ServerIP != "" && r.ServerPort != "" {
+				to = net.JoinHostPort(r.ServerIP, r.ServerPort)
+			}
+			return &errReset{to: to}
+		}
+	}
+}
+
+// subscribe asks for pushes of a service, and returns its present state.
+func (c *conn) subscribe(ctx context.Context, namespace, group, name string) (model.Service, error) {
+	var response rpc_response.SubscribeServiceResponse
+	err := c.call(ctx, requestTimeout, resource(group, name), rpc_request.NewSubscribeServiceRequest(namespace, name, group, "", true), &response)
+	return response.ServiceInfo, err
+}
+
+// unsubscribe takes back a subscription.
+func (c *conn) unsubscribe(ctx context.Context, namespace, group, name string) error {
+	var response rpc_response.SubscribeServiceResponse
+	return c.call(ctx, requestTimeout, resource(group, name), rpc_request.NewSubscribeServiceRequest(namespace, name, group, "", false), &response)
+}
+
+// query asks for the present state of a service.
+func (c *conn) query(ctx context.Context, namespace, group, name string) (model.Service, error) {
+	var response rpc_response.QueryServiceResponse
+	err := c.call(ctx, requestTimeout, resource(group, name), rpc_request.NewServiceQueryRequest(namespace, name, group, "", false, 0), &response)
+	return response.ServiceInfo, err
+}
+
+// listPage asks for one page of a group's services, counted from 1.
+func (c *conn) listPage(ctx context.Context, namespace, group string, page, size int) (names []string, total int, err error) {
+	var response rpc_response.ServiceListResponse
+	err = c.call(ctx, requestTimeout, "", rpc_request.NewServiceListRequest(namespace, "", group, page, size, ""), &response)
+	return response.ServiceNames, response.Count, err
+}
+
+// fuzzyWatch asks the server to tell of the services that match a pattern. received are those that it need not tell again.
+func (c *conn) fuzzyWatch(ctx context.Context, namespace, pattern string, received []string, initial bool) error {
+	if received == nil {
+		received = []string{}
+	}
+	var response rpc_response.Response
+	return c.call(ctx, requestTimeout, "", &fuzzyWatchRequest{
+		Request: &rpc_request.Request{}, Namespace: namespace, GroupKeyPattern: pattern, ReceivedGroupKeys: received,
+		WatchType: fuzzyWatch, Initializing: initial, IsInitializing: initial, Module: constant.LABEL_MODULE_NAMING,
+	}, &response)
+}
+
+// resource names a service as signatures do.
+func resource(group, name string) string { return group + serviceKeySeparator + name }
+
+// abilityNames lists what the server can do, for the log.
+func (c *conn) abilityNames() []string {
+	var names []string
+	for name, on := range c.abilities {
+		if on {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// errTransport is a request that the connection did not carry there and back, though there was time for it.
+type errTransport struct{ err error }
+
+// Error implements error.
+func (e *errTransport) Error() string { return e.err.Error() }
+
+// Unwrap returns what gRPC said.
+func (e *errTransport) Unwrap() error { return e.err }
+
+// isTransport reports whether err says that the connection is gone, or cannot be made.
+func isTransport(err error) bool {
+	if _, ok := errors.AsType[*url.Error](err); ok {
+		return true
+	}
+	_, ok := errors.AsType[*errTransport](err)
+	return ok
+}

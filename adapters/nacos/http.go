@@ -1,0 +1,325 @@
+package nacos
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nacos-group/nacos-sdk-go/v2/model"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+)
+
+const (
+	// httpTimeout bounds one request of the HTTP API.
+	httpTimeout = 15 * time.Second
+	// maxConns bounds the connections to one server's HTTP API.
+	maxConns = 32
+)
+
+// newTLS makes the TLS configuration, nil where none is asked for. The client's certificate is read again for every connection.
+func newTLS(c TLSConfig) (*tls.Config, error) {
+	t := &tls.Config{ServerName: c.ServerName, InsecureSkipVerify: c.InsecureSkipVerify, MinVersion: tls.VersionTLS12} //nolint:gosec // said by the user
+	if c.CAFile != "" {
+		pem, err := os.ReadFile(c.CAFile)
+		if err != nil {
+			return nil, &plugin.FieldError{Field: "tls.ca_file", Reason: err.Error()}
+		}
+		t.RootCAs = x509.NewCertPool()
+		if !t.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, &plugin.FieldError{Field: "tls.ca_file", Reason: fmt.Sprintf("%s holds no certificate in PEM", c.CAFile)}
+		}
+	}
+	if c.CertFile != "" {
+		if _, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile); err != nil {
+			return nil, &plugin.FieldError{Field: "tls.cert_file", Reason: err.Error()}
+		}
+		t.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+			return &cert, err
+		}
+	}
+	return t, nil
+}
+
+// newHTTPClient makes the client of the HTTP API.
+func newHTTPClient(t *tls.Config) *http.Client {
+	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}
+	return &http.Client{
+		Timeout: httpTimeout,
+		// Nothing comes from the environment, also no proxy.
+		Transport: &http.Transport{
+			DialContext:         dialer.DialContext,
+			TLSClientConfig:     t,
+			MaxConnsPerHost:     maxConns,
+			MaxIdleConnsPerHost: maxConns,
+			IdleConnTimeout:     time.Minute,
+		},
+		// A redirect would carry the credentials to wherever it points.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// httpDo makes a request, with a form as its body unless that is empty, and returns the answer's body.
+func httpDo(ctx context.Context, client *http.Client, method, target, form string, headers map[string]string) (body []byte, status int, err error) {
+	var content io.Reader
+	if form != "" {
+		content = strings.NewReader(form)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, target, content)
+	if err != nil {
+		return nil, 0, err
+	}
+	if form != "" {
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	req.Header.Set("User-Agent", "isthmus")
+	for k, v := range headers {
+		req.Header.Set(k, v)
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return nil, 0, hideQuery(err)
+	}
+	defer res.Body.Close()
+	body, err = io.ReadAll(io.LimitReader(res.Body, maxMessage+1))
+	if err == nil && len(body) > maxMessage {
+		err = fmt.Errorf("answer is longer than %d MiB", maxMessage>>20)
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("%s: %w", req.URL.Path, err)
+	}
+	return body, res.StatusCode, nil
+}
+
+// hideQuery returns err without the query of its URL, which may hold a signature.
+func hideQuery(err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		u.URL, _, _ = strings.Cut(u.URL, "?")
+	}
+	return err
+}
+
+// httpAPI is the HTTP API of one server.
+type httpAPI struct {
+	server server
+	client *http.Client
+	auth   *auth
+}
+
+// errStatus is an answer of the HTTP API that is no success.
+type errStatus struct {
+	path   string
+	status int
+	text   string
+}
+
+// Error implements error.
+func (e *errStatus) Error() string {
+	return fmt.Sprintf("%s: nacos answers status %d %q", e.path, e.status, clip(e.text))
+}
+
+// isAbsent reports whether err says that the server has no such API.
+func isAbsent(err error) bool {
+	e, ok := errors.AsType[*errStatus](err)
+	return ok && (e.status == http.StatusNotFound || e.status == http.StatusGone || e.status == http.StatusNotImplemented || e.status == http.StatusMethodNotAllowed)
+}
+
+// isRefused reports whether err says that the asker may not.
+func isRefused(err error) bool {
+	e, ok := errors.AsType[*errStatus](err)
+	return ok && (e.status == http.StatusForbidden || e.status == http.StatusUnauthorized) || isForbidden(err)
+}
+
+// get makes a request and decodes its answer, which must be a JSON object, into answer. Where the token is refused it is made once more
+// with another, if there is one.
+func (h *httpAPI) get(ctx context.Context, path, resource string, query url.Values, answer any) error {
+	token, err := h.getOnce(ctx, path, resource, query, answer)
+	if isRefused(err) && h.auth.renew(ctx, h.server, token) {
+		_, err = h.getOnce(ctx, path, resource, query, answer)
+	}
+	return err
+}
+
+func (h *httpAPI) getOnce(ctx context.Context, path, resource string, query url.Values, answer any) (token string, err error) {
+	access, err := h.auth.headers(ctx, resource)
+	if err != nil {
+		return "", err
+	}
+	token = access[headerToken]
+	headers := map[string]string{}
+	if token != "" {
+		headers["Authorization"] = "Bearer " + token
+		headers[headerToken] = token
+	}
+	q := url.Values{}
+	for k, v := range query {
+		q[k] = v
+	}
+	for k, v := range access {
+		if k != headerToken {
+			q.Set(k, v)
+		}
+	}
+	body, status, err := httpDo(ctx, h.client, http.MethodGet, h.server.url(path)+"?"+q.Encode(), "", headers)
+	if err != nil {
+		return token, err
+	}
+	if status != http.StatusOK {
+		return token, &errStatus{path: path, status: status, text: string(body)}
+	}
+	// From 2.2 on answers have an envelope with a code of its own.
+	var envelope struct {
+		Code    *int   `json:"code"`
+		Message string `json:"message"`
+	}
+	if err := json.Unmarshal(body, &envelope); err != nil {
+		return token, fmt.Errorf("%s: the answer is no JSON: %w", path, err)
+	}
+	if envelope.Code != nil && *envelope.Code != 0 && *envelope.Code != http.StatusOK {
+		return token, &errStatus{path: path, status: *envelope.Code, text: envelope.Message}
+	}
+	if err := json.Unmarshal(body, answer); err != nil {
+		return token, fmt.Errorf("%s: %w", path, err)
+	}
+	return token, nil
+}
+
+// answers reports whether the server's HTTP API is there at all, whatever it says.
+func (h *httpAPI) answers(ctx context.Context) error {
+	_, status, err := httpDo(ctx, h.client, http.MethodGet, h.server.url("/v1/ns/operator/metrics"), "", nil)
+	if err == nil && status >= http.StatusInternalServerError {
+		err = &errStatus{path: "/v1/ns/operator/metrics", status: status}
+	}
+	return err
+}
+
+// namespacePaths are where namespaces are listed: 3.x, 2.x, 1.x.
+var namespacePaths = []string{"/v3/admin/core/namespace/list", "/v2/console/namespace/list", "/v1/console/namespaces"}
+
+// namespaces lists the namespaces' ids, the public one as such.
+func (h *httpAPI) namespaces(ctx context.Context) ([]string, error) {
+	var err error
+	for _, path := range namespacePaths {
+		var answer struct {
+			Data *[]struct {
+				Namespace string `json:"namespace"`
+			} `json:"data"`
+		}
+		if err = h.get(ctx, path, "", nil, &answer); isAbsent(err) {
+			continue
+		}
+		if err == nil && answer.Data == nil {
+			err = fmt.Errorf("%s: %w", path, errNoList)
+		}
+		if err != nil {
+			return nil, err
+		}
+		ids := []string{publicNamespace}
+		for _, d := range *answer.Data {
+			if n := canonicalNamespace(d.Namespace); n != publicNamespace {
+				ids = append(ids, n)
+			}
+		}
+		return ids, nil
+	}
+	return nil, err
+}
+
+// groupedName is a service as lists of all groups name it.
+type groupedName struct {
+	Name      string `json:"name"`
+	GroupName string `json:"groupName"`
+}
+
+// listAllPage asks for one page of the services of all groups of a namespace, counted from 1.
+func (h *httpAPI) listAllPage(ctx context.Context, namespace string, page, size int) (names []groupedName, total int, err error) {
+	q := url.Values{
+		"namespaceId": {namespace}, "pageNo": {strconv.Itoa(page)}, "pageSize": {strconv.Itoa(size)}, "withInstances": {"false"},
+		"hasIpCount": {"false"}, "groupNameParam": {""}, "serviceNameParam": {""}, "ignoreEmptyService": {"false"},
+	}
+	var v3 struct {
+		Data struct {
+			TotalCount *int          `json:"totalCount"`
+			PageItems  []groupedName `json:"pageItems"`
+		} `json:"data"`
+	}
+	const pathV3, pathV1 = "/v3/admin/ns/service/list", "/v1/ns/catalog/services"
+	err = h.get(ctx, pathV3, "", q, &v3)
+	switch {
+	case err == nil && v3.Data.TotalCount == nil:
+		return nil, 0, fmt.Errorf("%s: %w", pathV3, errNoList)
+	case err == nil:
+		return v3.Data.PageItems, *v3.Data.TotalCount, nil
+	case !isAbsent(err):
+		return nil, 0, err
+	}
+	var v1 struct {
+		Count *int          `json:"count"`
+		List  []groupedName `json:"serviceList"`
+	}
+	err = h.get(ctx, pathV1, "", q, &v1)
+	if err == nil && v1.Count == nil {
+		err = fmt.Errorf("%s: %w", pathV1, errNoList)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	return v1.List, *v1.Count, nil
+}
+
+// errNoList is an answer that is JSON and no list.
+var errNoList = errors.New("the answer is no list")
+
+// listGroupPage asks for one page of a group's services, counted from 1.
+func (h *httpAPI) listGroupPage(ctx context.Context, namespace, group string, page, size int) (names []string, total int, err error) {
+	q := url.Values{"namespaceId": {namespace}, "groupName": {group}, "pageNo": {strconv.Itoa(page)}, "pageSize": {strconv.Itoa(size)}}
+	var answer struct {
+		Count *int     `json:"count"`
+		Doms  []string `json:"doms"`
+	}
+	const path = "/v1/ns/service/list"
+	err = h.get(ctx, path, "", q, &answer)
+	if err == nil && answer.Count == nil {
+		err = fmt.Errorf("%s: %w", path, errNoList)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	return answer.Doms, *answer.Count, nil
+}
+
+// query asks for the present state of a service.
+func (h *httpAPI) query(ctx context.Context, namespace, group, name string) (model.Service, error) {
+	q := url.Values{"namespaceId": {namespace}, "serviceName": {resource(group, name)}, "groupName": {group}, "healthyOnly": {"false"}}
+	var answer struct {
+		model.Service
+		// Hosts is required: an answer without it is no service.
+		Hosts *[]model.Instance `json:"hosts"`
+		// Valid hides the SDK's, which is a string in some versions.
+		Valid       any `json:"valid"`
+		LastRefTime any `json:"lastRefTime"`
+		CacheMillis any `json:"cacheMillis"`
+	}
+	err := h.get(ctx, "/v1/ns/instance/list", resource(group, name), q, &answer)
+	if err != nil {
+		return model.Service{}, err
+	}
+	if answer.Hosts == nil {
+		return model.Service{}, errors.New("/v1/ns/instance/list: the answer holds no hosts")
+	}
+	s := answer.Service
+	s.Hosts = *answer.Hosts
+	return s, nil
+}

@@ -1,0 +1,219 @@
+package nacos
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	grpcapi "github.com/nacos-group/nacos-sdk-go/v2/api/grpc"
+	"github.com/nacos-group/nacos-sdk-go/v2/common/remote/rpc/rpc_request"
+	"github.com/nacos-group/nacos-sdk-go/v2/common/remote/rpc/rpc_response"
+	"github.com/nacos-group/nacos-sdk-go/v2/model"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// Error codes of Nacos in the body of an answer.
+const (
+	codeNotReady     = 300 // 300 to 399: the server does not serve yet
+	codeUnregistered = 301 // the server does not know the connection
+	codeNoHandler    = 302 // the server does not know the request
+	codeForbidden    = 403
+	// The server tells of a part of the services only (nacos.naming.fuzzy.watch.max.pattern.match.service.count) or does not take
+	// another pattern (...max.pattern.count).
+	codePatternsOverLimit = 50310
+	codeMatchesOverLimit  = 50311
+)
+
+// resultOK is the resultCode of an answer that is no error.
+const resultOK = 200
+
+// Types of what the server sends on the stream.
+const (
+	typeSetupAck        = "SetupAckRequest"
+	typePush            = "NotifySubscriberRequest"
+	typeConnectReset    = "ConnectResetRequest"
+	typeFuzzySync       = "NamingFuzzyWatchSyncRequest"
+	typeFuzzyChange     = "NamingFuzzyWatchChangeNotifyRequest"
+	typeErrorResponse   = "ErrorResponse"
+	fuzzyAdd            = "ADD_SERVICE"
+	fuzzyDelete         = "DELETE_SERVICE"
+	fuzzyInitNotify     = "FUZZY_WATCH_INIT_NOTIFY"
+	fuzzyInitFinished   = "FINISH_FUZZY_WATCH_INIT_NOTIFY"
+	fuzzyDiff           = "FUZZY_WATCH_DIFF_SYNC_NOTIFY"
+	fuzzyWatch          = "WATCH"
+	patternSeparator    = ">>"
+	serviceKeySeparator = "@@"
+)
+
+// setupRequest is the first message on the stream, with what the SDK's type lacks.
+type setupRequest struct {
+	*rpc_request.ConnectionSetupRequest
+	// AbilityTable says what this client can do, for servers from 2.4 on; older ones ignore it.
+	AbilityTable map[string]bool `json:"abilityTable"`
+}
+
+// fuzzyWatchRequest asks for the services that match a pattern (3.x).
+type fuzzyWatchRequest struct {
+	*rpc_request.Request
+	Namespace         string   `json:"namespace"`
+	GroupKeyPattern   string   `json:"groupKeyPattern"`
+	ReceivedGroupKeys []string `json:"receivedGroupKeys"`
+	WatchType         string   `json:"watchType"`
+	Initializing      bool     `json:"initializing"`
+	// IsInitializing is what 3.0 calls the same.
+	IsInitializing bool   `json:"isInitializing"`
+	Module         string `json:"module"`
+}
+
+// GetRequestType implements rpc_request.IRequest.
+func (*fuzzyWatchRequest) GetRequestType() string { return "NamingFuzzyWatchRequest" }
+
+// serverRequest is what a request of the server may hold; each type has some of it.
+type serverRequest struct {
+	RequestID string `json:"requestId"`
+
+	// SetupAckRequest
+	AbilityTable map[string]bool `json:"abilityTable"`
+
+	// NotifySubscriberRequest, which says no namespace
+	ServiceInfo model.Service `json:"serviceInfo"`
+
+	// ConnectResetRequest
+	ServerIP   string `json:"serverIp"`
+	ServerPort string `json:"serverPort"`
+
+	// NamingFuzzyWatchSyncRequest and NamingFuzzyWatchChangeNotifyRequest
+	SyncType        string         `json:"syncType"`
+	GroupKeyPattern string         `json:"groupKeyPattern"`
+	Contexts        []fuzzyContext `json:"contexts"`
+	TotalBatch      int            `json:"totalBatch"`
+	CurrentBatch    int            `json:"currentBatch"`
+	ServiceKey      string         `json:"serviceKey"`
+	ChangedType     string         `json:"changedType"`
+}
+
+// fuzzyContext is one service of a fuzzy watch's batch.
+type fuzzyContext struct {
+	ServiceKey  string `json:"serviceKey"`
+	ChangedType string `json:"changedType"`
+}
+
+// serverCheckResponse is what answers a ServerCheckRequest.
+type serverCheckResponse struct {
+	rpc_response.ServerCheckResponse
+	// SupportAbilityNegotiation says that a SetupAckRequest will follow the setup.
+	SupportAbilityNegotiation bool `json:"supportAbilityNegotiation"`
+}
+
+// serverError is an answer that says that the server did not do what it was asked.
+type serverError struct {
+	code    int // errorCode, or resultCode where there is none
+	message string
+}
+
+// Error implements error.
+func (e *serverError) Error() string {
+	return fmt.Sprintf("nacos answers %d %q", e.code, clip(e.message))
+}
+
+// hasCode reports whether err is the server's answer with the code.
+func hasCode(err error, code int) bool {
+	e, ok := errors.AsType[*serverError](err)
+	return ok && e.code == code
+}
+
+// isForbidden reports whether the server refused for want of rights.
+func isForbidden(err error) bool {
+	return hasCode(err, codeForbidden) || hasCode(err, 401)
+}
+
+// clip shortens what a server says for an error.
+func clip(s string) string {
+	const most = 300
+	s = strings.Join(strings.Fields(strings.ToValidUTF8(s, "?")), " ")
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return s
+}
+
+// encodeRequest makes the payload of a request. Headers carry who asks.
+func encodeRequest(request rpc_request.IRequest, headers map[string]string) (*grpcapi.Payload, error) {
+	body, err := json.Marshal(request)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", request.GetRequestType(), err)
+	}
+	return &grpcapi.Payload{
+		Metadata: &grpcapi.Metadata{Type: request.GetRequestType(), Headers: headers},
+		Body:     &anypb.Any{Value: body},
+	}, nil
+}
+
+// encodeAck makes the payload of the answer to a request of the server: every one wants one, by the name of its type.
+func encodeAck(requestType, requestID string) *grpcapi.Payload {
+	body, _ := json.Marshal(rpc_response.Response{ResultCode: resultOK, Success: true, RequestId: requestID}) // cannot fail: plain fields
+	return &grpcapi.Payload{
+		Metadata: &grpcapi.Metadata{Type: strings.TrimSuffix(requestType, "Request") + "Response"},
+		Body:     &anypb.Any{Value: body},
+	}
+}
+
+// decodeResponse decodes an answer into response, a pointer. An answer that is an error is a *serverError.
+func decodeResponse(p *grpcapi.Payload, response any) error {
+	var head rpc_response.Response
+	body := p.GetBody().GetValue()
+	if err := json.Unmarshal(body, &head); err != nil {
+		return fmt.Errorf("decode %s: %w", p.GetMetadata().GetType(), err)
+	}
+	if head.ResultCode != resultOK || p.GetMetadata().GetType() == typeErrorResponse {
+		e := &serverError{code: head.ErrorCode, message: head.Message}
+		if e.code == 0 {
+			e.code = head.ResultCode
+		}
+		return e
+	}
+	if err := json.Unmarshal(body, response); err != nil {
+		return fmt.Errorf("decode %s: %w", p.GetMetadata().GetType(), err)
+	}
+	return nil
+}
+
+// decodeRequest decodes a request of the server. What could be read of one that does not decode is returned too, so that it can be
+// answered.
+func decodeRequest(p *grpcapi.Payload) (*serverRequest, error) {
+	r := &serverRequest{}
+	body := p.GetBody().GetValue()
+	if err := json.Unmarshal(body, r); err != nil {
+		var id struct {
+			RequestID   string `json:"requestId"`
+			ServiceInfo struct {
+				Name      string `json:"name"`
+				GroupName string `json:"groupName"`
+			} `json:"serviceInfo"`
+		}
+		_ = json.Unmarshal(body, &id) // fields that decoded are set whatever the error
+		return &serverRequest{
+			RequestID:   id.RequestID,
+			ServiceInfo: model.Service{Name: id.ServiceInfo.Name, GroupName: id.ServiceInfo.GroupName},
+		}, fmt.Errorf("decode %s: %w", p.GetMetadata().GetType(), err)
+	}
+	return r, nil
+}
+
+// splitServiceKey splits "NAMESPACE@@GROUP@@NAME". A name may hold the separator, the others may not.
+func splitServiceKey(key string) (namespace, group, name string, ok bool) {
+	parts := strings.SplitN(key, serviceKeySeparator, 3)
+	if len(parts) != 3 || parts[1] == "" || parts[2] == "" {
+		return "", "", "", false
+	}
+	return parts[0], parts[1], parts[2], true
+}
+
+// splitGrouped splits "GROUP@@NAME", which some answers hold instead of the name alone.
+func splitGrouped(group, name string) (g, n string) {
+	if before, after, ok := strings.Cut(name, serviceKeySeparator); ok && (group == "" || group == before) {
+		return before, after
+	}
+	return group, name
+}

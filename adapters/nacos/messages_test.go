@@ -1,0 +1,222 @@
+package nacos
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"testing"
+
+	grpcapi "github.com/nacos-group/nacos-sdk-go/v2/api/grpc"
+	"github.com/nacos-group/nacos-sdk-go/v2/common/remote/rpc/rpc_response"
+	"github.com/nacos-group/nacos-sdk-go/v2/model"
+	"google.golang.org/protobuf/types/known/anypb"
+	mcp "istio.io/api/mcp/v1alpha1"
+
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+)
+
+// nothing is a catalog that checks what it is given.
+type nothing struct {
+	t    testing.TB
+	sets map[registry.Key][]registry.Instance
+}
+
+func (n nothing) Set(svc registry.Service, instances []registry.Instance) {
+	for i := 1; i < len(instances); i++ {
+		if instances[i-1].ID >= instances[i].ID {
+			n.t.Errorf("instances of %v are not sorted, or an ID is there twice: %q, %q", svc.Key, instances[i-1].ID, instances[i].ID)
+		}
+	}
+	n.sets[svc.Key] = slices.Clone(instances)
+}
+func (n nothing) Remove(key registry.Key) { delete(n.sets, key) }
+func (nothing) Publish(*mcp.Resource)     {}
+func (nothing) Withdraw(string, string)   {}
+func (nothing) Synced()                   {}
+func (nothing) Degraded(error)            {}
+func (nothing) Problem(string, string)    {}
+
+func newTestMirror(t testing.TB, c Config) (*mirror, nothing) {
+	t.Helper()
+	catalog := nothing{t, map[registry.Key][]registry.Instance{}}
+	log := slog.New(slog.DiscardHandler)
+	return newMirror(c.withDefaults(), log, catalog, newState(catalog, log)), catalog
+}
+
+var serverTypes = []string{
+	typeSetupAck, typePush, typeConnectReset, typeFuzzySync, typeFuzzyChange, "ClientDetectionRequest", "Unknown", "",
+}
+
+var seeds = []string{
+	`{"requestId":"1","serviceInfo":{"name":"web","groupName":"G","hosts":[{"ip":"10.0.0.1","port":80,"weight":1,"healthy":true,"enabled":true,"metadata":{"a":"b"}}],"lastRefTime":1}}`,
+	`{"requestId":"1","serviceInfo":{"name":"G@@web","hosts":[{"ip":"","port":70000},{"ip":"x","port":1},{"ip":"x","port":1}]}}`,
+	`{"requestId":"1","serviceInfo":{"name":"web","groupName":"G","hosts":null}}`,
+	`{"requestId":"1","serviceInfo":{"name":"web","groupName":"G","hosts":[{"port":-1}]}}`,
+	`{"requestId":"1","groupKeyPattern":"public>>*>>*","syncType":"FUZZY_WATCH_INIT_NOTIFY","contexts":[{"serviceKey":"public@@G@@web","changedType":"ADD_SERVICE"}]}`,
+	`{"requestId":"1","groupKeyPattern":"public>>*>>*","syncType":"FINISH_FUZZY_WATCH_INIT_NOTIFY"}`,
+	`{"requestId":"1","serviceKey":"public@@G@@web","changedType":"DELETE_SERVICE"}`,
+	`{"requestId":1,"serviceInfo":[]}`, `[]`, `null`, ``, `{"abilityTable":{"fuzzyWatch":true},"serverIp":"a","serverPort":"b"}`,
+}
+
+// FuzzServerRequest shows that nothing that the server sends on the stream can break the adapter, and that what cannot be read removes nothing.
+func FuzzServerRequest(f *testing.F) {
+	for _, s := range seeds {
+		for i := range serverTypes {
+			f.Add(i, []byte(s))
+		}
+	}
+	f.Fuzz(func(t *testing.T, n int, body []byte) {
+		typ := serverTypes[uint(n)%uint(len(serverTypes))]
+		m, catalog := newTestMirror(t, Config{})
+		r := &run{mirror: m, log: slog.New(slog.DiscardHandler)}
+		sc := &scope{namespace: publicNamespace, wire: publicNamespace}
+		d := &discovery{mirror: m, state: m.state, log: r.log, patterns: map[string]*pattern{}, config: m.config}
+		d.patternsOf(sc)
+		session := m.begin(false)
+		id := serviceID{publicNamespace, "G", "web"}
+		m.add(id)
+		known := model.Service{Name: "web", GroupName: "G", Hosts: []model.Instance{{Ip: "10.0.0.9", Port: 9, Weight: 1, Healthy: true, Enable: true}}}
+		m.push(session, "G", "web", &known, nil)
+
+		p := &grpcapi.Payload{Metadata: &grpcapi.Metadata{Type: typ}, Body: &anypb.Any{Value: body}}
+		req, err := decodeRequest(p)
+		if req == nil {
+			t.Fatal("no request")
+		}
+		r.receive(d, session, typ, req, err)
+		if ack := encodeAck(typ, req.RequestID); !json.Valid(ack.GetBody().GetValue()) {
+			t.Errorf("the answer is no JSON: %q", ack.GetBody().GetValue())
+		}
+		if got := catalog.sets[registry.Key{Name: "web", Group: "G", Namespace: "public"}]; len(got) == 0 {
+			t.Error("a message alone removed the instances of a service")
+		}
+	})
+}
+
+// FuzzResponse shows the same of every answer to a request.
+func FuzzResponse(f *testing.F) {
+	for _, s := range seeds {
+		f.Add("X", []byte(s))
+	}
+	for _, s := range []string{
+		`{"resultCode":200,"serviceInfo":{"hosts":[{"ip":"a","port":1}]}}`, `{"resultCode":500,"errorCode":403,"message":"no"}`,
+		`{"resultCode":200,"count":2,"serviceNames":["a","b"]}`, `{"resultCode":200,"connectionId":"c","supportAbilityNegotiation":true}`,
+	} {
+		f.Add("ErrorResponse", []byte(s))
+		f.Add("X", []byte(s))
+	}
+	f.Fuzz(func(t *testing.T, typ string, body []byte) {
+		p := &grpcapi.Payload{Metadata: &grpcapi.Metadata{Type: typ}, Body: &anypb.Any{Value: body}}
+		for _, into := range []any{
+			&rpc_response.SubscribeServiceResponse{}, &rpc_response.QueryServiceResponse{}, &rpc_response.ServiceListResponse{},
+			&rpc_response.HealthCheckResponse{}, &serverCheckResponse{}, &rpc_response.Response{},
+		} {
+			err := decodeResponse(p, into)
+			if s, ok := into.(*rpc_response.SubscribeServiceResponse); ok && err == nil {
+				newConverter(Config{Ports: []PortKey{{Name: "x", Key: "a"}}, ClusterLocality: "zone"}).instances(s.ServiceInfo.Hosts)
+			}
+		}
+	})
+}
+
+// FuzzHTTP shows that no body of the HTTP API breaks the adapter, and that none but a whole answer is taken for one.
+func FuzzHTTP(f *testing.F) {
+	for _, s := range append(slices.Clone(seeds), `{"count":1,"serviceList":[{"name":"a","groupName":"G"}]}`, `{"count":2,"doms":["a"]}`,
+		`{"code":0,"data":[{"namespace":"x"}]}`, `{"code":403,"message":"no"}`, `{"hosts":[]}`, `{"accessToken":"x","tokenTtl":1}`, `<html>error</html>`) {
+		f.Add([]byte(s))
+	}
+	var body []byte
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(body) }))
+	f.Cleanup(s.Close)
+	target, err := parseServer(s.URL, "/nacos", 1000)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		body = b
+		c := Config{Username: "u", Password: "p"}
+		api := &httpAPI{server: target, client: s.Client(), auth: newAuth(c, s.Client(), nil)}
+		ctx := context.Background()
+		if service, err := api.query(ctx, "public", "G", "web"); err == nil && service.Hosts == nil {
+			t.Error("an answer without hosts was taken for an empty service")
+		}
+		_, _ = api.namespaces(ctx)
+		_, _, _ = api.listGroupPage(ctx, "public", "G", 1, 10)
+		_ = api.auth.ensure(ctx, target)
+		ids := map[serviceID]bool{}
+		total, whole, err := readPages(func(page int) ([]groupedName, int, error) { return api.listAllPage(ctx, "public", page, pageSize) }, "public", ids)
+		if err == nil && whole && total != len(ids) {
+			t.Errorf("%d services of %d were taken for a whole list", len(ids), total)
+		}
+	})
+}
+
+// TestConvert shows what each field of a host becomes.
+func TestConvert(t *testing.T) {
+	c := newConverter(Config{Ports: []PortKey{{Name: "grpc", Key: "gRPC_port", Protocol: "grpc"}}, ClusterLocality: "zone"})
+	got := c.instances([]model.Instance{
+		{Ip: "10.0.0.2", Port: 80, Weight: 0, Healthy: false, Enable: false},
+		{Ip: "10.0.0.1", Port: 80, Weight: 0.5, Healthy: true, Enable: true, ClusterName: "blue", Metadata: map[string]string{"gRPC_port": "90"}},
+		{Ip: "10.0.0.2", Port: 80, Weight: 2, Healthy: true, Enable: true, ClusterName: "DEFAULT"},
+		{Ip: "::1", Port: math.MaxUint64, Weight: 1, Healthy: true, Enable: true},
+	})
+	want := []registry.Instance{
+		{
+			ID: "10.0.0.1:80/blue", Address: "10.0.0.1", Ports: []registry.Port{{Number: 80}, {Name: "grpc", Number: 90, Protocol: "grpc"}},
+			Meta: map[string]string{"gRPC_port": "90"}, Weight: new(0.5), Health: registry.HealthPassing, Cluster: "blue", Locality: registry.Locality{Zone: "blue"},
+		},
+		{ID: "10.0.0.2:80", Address: "10.0.0.2", Ports: []registry.Port{{Number: 80}}, Weight: new(2.0), Health: registry.HealthPassing, Cluster: "DEFAULT", Locality: registry.Locality{Zone: "DEFAULT"}},
+		{ID: "[::1]:2147483647", Address: "::1", Ports: []registry.Port{{Number: math.MaxInt32}}, Weight: new(1.0), Health: registry.HealthPassing, Cluster: "DEFAULT", Locality: registry.Locality{Zone: "DEFAULT"}},
+	}
+	if !equalInstances(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+}
+
+// TestReadPages shows which lists are whole.
+func TestReadPages(t *testing.T) {
+	page := func(total int, names ...string) func() ([]groupedName, int, error) {
+		return func() ([]groupedName, int, error) {
+			var all []groupedName
+			for _, n := range names {
+				all = append(all, groupedName{Name: n, GroupName: "G"})
+			}
+			return all, total, nil
+		}
+	}
+	const many = 500
+	full := make([]string, many)
+	for i := range full {
+		full[i] = strconv.Itoa(i)
+	}
+	for name, test := range map[string]struct {
+		pages []func() ([]groupedName, int, error)
+		whole bool
+	}{
+		"empty":                          {[]func() ([]groupedName, int, error){page(0)}, true},
+		"one page":                       {[]func() ([]groupedName, int, error){page(2, "a", "b")}, true},
+		"two pages":                      {[]func() ([]groupedName, int, error){page(many+1, full...), page(many+1, "z9z")}, true},
+		"changed while it was read":      {[]func() ([]groupedName, int, error){page(many+1, full...), page(many+2, "z9z")}, false},
+		"the second page repeats":        {[]func() ([]groupedName, int, error){page(many+1, full...), page(many+1, full[0])}, false},
+		"the second page has nothing":    {[]func() ([]groupedName, int, error){page(many+1, full...), page(pageSize + 1)}, false},
+		"pages smaller than asked for":   {[]func() ([]groupedName, int, error){page(3, "a", "b"), page(3, "c")}, true},
+		"fewer than said, and no more":   {[]func() ([]groupedName, int, error){page(3, "a", "b"), page(3)}, false},
+		"more than said, on both pages":  {[]func() ([]groupedName, int, error){page(1, "a", "b")}, false},
+		"the same one twice on one page": {[]func() ([]groupedName, int, error){page(2, "a", "a")}, false},
+	} {
+		_, whole, err := readPages(func(n int) ([]groupedName, int, error) {
+			if n > len(test.pages) {
+				return nil, many + 2, nil
+			}
+			return test.pages[n-1]()
+		}, "public", map[serviceID]bool{})
+		if err != nil || whole != test.whole {
+			t.Errorf("%s: whole %t, error %v", name, whole, err)
+		}
+	}
+}

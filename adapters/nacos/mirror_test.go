@@ -1,0 +1,535 @@
+package nacos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nacos-group/nacos-sdk-go/v2/model"
+	mcp "istio.io/api/mcp/v1alpha1"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+)
+
+// book is a catalog that keeps what it is told.
+type book struct {
+	mu       sync.Mutex // guards everything below
+	services map[string]string
+	problems map[string]string
+	degraded string
+	synced   bool
+	sets     int
+}
+
+func (b *book) Set(svc registry.Service, instances []registry.Instance) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var ids []string
+	for _, i := range instances {
+		ids = append(ids, i.ID)
+	}
+	b.services[svc.Key.String()] = strings.Join(ids, " ")
+	b.sets++
+}
+
+func (b *book) Remove(key registry.Key) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.services, key.String())
+}
+func (*book) Publish(*mcp.Resource)   {}
+func (*book) Withdraw(string, string) {}
+func (b *book) Synced()               { b.mu.Lock(); defer b.mu.Unlock(); b.synced = true }
+func (b *book) Problem(id, reason string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.problems[id] = reason; reason == "" {
+		delete(b.problems, id)
+	}
+}
+
+func (b *book) Degraded(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.degraded = ""
+	if err != nil {
+		b.degraded = err.Error()
+	}
+}
+
+// want compares the catalog with services by key and instances by ID.
+func (b *book) want(t *testing.T, when string, want map[string]string) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if diff := cmp.Diff(want, b.services); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", when, diff)
+	}
+}
+
+func (b *book) wantState(t *testing.T, when, part string) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if part == "" && b.degraded != "" || !strings.Contains(b.degraded, part) {
+		t.Errorf("%s: degraded with %q, want %q", when, b.degraded, part)
+	}
+}
+
+// script is a source whose answers a test sets.
+type script struct {
+	mu      sync.Mutex // guards everything below
+	answers map[serviceID]string
+	err     error
+	asked   []string
+	clock   uint64
+	hold    chan struct{} // not nil: answers wait until it is closed
+}
+
+func info(clock uint64, id serviceID, ips string) model.Service {
+	s := model.Service{Name: id.name, GroupName: id.group, LastRefTime: clock, Hosts: []model.Instance{}}
+	for ip := range strings.FieldsSeq(ips) {
+		s.Hosts = append(s.Hosts, model.Instance{Ip: ip, Port: 80, Weight: 1, Healthy: true, Enable: true})
+	}
+	return s
+}
+
+func (s *script) set(id serviceID, ips string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answers[id] = ips
+}
+
+func (s *script) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+}
+
+func (s *script) took() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	asked := s.asked
+	s.asked = nil
+	return asked
+}
+
+func (s *script) answer(how string, id serviceID) (model.Service, error) {
+	s.mu.Lock()
+	s.asked = append(s.asked, how+" "+id.String())
+	a, err, hold := info(s.clock, id, s.answers[id]), s.err, s.hold
+	s.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
+	return a, err
+}
+
+func (s *script) subscribe(_ context.Context, namespace, group, name string) (model.Service, error) {
+	return s.answer("subscribe", serviceID{namespace, group, name})
+}
+
+func (s *script) unsubscribe(_ context.Context, namespace, group, name string) error {
+	_, err := s.answer("unsubscribe", serviceID{namespace, group, name})
+	return err
+}
+
+func (s *script) query(_ context.Context, namespace, group, name string) (model.Service, error) {
+	return s.answer("query", serviceID{namespace, group, name})
+}
+
+// bench is a mirror at work in fake time.
+type bench struct {
+	t   *testing.T
+	m   *mirror
+	b   *book
+	src *script
+	end func()
+}
+
+var (
+	web = serviceID{publicNamespace, "G", "web"}
+	db  = serviceID{publicNamespace, "G", "db"}
+)
+
+func newBench(t *testing.T, c Config) *bench {
+	b := &book{services: map[string]string{}, problems: map[string]string{}}
+	log := slog.New(slog.DiscardHandler)
+	be := &bench{t: t, b: b, src: &script{answers: map[serviceID]string{}, clock: 1}, end: func() {}}
+	be.m = newMirror(c.withDefaults(), log, b, newState(b, log))
+	t.Cleanup(func() { be.end() })
+	return be
+}
+
+// session begins another session, after the end of the one before.
+func (be *bench) session() {
+	be.end()
+	ctx, cancel := context.WithCancel(context.Background())
+	be.m.begin(false)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() { _ = be.m.work(ctx, be.src) })
+	}
+	wg.Go(func() { be.m.keepGrace(ctx) })
+	be.end = func() { cancel(); wg.Wait() }
+}
+
+func (be *bench) push(id serviceID, clock uint64, ips string) {
+	i := info(clock, id, ips)
+	be.m.push(be.m.session, id.group, id.name, &i, nil)
+	synctest.Wait()
+}
+
+func (be *bench) list(ids ...serviceID) {
+	set := map[serviceID]bool{}
+	for _, id := range ids {
+		set[id] = true
+	}
+	be.m.list(publicNamespace, set, time.Now().Add(time.Millisecond))
+	synctest.Wait()
+}
+
+// TestEmptyIsConfirmed shows that a push without instances counts only once a query says the same.
+func TestEmptyIsConfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{})
+		be.src.set(web, "10.0.0.1 10.0.0.2")
+		be.session()
+		be.list(web)
+		both := map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80"}
+		be.b.want(t, "listed", both)
+
+		be.push(web, 2, "")
+		be.b.want(t, "an empty push, and a query that has both", both)
+
+		be.src.fail(&serverError{code: 500, message: "broken"})
+		be.push(web, 3, "")
+		be.b.want(t, "an empty push, and a query that fails", both)
+		be.b.wantState(t, "an empty push, and a query that fails", "broken")
+
+		be.src.fail(nil)
+		be.src.set(web, "")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		be.b.want(t, "the query says the same", map[string]string{"public/G/web": ""})
+		be.b.wantState(t, "the query says the same", "")
+	})
+}
+
+// TestMissingInAList shows that a service goes only if it is missing in a complete list and a query has no instance of it.
+func TestMissingInAList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{})
+		be.src.set(web, "10.0.0.1")
+		be.src.set(db, "10.0.0.2")
+		be.session()
+		be.list(web, db)
+		be.list(db)
+		be.b.want(t, "missing, but it has an instance", map[string]string{"public/G/web": "10.0.0.1:80", "public/G/db": "10.0.0.2:80"})
+		be.src.took()
+		be.src.set(web, "")
+		be.push(web, 2, "")
+		be.b.want(t, "missing, and empty", map[string]string{"public/G/db": "10.0.0.2:80"})
+		if asked := be.src.took(); asked[len(asked)-1] != "unsubscribe public/G/web" {
+			t.Errorf("asked %q, want an unsubscription at the end", asked)
+		}
+		be.src.set(web, "10.0.0.3")
+		be.list(web, db)
+		be.b.want(t, "back", map[string]string{"public/G/web": "10.0.0.3:80", "public/G/db": "10.0.0.2:80"})
+	})
+}
+
+// TestGrace shows another session: everything is subscribed again and kept, what the server shows is believed, and what it lacks is kept for the grace
+// period, unless the session has shown it once.
+func TestGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{RemoveGrace: plugin.Duration(30 * time.Second)})
+		be.src.set(web, "10.0.0.1 10.0.0.2")
+		be.src.set(db, "10.0.0.9")
+		be.session()
+		be.list(web, db)
+		before := map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80", "public/G/db": "10.0.0.9:80"}
+		be.b.want(t, "listed", before)
+
+		be.src.took()
+		be.src.set(web, "")
+		be.src.set(db, "")
+		be.session()
+		be.list()
+		asked := be.src.took()
+		slices.Sort(asked)
+		if diff := cmp.Diff([]string{"subscribe public/G/db", "subscribe public/G/web"}, asked); diff != "" {
+			t.Errorf("asked (-want +got):\n%s", diff)
+		}
+		be.b.want(t, "an empty server", before)
+		be.b.wantState(t, "an empty server", "remove_grace")
+
+		be.m.add(web)
+		be.push(web, 2, "10.0.0.1")
+		be.b.want(t, "one is back", before)
+		be.push(web, 3, "10.0.0.1 10.0.0.3")
+		be.push(web, 4, "10.0.0.1")
+		be.b.want(t, "what this session has shown goes at once", before)
+		be.src.set(web, "10.0.0.1")
+
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		be.b.want(t, "grace is over", map[string]string{"public/G/web": "10.0.0.1:80"})
+		be.b.wantState(t, "grace is over", "")
+	})
+}
+
+// TestStaleReply shows that an answer that is older than a push which overtook it is dropped.
+func TestStaleReply(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{})
+		be.src.set(web, "10.0.0.1")
+		be.src.hold = make(chan struct{})
+		be.session()
+		be.list(web)
+		be.push(web, 5, "10.0.0.2")
+		close(be.src.hold)
+		synctest.Wait()
+		be.b.want(t, "the push counts", map[string]string{"public/G/web": "10.0.0.2:80"})
+	})
+}
+
+// TestPushOfTwoNamespaces shows that a push, which does not say its namespace, is never taken for that of another one.
+func TestPushOfTwoNamespaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{})
+		dev := serviceID{"dev", "G", "web"}
+		be.src.set(web, "10.0.0.1")
+		be.src.set(dev, "10.1.0.1")
+		be.session()
+		be.m.add(web)
+		be.m.add(dev)
+		synctest.Wait()
+		be.src.set(dev, "10.1.0.2")
+		be.push(dev, 2, "10.1.0.2")
+		be.b.want(t, "one of two changed", map[string]string{"public/G/web": "10.0.0.1:80", "dev/G/web": "10.1.0.2:80"})
+	})
+}
+
+// TestBothNamesOfPublic shows that what clients register under the empty name and under "public" is one service.
+func TestBothNamesOfPublic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{})
+		nameless := serviceID{"", "G", "web"}
+		be.src.set(web, "10.0.0.1")
+		be.src.set(nameless, "10.0.0.2")
+		be.session()
+		be.m.add(web)
+		be.m.add(nameless)
+		synctest.Wait()
+		be.b.want(t, "both", map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80"})
+		be.src.set(nameless, "")
+		be.m.list("", nil, time.Now().Add(time.Second))
+		synctest.Wait()
+		be.b.want(t, "one of them gone", map[string]string{"public/G/web": "10.0.0.1:80"})
+	})
+}
+
+// TestSubscriptionWithoutPush shows that a subscription that no push follows is made again, a few times.
+func TestSubscriptionWithoutPush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{})
+		be.src.set(web, "10.0.0.1")
+		be.src.set(db, "10.0.0.2")
+		be.session()
+		be.list(web, db)
+		be.push(db, 1, "10.0.0.2")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		n := map[string]int{}
+		for _, a := range be.src.took() {
+			n[a]++
+		}
+		if diff := cmp.Diff(map[string]int{"subscribe public/G/web": subscribeTries, "subscribe public/G/db": 1}, n); diff != "" {
+			t.Errorf("asked (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestFailures shows which failures end a session, which are tried again, and that none removes anything.
+func TestFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{})
+		be.src.fail(&serverError{code: codeForbidden, message: "authorization failed!"})
+		be.session()
+		be.list(web)
+		time.Sleep(time.Minute)
+		be.b.wantState(t, "refused", "refuses to show service public/G/web")
+		be.src.fail(nil)
+		be.src.set(web, "10.0.0.1")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		be.b.want(t, "allowed", map[string]string{"public/G/web": "10.0.0.1:80"})
+		be.b.wantState(t, "allowed", "")
+
+		be.src.fail(&serverError{code: codeBadParameter, message: "illegal"})
+		be.list(web, db)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		be.b.wantState(t, "an illegal name", "")
+		if be.b.problems["service public/G/db"] == "" {
+			t.Error("an illegal name is not listed")
+		}
+		be.src.fail(&serverError{code: codeUnregistered, message: "Connection is unregistered."})
+		s := be.m.services[web]
+		s.unread = true
+		if err := be.m.visit(t.Context(), be.src, s); !errors.Is(err, errSession) {
+			t.Errorf("an unknown connection: error %v, want one that ends the session", err)
+		}
+		be.b.want(t, "all of these", map[string]string{"public/G/web": "10.0.0.1:80"})
+	})
+}
+
+// TestManyInFlight shows that no more than so many requests are under way at once.
+func TestManyInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{})
+		be.src.hold = make(chan struct{})
+		be.session() // with 4 workers
+		for i := range 100 {
+			be.m.add(serviceID{publicNamespace, "G", fmt.Sprint(i)})
+		}
+		synctest.Wait()
+		if n := len(be.src.took()); n != 4 {
+			t.Errorf("%d requests under way, want 4", n)
+		}
+		close(be.src.hold)
+		synctest.Wait()
+		if n := len(be.src.took()); n != 96 {
+			t.Errorf("%d more requests, want 96", n)
+		}
+	})
+}
+
+// TestNamespaces shows which empty lists are believed, by what a server says of its namespaces.
+func TestNamespaces(t *testing.T) {
+	for name, test := range map[string]struct {
+		status int
+		body   string
+		accept bool
+		want   string
+	}{
+		"it exists":            {200, `{"code":0,"data":[{"namespace":"dev"}]}`, false, ""},
+		"it does not":          {200, `{"code":200,"data":[{"namespace":"other"}]}`, false, "does not exist; write its id"},
+		"refused":              {403, `{"code":403}`, false, "cannot be asked"},
+		"refused in envelope":  {200, `{"code":403,"message":"no"}`, false, "cannot be asked"},
+		"an error page":        {200, `<html>login</html>`, false, "no JSON"},
+		"no such API":          {404, ``, false, "cannot be asked"},
+		"refused, but allowed": {403, ``, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(test.status)
+				_, _ = w.Write([]byte(test.body))
+			}))
+			defer s.Close()
+			target, err := parseServer(s.URL, "/nacos", 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			be := newBench(t, Config{})
+			c := Config{AcceptEmpty: test.accept}
+			d := &discovery{
+				config: c, log: be.m.log, mirror: be.m, state: be.m.state,
+				api: &httpAPI{server: target, client: s.Client(), auth: newAuth(c, s.Client(), be.m.log)},
+			}
+			be.m.state.expect()
+			ok, _ := d.complete(t.Context(), &scope{namespace: "dev", wire: "dev"}, nil, time.Now())
+			if ok != (test.want == "") || be.b.synced != ok {
+				t.Errorf("believed %t, synced %t", ok, be.b.synced)
+			}
+			be.b.wantState(t, name, test.want)
+		})
+	}
+}
+
+// TestListsThatAreNone shows that error pages, refusals and lists that change while they are read remove nothing over the HTTP API.
+func TestListsThatAreNone(t *testing.T) {
+	var mu sync.Mutex
+	answers := []string{}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if strings.Contains(r.URL.Path, "/v3/") {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		a := answers[0]
+		if len(answers) > 1 {
+			answers = answers[1:]
+		}
+		if a == "403" {
+			w.WriteHeader(http.StatusForbidden)
+		}
+		_, _ = w.Write([]byte(a))
+	}))
+	defer s.Close()
+	target, err := parseServer(s.URL, "/nacos", 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	be := newBench(t, Config{})
+	c := Config{}.withDefaults()
+	d := &discovery{
+		config: c, log: be.m.log, mirror: be.m, state: be.m.state,
+		api: &httpAPI{server: target, client: s.Client(), auth: newAuth(c, s.Client(), be.m.log)},
+	}
+	l := lister{d: d, scope: &scope{namespace: publicNamespace, wire: publicNamespace}}
+	listed := func() []string {
+		var names []string
+		for id, s := range be.m.services {
+			if s.listed {
+				names = append(names, id.name)
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	be.m.state.expect()
+	for _, step := range []struct {
+		what    string
+		answers []string
+		wrong   bool
+		want    string
+	}{
+		{"a list", []string{`{"count":2,"serviceList":[{"name":"a","groupName":"G"},{"name":"b","groupName":"G"}]}`}, false, "a b"},
+		{"an error page", []string{`<html>`}, true, "a b"},
+		{"a refusal", []string{"403"}, true, "a b"},
+		{"no list at all", []string{`{}`}, true, "a b"},
+		{"a half", []string{`{"count":3,"serviceList":[{"name":"c","groupName":"G"}]}`, `{"count":3,"serviceList":[]}`}, true, "a b c"},
+		{"a list again", []string{`{"count":1,"serviceList":[{"name":"b","groupName":"G"}]}`}, false, "b"},
+		{"pages that do not agree", []string{
+			`{"count":501,"serviceList":[{"name":"d","groupName":"G"}]}`, `{"count":502,"serviceList":[{"name":"e","groupName":"G"}]}`,
+		}, true, "b d e"},
+	} {
+		mu.Lock()
+		answers = slices.Clone(step.answers)
+		mu.Unlock()
+		_, err := l.once(t.Context())
+		if (err != nil) != step.wrong {
+			t.Errorf("%s: error %v", step.what, err)
+		}
+		if diff := cmp.Diff(strings.Fields(step.want), slices.Clip(append([]string{}, listed()...))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.what, diff)
+		}
+	}
+	if n := len(be.m.services); n != 5 {
+		t.Errorf("%d services are known, want 5: a list alone removes nothing", n)
+	}
+}

@@ -1,0 +1,594 @@
+package nacos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nacos-group/nacos-sdk-go/v2/model"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+)
+
+// serviceID names a service as requests do. Its namespace is as the server spells it, "" included.
+type serviceID struct{ namespace, group, name string }
+
+// String returns the service as people write it.
+func (id serviceID) String() string {
+	return canonicalNamespace(id.namespace) + "/" + id.group + "/" + id.name
+}
+
+// source is where services are asked for: a connection, or the HTTP API.
+type source interface {
+	// subscribe asks for pushes of a service, and returns its present state.
+	subscribe(ctx context.Context, namespace, group, name string) (model.Service, error)
+	// unsubscribe takes that back.
+	unsubscribe(ctx context.Context, namespace, group, name string) error
+	// query asks for the present state of a service.
+	query(ctx context.Context, namespace, group, name string) (model.Service, error)
+}
+
+// service is what is known of one service. Its fields but id, key and queued are guarded by the mirror's mu.
+type service struct {
+	id     serviceID
+	key    registry.Key
+	queued *dueItem // guarded by the queue's mu
+
+	// listed says that the service was in the last list, or told of since; seen is when that was said last.
+	listed bool
+	seen   time.Time
+	// awaited says that the first listing waits for it.
+	awaited bool
+	// published says that the catalog has it, with shown.
+	published bool
+	shown     []registry.Instance
+
+	// session is the one in which it was subscribed, 0 for none.
+	session uint64
+	// answered says that an answer of the session is in latest.
+	answered bool
+	latest   []registry.Instance
+	// reference is the server's clock of that answer, and pushes counts those taken over pushes.
+	reference uint64
+	pushes    uint64
+	// pushed says that something was pushed in the session; a subscription without any is made again, tries times in all.
+	pushed     bool
+	subscribed time.Time
+	tries      int
+	// carried is what was shown before the session, and no answer of the session has shown since; nil after the grace period.
+	carried []registry.Instance
+	// carrying says that it counts in the mirror's carrying.
+	carrying bool
+	// doubtful says that latest is empty, that something is shown, and that no query has confirmed it yet.
+	doubtful bool
+	// unread says that the server sent something that could not be read, or not told from that of another namespace, and that no query has been
+	// made since.
+	unread bool
+	// absent says that a query was made since the service is no more listed.
+	absent   bool
+	failures backoff
+	failed   bool
+	problem  string
+}
+
+// mirror keeps the catalog equal to what the sessions say. It outlives them.
+type mirror struct {
+	config  Config
+	log     *slog.Logger
+	catalog plugin.Catalog
+	state   *state
+	convert converter
+	queue   *queue
+
+	mu       sync.Mutex // guards everything below, and each service
+	services map[serviceID]*service
+	// byKey are the services of one key: two where clients use both names of the public namespace.
+	byKey map[registry.Key][]*service
+	// byName are the services that a push may be about, of all namespaces.
+	byName map[groupedName][]*service
+	// dropped is when a service of a name was unsubscribed that a push may yet be about.
+	dropped map[groupedName]time.Time
+	// session is the number of the present one, 0 before the first.
+	session uint64
+	polling bool
+	// graceEnd is when the grace period of the present session ends; zero once it has.
+	graceEnd time.Time
+	// carrying counts the services of which something is shown that the session's answer lacks.
+	carrying int
+}
+
+func newMirror(c Config, log *slog.Logger, catalog plugin.Catalog, st *state) *mirror {
+	return &mirror{
+		config: c, log: log, catalog: catalog, state: st, convert: newConverter(c), queue: newQueue(),
+		services: map[serviceID]*service{}, byKey: map[registry.Key][]*service{},
+		byName: map[groupedName][]*service{}, dropped: map[groupedName]time.Time{},
+	}
+}
+
+// begin opens a session, whose number it returns: every service has to be subscribed in it, and what is shown is carried over.
+func (m *mirror) begin(polling bool) (number uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.session++
+	m.polling = polling
+	m.graceEnd = time.Time{}
+	if grace := time.Duration(m.config.RemoveGrace); m.session > 1 && grace > 0 {
+		m.graceEnd = time.Now().Add(grace)
+	}
+	now := time.Now()
+	for _, s := range m.services {
+		s.answered, s.latest, s.reference, s.doubtful, s.unread, s.absent, s.session = false, nil, 0, false, false, false, 0
+		s.pushed, s.tries = false, 0
+		if s.failed {
+			s.failed = false
+			m.state.set(s.id.String(), faultService, nil)
+			m.state.set(s.id.String(), faultAuth, nil)
+		}
+		s.failures.reset()
+		m.carryLocked(s, nil)
+		if !m.graceEnd.IsZero() {
+			m.carryLocked(s, s.shown)
+		}
+		m.queue.add(s, now)
+	}
+	return m.session
+}
+
+// carryLocked sets what is carried over of a service. It counts once the session has answered: until then the answer may show all of it.
+func (m *mirror) carryLocked(s *service, instances []registry.Instance) {
+	s.carried = instances
+	carrying := s.answered && len(instances) > 0
+	if carrying == s.carrying {
+		return
+	}
+	s.carrying = carrying
+	if carrying {
+		m.carrying++
+	} else {
+		m.carrying--
+	}
+	if m.carrying == 0 || carrying && m.carrying == 1 {
+		m.graceStateLocked()
+	}
+}
+
+// graceStateLocked shows whether something is kept that the server does not say.
+func (m *mirror) graceStateLocked() {
+	if m.carrying == 0 {
+		m.state.set("grace", faultGrace, nil)
+		return
+	}
+	m.state.set("grace", faultGrace, fmt.Errorf(
+		"instances known before the connection was lost are kept until their clients have registered again, for %v at most (remove_grace)",
+		m.config.RemoveGrace))
+}
+
+// keepGrace ends the grace period in time.
+func (m *mirror) keepGrace(ctx context.Context) {
+	m.mu.Lock()
+	end := m.graceEnd
+	m.mu.Unlock()
+	if end.IsZero() || !pause(ctx, time.Until(end), nil) {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.graceEnd = time.Time{}
+	for _, s := range m.services {
+		if s.carried != nil {
+			m.carryLocked(s, nil)
+		}
+		if s.answered {
+			m.settleLocked(s)
+		}
+		if !s.listed {
+			m.queue.add(s, time.Now())
+		}
+	}
+}
+
+// add takes in that a service exists.
+func (m *mirror) add(id serviceID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.addLocked(id, time.Now())
+}
+
+// addLocked returns whether the service is new.
+func (m *mirror) addLocked(id serviceID, now time.Time) bool {
+	if !m.config.selects(id.group, id.name) {
+		return false
+	}
+	if s := m.services[id]; s != nil {
+		was := s.listed
+		s.listed, s.seen, s.absent = true, now, false
+		return !was
+	}
+	s := &service{
+		id: id, key: registry.Key{Namespace: canonicalNamespace(id.namespace), Group: id.group, Name: id.name},
+		listed: true, seen: now, awaited: true,
+		failures: backoff{first: 250 * time.Millisecond, most: 15 * time.Second},
+	}
+	m.services[id] = s
+	m.byKey[s.key] = append(m.byKey[s.key], s)
+	named := groupedName{Name: id.name, GroupName: id.group}
+	m.byName[named] = append(m.byName[named], s)
+	m.state.expect()
+	m.queue.add(s, now)
+	return true
+}
+
+// missing takes in that the server says that a service is gone, or does not list it.
+func (m *mirror) missing(id serviceID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.services[id]; s != nil {
+		m.missingLocked(s)
+	}
+}
+
+func (m *mirror) missingLocked(s *service) {
+	if s.listed {
+		s.listed, s.absent = false, false
+		m.queue.add(s, time.Now())
+	}
+}
+
+// list takes in a complete list of a namespace that was asked for at a time, and reports whether it changed anything. What was told of since then is
+// not missing.
+func (m *mirror) list(namespace string, ids map[serviceID]bool, asked time.Time) (changed bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for id := range ids {
+		changed = m.addLocked(id, now) || changed
+	}
+	for id, s := range m.services {
+		if id.namespace == namespace && s.listed && !ids[id] && s.seen.Before(asked) {
+			m.missingLocked(s)
+			changed = true
+		}
+	}
+	return changed
+}
+
+// addAll takes in services of a list that is not complete.
+func (m *mirror) addAll(ids map[serviceID]bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for id := range ids {
+		m.addLocked(id, now)
+	}
+}
+
+// groups returns the groups of the services that are known, and the default one.
+func (m *mirror) groups() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	groups := map[string]bool{defaultGroup: true}
+	for id := range m.services {
+		groups[id.group] = true
+	}
+	out := make([]string, 0, len(groups))
+	for g := range groups {
+		if matchAny(m.config.Groups, g) {
+			out = append(out, g)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// push takes in what the server sent of a service, or that it sent something that cannot be read. A push does not say the namespace: where
+// several services have the name, each is asked for.
+func (m *mirror) push(session uint64, group, name string, info *model.Service, err error) {
+	instances := m.convert.instances(info.Hosts)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if session != m.session {
+		return
+	}
+	named := groupedName{Name: name, GroupName: group}
+	all := m.byName[named]
+	since, ambiguous := m.dropped[named]
+	if ambiguous && time.Since(since) > droppedFor {
+		delete(m.dropped, named)
+		ambiguous = false
+	}
+	for _, s := range all {
+		s.pushed = true
+	}
+	if err == nil && (ambiguous || len(all) > 1) {
+		for _, s := range all {
+			s.unread = true
+			m.queue.add(s, time.Now())
+		}
+		return
+	}
+	for _, s := range all {
+		if err != nil {
+			m.problemLocked(s, fmt.Sprintf("what the server sends of it cannot be read, so its last state is kept: %v", err))
+			s.unread = true
+			m.queue.add(s, time.Now().Add(jitter(unreadableRetry)))
+			continue
+		}
+		s.pushes++
+		m.answerLocked(s, instances, info, false)
+	}
+}
+
+// droppedFor is how long a push may be under way of a service that was unsubscribed.
+const droppedFor = 10 * time.Second
+
+// unreadableRetry is the pause before a service is asked for of which something came that cannot be read.
+const unreadableRetry = 5 * time.Second
+
+// answerLocked takes in an answer about a service. confirmed says that it came from a query that was made because of an empty one.
+func (m *mirror) answerLocked(s *service, instances []registry.Instance, info *model.Service, confirmed bool) {
+	s.answered, s.latest, s.reference = true, instances, info.LastRefTime
+	s.doubtful, s.unread = false, false
+	if s.carried != nil {
+		// What the session has shown is no more a matter of grace.
+		kept := slices.DeleteFunc(slices.Clone(s.carried), func(c registry.Instance) bool {
+			return slices.ContainsFunc(instances, func(i registry.Instance) bool { return i.ID == c.ID })
+		})
+		m.carryLocked(s, kept)
+	}
+	problem := ""
+	if info.ReachProtectionThreshold {
+		problem = "protectThreshold is reached: too few instances are healthy, so nacos counts all of them as healthy; mend the instances, or lower the threshold"
+	}
+	m.problemLocked(s, problem)
+	if confirmed {
+		m.publishLocked(s)
+		return
+	}
+	m.settleLocked(s)
+}
+
+// settleLocked shows the latest answer with what is carried over, unless it needs a confirmation first.
+func (m *mirror) settleLocked(s *service) {
+	if len(s.latest) == 0 && len(s.carried) == 0 && len(s.shown) > 0 {
+		s.doubtful = true
+		m.queue.add(s, time.Now())
+		return
+	}
+	m.publishLocked(s)
+}
+
+// publishLocked tells the catalog what is to be shown of a service.
+func (m *mirror) publishLocked(s *service) {
+	shown, _ := union(s.latest, s.carried)
+	if !s.published || !equalInstances(shown, s.shown) {
+		s.published, s.shown = true, shown
+		m.tellLocked(s.key)
+	}
+	m.arrivedLocked(s)
+	if !s.listed && len(s.latest) == 0 {
+		m.queue.add(s, time.Now())
+	}
+}
+
+// tellLocked hands the services of a key to the catalog, as one.
+func (m *mirror) tellLocked(key registry.Key) {
+	var all []registry.Instance
+	published := false
+	for _, s := range m.byKey[key] {
+		if s.published {
+			all, _ = union(all, s.shown)
+			published = true
+		}
+	}
+	if !published {
+		m.catalog.Remove(key)
+		return
+	}
+	m.catalog.Set(registry.Service{Key: key}, all)
+}
+
+// arrivedLocked says that the first answer about a service is in.
+func (m *mirror) arrivedLocked(s *service) {
+	if s.awaited {
+		s.awaited = false
+		m.state.arrived()
+	}
+}
+
+func (m *mirror) problemLocked(s *service, text string) {
+	if s.problem != text {
+		s.problem = text
+		m.catalog.Problem("service "+s.key.String(), text)
+	}
+}
+
+// step is what a visit does.
+type step int
+
+const (
+	stepNothing step = iota
+	stepSubscribe
+	stepQuery
+	// stepPoll is a query that nothing but time asks for.
+	stepPoll
+	stepRemove
+)
+
+// nextLocked says what has to be done for a service.
+func (m *mirror) nextLocked(s *service) step {
+	switch {
+	case s.session != m.session:
+		return stepSubscribe
+	case s.doubtful, s.unread:
+		return stepQuery
+	case !m.polling && !s.pushed && s.tries < subscribeTries && time.Since(s.subscribed) >= pushWait:
+		return stepSubscribe
+	case !s.listed && !s.absent && m.graceEnd.IsZero():
+		return stepQuery
+	case !s.listed && s.absent && s.answered && len(s.latest) == 0 && len(s.carried) == 0:
+		return stepRemove
+	case m.polling:
+		return stepPoll
+	}
+	return stepNothing
+}
+
+const (
+	// pushWait is how long the push may take that follows every subscription. A server that was not quite done with taking in the connection answers a
+	// subscription and forgets it.
+	pushWait = 8 * time.Second
+	// subscribeTries is how often a subscription is made that no push follows.
+	subscribeTries = 3
+)
+
+// errSession ends a session because of what a request met.
+var errSession = errors.New("the connection is of no use any more")
+
+// visit does what has to be done for a service, by one request. An error ends the session.
+func (m *mirror) visit(ctx context.Context, src source, s *service) error {
+	m.mu.Lock()
+	do, session, pushes, doubtful := m.nextLocked(s), m.session, s.pushes, s.doubtful
+	if m.services[s.id] != s {
+		do = stepNothing
+	}
+	m.mu.Unlock()
+
+	var info model.Service
+	var err error
+	switch do {
+	case stepNothing:
+		return nil
+	case stepSubscribe:
+		info, err = src.subscribe(ctx, s.id.namespace, s.id.group, s.id.name)
+	case stepQuery, stepPoll:
+		info, err = src.query(ctx, s.id.namespace, s.id.group, s.id.name)
+	case stepRemove:
+		err = src.unsubscribe(ctx, s.id.namespace, s.id.group, s.id.name)
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if session != m.session {
+		return errSession
+	}
+	if err != nil {
+		return m.failedLocked(s, err)
+	}
+	m.mendedLocked(s)
+	if do == stepRemove {
+		m.removedLocked(s)
+		return nil
+	}
+	s.session = session
+	if do == stepSubscribe {
+		s.tries++
+		if s.subscribed = time.Now(); !m.polling && !s.pushed && s.tries < subscribeTries {
+			m.queue.add(s, s.subscribed.Add(pushWait))
+		}
+	}
+	if do == stepQuery && !s.listed {
+		s.absent = true
+	}
+	// A push that came meanwhile is newer unless the server's clock says otherwise.
+	if s.pushes == pushes || info.LastRefTime > s.reference {
+		m.answerLocked(s, m.convert.instances(info.Hosts), &info, do == stepQuery && doubtful)
+	}
+	switch m.nextLocked(s) {
+	case stepNothing:
+	case stepPoll:
+		m.queue.add(s, time.Now().Add(jitter(time.Duration(m.config.PollInterval))))
+	default:
+		m.queue.add(s, time.Now())
+	}
+	return nil
+}
+
+// failedLocked takes in that a request about a service failed: it is made again later. What is known of the service stays.
+func (m *mirror) failedLocked(s *service, err error) error {
+	if hasCode(err, codeUnregistered) || isTransport(err) {
+		return fmt.Errorf("%w: %w", errSession, err)
+	}
+	if hasCode(err, codeBadParameter) {
+		// Asking again is of no use. It must not hold up everything else.
+		m.problemLocked(s, fmt.Sprintf("the server does not take a request about it, so its last state is kept: %v; rename it, or exclude it under config.services", err))
+		m.arrivedLocked(s)
+		s.session = m.session
+		return nil
+	}
+	kind := faultService
+	if isRefused(err) {
+		kind = faultAuth
+		err = fmt.Errorf("the server refuses to show service %s: %w; give the user read on its namespace and group, or exclude it under config", s.id, err)
+	} else {
+		err = fmt.Errorf("service %s: %w", s.id, err)
+	}
+	s.failed = true
+	m.state.set(s.id.String(), kind, err)
+	m.queue.add(s, time.Now().Add(s.failures.next()))
+	return nil
+}
+
+// codeBadParameter is what the server answers where a name is illegal.
+const codeBadParameter = 400
+
+// mendedLocked takes back what failedLocked said.
+func (m *mirror) mendedLocked(s *service) {
+	if s.failed {
+		s.failed = false
+		s.failures.reset()
+		m.state.set(s.id.String(), faultService, nil)
+		m.state.set(s.id.String(), faultAuth, nil)
+	}
+}
+
+// removedLocked forgets a service that was unsubscribed, unless it was told of meanwhile.
+func (m *mirror) removedLocked(s *service) {
+	if s.listed || len(s.latest) > 0 {
+		s.session, s.answered, s.latest = 0, false, nil
+		m.queue.add(s, time.Now())
+		return
+	}
+	m.queue.drop(s)
+	m.carryLocked(s, nil)
+	delete(m.services, s.id)
+	same := func(o *service) bool { return o == s }
+	m.byKey[s.key] = slices.DeleteFunc(m.byKey[s.key], same)
+	named := groupedName{Name: s.id.name, GroupName: s.id.group}
+	if m.byName[named] = slices.DeleteFunc(m.byName[named], same); len(m.byName[named]) == 0 {
+		delete(m.byName, named)
+	} else {
+		m.dropped[named] = time.Now()
+	}
+	m.problemLocked(s, "")
+	m.arrivedLocked(s)
+	if s.published {
+		s.published = false
+		m.tellLocked(s.key)
+	}
+	if len(m.byKey[s.key]) == 0 {
+		delete(m.byKey, s.key)
+	}
+}
+
+// work visits services until ctx ends or a visit ends the session.
+func (m *mirror) work(ctx context.Context, src source) error {
+	for {
+		s := m.queue.take(ctx)
+		if s == nil {
+			return context.Cause(ctx)
+		}
+		err := m.visit(ctx, src, s)
+		m.queue.done(s)
+		if err != nil {
+			return err
+		}
+	}
+}

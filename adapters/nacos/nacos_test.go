@@ -1,0 +1,515 @@
+package nacos_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	mcp "istio.io/api/mcp/v1alpha1"
+
+	"github.com/isthmus-mesh/isthmus/adapters/nacos"
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+)
+
+// within bounds every wait of these tests for something that takes some seconds at most.
+const within = 75 * time.Second
+
+// catalog keeps what the adapter says.
+type catalog struct {
+	mu       sync.Mutex // guards everything below
+	services map[string][]registry.Instance
+	problems map[string]string
+	sets     int
+	removes  int
+	// least is the smallest number of instances that was ever set for a service since it was last asked for.
+	least    map[string]int
+	synced   bool
+	degraded string
+	states   []string // every text that degraded had
+	detail   string
+	changed  chan struct{} // closed and replaced at each call
+}
+
+func (c *catalog) do(fn func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	fn()
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
+	c.do(func() {
+		key := svc.Key.String()
+		c.sets++
+		c.services[key] = slices.Clone(instances)
+		if n, ok := c.least[key]; !ok || len(instances) < n {
+			c.least[key] = len(instances)
+		}
+	})
+}
+
+func (c *catalog) Remove(key registry.Key) {
+	c.do(func() { c.removes++; delete(c.services, key.String()); c.least[key.String()] = 0 })
+}
+func (c *catalog) Publish(*mcp.Resource)   {}
+func (c *catalog) Withdraw(string, string) {}
+func (c *catalog) Synced()                 { c.do(func() { c.synced = true }) }
+func (c *catalog) Detail(text string)      { c.do(func() { c.detail = text }) }
+func (c *catalog) Problem(id, reason string) {
+	c.do(func() {
+		if c.problems[id] = reason; reason == "" {
+			delete(c.problems, id)
+		}
+	})
+}
+
+func (c *catalog) Degraded(err error) {
+	c.do(func() {
+		c.degraded = ""
+		if err != nil {
+			c.degraded = err.Error()
+			c.states = append(c.states, c.degraded)
+		}
+	})
+}
+
+// await waits until cond, which runs under mu, holds.
+func (c *catalog) await(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	end := time.NewTimer(within)
+	defer end.Stop()
+	for {
+		c.mu.Lock()
+		ok, changed := cond(), c.changed
+		c.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-end.C:
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			names := slices.Sorted(maps.Keys(c.services))
+			t.Fatalf("%s: not within %v; synced %t, degraded %q, problems %v, %d services: %.20q", what, within, c.synced, c.degraded, c.problems, len(names), names)
+		}
+	}
+}
+
+// awaitService waits until cond holds of a service's instances.
+func (c *catalog) awaitService(t testing.TB, what, key string, cond func([]registry.Instance) bool) {
+	t.Helper()
+	defer func() {
+		if t.Failed() {
+			c.mu.Lock()
+			t.Logf("%s: %+v", key, c.services[key])
+			c.mu.Unlock()
+		}
+	}()
+	c.await(t, what, func() bool { return cond(c.services[key]) })
+}
+
+func (c *catalog) awaitSynced(t testing.TB) {
+	t.Helper()
+	c.await(t, "synced", func() bool { return c.synced })
+}
+
+// awaitState waits until the registry is degraded with a text, or with "" is not.
+func (c *catalog) awaitState(t testing.TB, part string) {
+	t.Helper()
+	c.await(t, fmt.Sprintf("degraded with %q", part), func() bool {
+		return part == "" && c.degraded == "" || part != "" && strings.Contains(c.degraded, part)
+	})
+}
+
+func (c *catalog) resetLeast() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.least)
+}
+
+func (c *catalog) leastOf(key string) (n int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, ok = c.least[key]
+	return n, ok
+}
+
+// follow runs the adapter against the server for the rest of the test.
+func follow(t testing.TB, server *testenv.Nacos, change ...func(*nacos.Config)) *catalog {
+	t.Helper()
+	c, stop := followUntil(t, server, change...)
+	t.Cleanup(stop)
+	return c
+}
+
+func followUntil(t testing.TB, server *testenv.Nacos, change ...func(*nacos.Config)) (*catalog, func()) {
+	t.Helper()
+	config := nacos.DefaultConfig
+	config.Servers = []string{server.Addr}
+	config.ListInterval = plugin.Duration(time.Second)
+	if server.Auth() {
+		config.Username, config.Password = "nacos", plugin.Secret(server.Password())
+	}
+	for _, fn := range change {
+		fn(&config)
+	}
+	var log *slog.Logger
+	if os.Getenv("NACOS_TEST_LOG") != "" {
+		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	adapter, err := nacos.New(config, plugin.Env{Registry: "test", Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &catalog{services: map[string][]registry.Instance{}, problems: map[string]string{}, least: map[string]int{}, changed: make(chan struct{})}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- adapter.Run(ctx, c) }()
+	return c, sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func one(cond func(registry.Instance) bool) func([]registry.Instance) bool {
+	return func(i []registry.Instance) bool { return len(i) == 1 && cond(i[0]) }
+}
+
+func count(n int) func([]registry.Instance) bool {
+	return func(i []registry.Instance) bool { return len(i) == n }
+}
+
+// tokenLife is how long tokens hold at the servers with access control.
+const tokenLife = 10 * time.Second
+
+// TestNacos runs one suite against both versions, open and with access control. One server each serves all of it.
+func TestNacos(t *testing.T) {
+	testenv.SkipIfShort(t)
+	for _, version := range testenv.NacosVersions {
+		for _, auth := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/auth=%t", version.Name, auth), func(t *testing.T) {
+				server := testenv.StartNacos(t, testenv.NacosConfig{Version: version, Auth: auth, TokenLife: tokenLife})
+				suite(t, server)
+				if auth {
+					access(t, server)
+				}
+			})
+		}
+	}
+}
+
+// suite is what must hold of every server.
+func suite(t *testing.T, server *testenv.Nacos) {
+	t.Run("groups and namespaces", func(t *testing.T) { groups(t, server) })
+	t.Run("persistent", func(t *testing.T) { persistent(t, server) })
+	t.Run("wrong namespace", func(t *testing.T) { wrongNamespace(t, server) })
+	t.Run("a thousand services", func(t *testing.T) { many(t, server, 1000, 10) })
+	t.Run("polled", func(t *testing.T) { polled(t, server) })
+	t.Run("life of an instance", func(t *testing.T) { life(t, server) })
+	t.Run("cut", func(t *testing.T) { cut(t, server) })
+	t.Run("come and go", func(t *testing.T) { comeAndGo(t, server, 1000) })
+	t.Run("killed", func(t *testing.T) { killed(t, server) })
+}
+
+// polled shows the HTTP API as the only one, by choice and because gRPC is closed.
+func polled(t *testing.T, server *testenv.Nacos) {
+	app := server.Client(t)
+	app.Register(t, "public", "H", "web", testenv.NacosUp("10.1.0.1", 80))
+	for _, protocol := range []string{"http", "auto"} {
+		t.Run(protocol, func(t *testing.T) {
+			c := follow(t, server, func(c *nacos.Config) {
+				c.Protocol, c.PollInterval, c.GRPCPortOffset, c.Groups = protocol, plugin.Duration(time.Second), 5, []string{"H*"}
+			})
+			c.awaitSynced(t)
+			c.await(t, "polling is told", func() bool { return c.detail == "polling" })
+			c.awaitService(t, "listed", "public/H/web", count(1))
+			i := testenv.NacosUp("10.1.0.1", 80)
+			i.Weight, i.Metadata = 0.5, map[string]string{"k": protocol}
+			app.Register(t, "public", "H", "web", i, testenv.NacosUp("10.1.0.2", 80))
+			c.awaitService(t, "changed", "public/H/web", func(i []registry.Instance) bool {
+				return len(i) == 2 && *i[0].Weight == 0.5 && i[0].Meta["k"] == protocol
+			})
+			app.Register(t, "public", "H", "new-"+protocol, testenv.NacosUp("10.1.0.3", 80))
+			c.awaitService(t, "a service that appears", "public/H/new-"+protocol, count(1))
+			app.Register(t, "public", "H", "new-"+protocol)
+			c.await(t, "its instance gone", func() bool { return len(c.services["public/H/new-"+protocol]) == 0 })
+			app.Register(t, "public", "H", "web", testenv.NacosUp("10.1.0.1", 80))
+			c.awaitService(t, "scaled in", "public/H/web", count(1))
+			c.awaitState(t, "")
+		})
+	}
+}
+
+// killed shows a server killed and started again, which then holds nothing: what is known stays for the grace period, and what registers again within
+// it never leaves.
+func killed(t *testing.T, server *testenv.Nacos) {
+	app := server.Client(t)
+	web := []testenv.NacosInstance{testenv.NacosUp("10.1.0.1", 80), testenv.NacosUp("10.1.0.2", 80)}
+	app.Register(t, "public", "K", "web", web...)
+	app.Register(t, "public", "K", "db", testenv.NacosUp("10.1.0.3", 80))
+	c := follow(t, server, func(c *nacos.Config) {
+		c.Groups, c.RemoveGrace, c.PollInterval = []string{"K"}, plugin.Duration(12*time.Second), plugin.Duration(time.Second)
+	})
+	c.awaitSynced(t)
+	c.await(t, "both", func() bool { return len(c.services["public/K/web"]) == 2 && len(c.services["public/K/db"]) == 1 })
+	c.resetLeast()
+	server.Kill()
+	c.awaitState(t, "cannot follow")
+	server.Restart(t)
+	c.awaitState(t, "remove_grace")
+	c.await(t, "everything kept", func() bool { return len(c.services) == 2 && len(c.services["public/K/web"]) == 2 && c.removes == 0 })
+	again := server.Client(t)
+	again.Register(t, "public", "K", "web", web[0])
+	again.Register(t, "public", "K", "web", web...)
+	c.await(t, "what did not return is gone", func() bool { return len(c.services["public/K/db"]) == 0 })
+	c.awaitState(t, "")
+	if least, ok := c.leastOf("public/K/web"); ok && least < 2 {
+		t.Errorf("web was down to %d instances while its clients registered again", least)
+	}
+	again.Register(t, "public", "K", "web", web[0])
+	c.awaitService(t, "followed again", "public/K/web", count(1))
+}
+
+// life goes through what happens to an instance of an application.
+func life(t *testing.T, server *testenv.Nacos) {
+	app := server.Client(t)
+	app.Register(t, "public", "G", "other", testenv.NacosUp("10.1.0.9", 80)) // the namespace is not empty
+	c := follow(t, server)
+	c.awaitSynced(t)
+	const web = "public/G/web"
+	i := testenv.NacosUp("10.1.0.1", 80)
+	register := func() {
+		t.Helper()
+		app.Register(t, "public", "G", "web", i)
+	}
+	register()
+	c.awaitService(t, "a service that appears", web, one(func(i registry.Instance) bool {
+		return i.ID == "10.1.0.1:80" && i.Address == "10.1.0.1" && i.Ports[0] == registry.Port{Number: 80} && *i.Weight == 1 &&
+			i.Health == registry.HealthPassing && !i.Disabled && i.Cluster == "DEFAULT"
+	}))
+	i.Weight = 0.25
+	register()
+	c.awaitService(t, "weight", web, one(func(i registry.Instance) bool { return *i.Weight == 0.25 }))
+	i.Weight = 0
+	register()
+	c.awaitService(t, "weight zero", web, one(func(i registry.Instance) bool { return *i.Weight == 0 }))
+	i.Weight, i.Enable = 3, false
+	register()
+	// Nacos shows a disabled instance to nobody.
+	c.await(t, "disabled", func() bool { i, ok := c.services[web]; return ok && len(i) == 0 })
+	i.Enable, i.Metadata = true, map[string]string{"protocol": "grpc", "version": "v2"}
+	register()
+	c.awaitService(t, "metadata", web, one(func(i registry.Instance) bool {
+		return !i.Disabled && i.Meta["protocol"] == "grpc" && i.Meta["version"] == "v2"
+	}))
+	i.Healthy = false
+	register()
+	c.awaitService(t, "unhealthy", web, one(func(i registry.Instance) bool { return i.Health == registry.HealthCritical }))
+	i.Healthy, i.ClusterName = true, "blue"
+	register()
+	c.awaitService(t, "another cluster is another instance", web, one(func(i registry.Instance) bool {
+		return i.ID == "10.1.0.1:80/blue" && i.Cluster == "blue" && i.Health == registry.HealthPassing
+	}))
+	app.Register(t, "public", "G", "web", i, testenv.NacosUp("10.1.0.2", 80))
+	c.awaitService(t, "scaled out", web, count(2))
+	app.Register(t, "public", "G", "web", i)
+	c.awaitService(t, "scaled in", web, count(1))
+	app.Register(t, "public", "G", "web")
+	c.await(t, "the last one deregistered", func() bool { return len(c.services[web]) == 0 })
+	server.DeleteService(t, "public", "G", "web")
+	c.await(t, "service deleted", func() bool { _, ok := c.services[web]; return !ok })
+	i.ClusterName = "DEFAULT"
+	register()
+	c.awaitService(t, "and back", web, count(1))
+	c.awaitState(t, "")
+}
+
+// groups shows that groups and namespaces are told apart, although a push does not say its namespace.
+func groups(t *testing.T, server *testenv.Nacos) {
+	server.CreateNamespace(t, "dev")
+	app := server.Client(t)
+	for _, ns := range []string{"public", "dev"} {
+		for _, g := range []string{"G1", "G2"} {
+			app.Register(t, ns, g, "web", testenv.NacosUp("10.2.0.1", 80))
+		}
+	}
+	c := follow(t, server, func(c *nacos.Config) { c.Namespaces = []string{"", "dev"}; c.Groups = []string{"G*"} })
+	named := follow(t, server, func(c *nacos.Config) { c.Namespaces = []string{"dev"}; c.Groups = []string{"G1", "G3"} })
+	c.awaitSynced(t)
+	named.awaitSynced(t)
+	app.Register(t, "dev", "G2", "web", testenv.NacosUp("10.2.0.1", 80), testenv.NacosUp("10.2.0.2", 80))
+	app.Register(t, "dev", "G3", "web", testenv.NacosUp("10.2.0.3", 80))
+	c.awaitService(t, "the change of one", "dev/G2/web", count(2))
+	for _, key := range []string{"public/G1/web", "public/G2/web", "dev/G1/web", "dev/G3/web"} {
+		c.awaitService(t, "the others", key, count(1))
+	}
+	named.await(t, "the named groups only", func() bool {
+		return len(named.services) == 2 && len(named.services["dev/G1/web"]) == 1 && len(named.services["dev/G3/web"]) == 1
+	})
+	c.awaitState(t, "")
+	named.awaitState(t, "")
+}
+
+// persistent shows an instance that no connection holds.
+func persistent(t *testing.T, server *testenv.Nacos) {
+	if !server.Version.V3() {
+		t.Skip("this build of 2.1.1 comes without Raft, and so without persistent instances (see testenv.Nacos.DeleteService)")
+	}
+	i := testenv.NacosUp("127.0.0.1", 9)
+	i.ClusterName = "DEFAULT"
+	server.Persist(t, "public", "P", "db", i, false)
+	c := follow(t, server)
+	c.awaitService(t, "registered", "public/P/db", one(func(i registry.Instance) bool { return i.ID == "127.0.0.1:9" }))
+	server.Persist(t, "public", "P", "db", i, true)
+	c.await(t, "deregistered", func() bool { return len(c.services["public/P/db"]) == 0 })
+}
+
+// wrongNamespace shows that a namespace that does not exist is an error, and no empty registry.
+func wrongNamespace(t *testing.T, server *testenv.Nacos) {
+	c := follow(t, server, func(c *nacos.Config) { c.Namespaces = []string{"typo"} })
+	c.awaitState(t, `namespace "typo"`)
+	c.awaitState(t, "write its id")
+	c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+	empty := follow(t, server, func(c *nacos.Config) { c.Namespaces = []string{"typo"}; c.AcceptEmpty = true })
+	empty.awaitSynced(t)
+	empty.awaitState(t, "")
+}
+
+// many shows many services, that one change among them is one Set, and that all of them go.
+func many(t *testing.T, server *testenv.Nacos, n, per int) {
+	app := server.Client(t)
+	load(t, app, n, per)
+	c := follow(t, server, func(c *nacos.Config) { c.Groups = []string{"M*"} })
+	c.awaitSynced(t)
+	c.await(t, "all services", func() bool {
+		total := 0
+		for _, i := range c.services {
+			total += len(i)
+		}
+		return len(c.services) == n && total == n*per
+	})
+	c.mu.Lock()
+	sets := c.sets
+	c.mu.Unlock()
+	if sets != n {
+		t.Errorf("%d sets for %d services, want one each", sets, n)
+	}
+	app.Register(t, "public", "M", "svc-500", testenv.NacosUp("10.9.9.9", 99))
+	c.awaitService(t, "the change", "public/M/svc-500", count(1))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sets != n+1 {
+		t.Errorf("%d sets for one change", c.sets-n)
+	}
+}
+
+// load registers n services with per instances each.
+func load(t testing.TB, app *testenv.NacosClient, n, per int) {
+	t.Helper()
+	var wg sync.WaitGroup
+	next := make(chan int)
+	for range 8 {
+		wg.Go(func() {
+			for s := range next {
+				if err := app.TryRegister(t.Context(), "public", "M", "svc-"+strconv.Itoa(s), instancesOf(s, per)...); err != nil {
+					t.Errorf("register service %d: %v", s, err)
+				}
+			}
+		})
+	}
+	for s := range n {
+		next <- s
+	}
+	close(next)
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+func instancesOf(s, per int) []testenv.NacosInstance {
+	var all []testenv.NacosInstance
+	for i := range per {
+		all = append(all, testenv.NacosUp(fmt.Sprintf("10.%d.%d.%d", 10+s/65536, s/256%256, s%256), 1000+i))
+	}
+	return all
+}
+
+// access shows what each kind of access leads to.
+func access(t *testing.T, server *testenv.Nacos) {
+	as := func(user, password string) func(*nacos.Config) {
+		return func(c *nacos.Config) { c.Username, c.Password = user, plugin.Secret(password) }
+	}
+	app := server.Client(t)
+	app.Register(t, "public", "A", "web", testenv.NacosUp("10.1.0.1", 80))
+	t.Run("wrong password", func(t *testing.T) {
+		c := follow(t, server, as("nacos", "wrong"))
+		c.awaitState(t, `login refused: user "nacos"`)
+		c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+	})
+	t.Run("nobody", func(t *testing.T) {
+		c := follow(t, server, as("", ""))
+		c.awaitState(t, "403")
+		c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+	})
+	t.Run("least privilege", func(t *testing.T) {
+		server.CreateUser(t, "reader", "reader-password", "public")
+		file := t.TempDir() + "/password"
+		if err := os.WriteFile(file, []byte("reader-password\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := follow(t, server, func(c *nacos.Config) {
+			c.Username, c.Password, c.PasswordFile, c.Groups = "reader", "", file, []string{"A"}
+		})
+		c.awaitSynced(t)
+		c.awaitService(t, "what it may see", "public/A/web", count(1))
+		c.awaitState(t, "")
+		other := follow(t, server, func(c *nacos.Config) {
+			c.Username, c.Password, c.PasswordFile, c.Namespaces, c.Groups = "reader", "", file, []string{"secret"}, []string{"A"}
+		})
+		other.awaitState(t, "refuses")
+		other.await(t, "not synced", func() bool { return !other.synced })
+	})
+	t.Run("token renewed in time", func(t *testing.T) {
+		c := follow(t, server, func(c *nacos.Config) { c.Groups = []string{"A"} })
+		c.awaitSynced(t)
+		i := testenv.NacosUp("10.1.0.1", 80)
+		for end := time.Now().Add(5 * tokenLife / 2); time.Now().Before(end); {
+			i.Weight++
+			app.Register(t, "public", "A", "web", i)
+			c.awaitService(t, "the change", "public/A/web", one(func(got registry.Instance) bool { return *got.Weight == i.Weight }))
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if len(c.states) > 0 {
+			t.Errorf("degraded meanwhile: %q", c.states)
+		}
+	})
+	t.Run("token from a file", func(t *testing.T) {
+		file := t.TempDir() + "/token"
+		if err := os.WriteFile(file, []byte("no-token"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := follow(t, server, as("", ""), func(c *nacos.Config) { c.TokenFile = file })
+		c.awaitState(t, "403")
+		if err := os.WriteFile(file, []byte(server.Token(t)+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c.awaitSynced(t)
+		c.awaitState(t, "")
+	})
+}
