@@ -26,6 +26,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/ingest"
+	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
 	"github.com/isthmus-mesh/isthmus/server/push"
 	"github.com/isthmus-mesh/isthmus/server/resource"
 	"github.com/isthmus-mesh/isthmus/server/store"
@@ -57,12 +58,14 @@ type Server struct {
 	store       *store.Store[*resource.Resource]
 	ingest      *ingest.Ingest
 	xds         *xds.Server
+	mcp         *mcpserver.Server
 	specs       []supervisor.Spec
 	metrics     *supervisor.Metrics
 	supervisors []*supervisor.Supervisor // in the order of the configuration; made by Run
 
 	xdsListener   net.Listener
 	adminListener net.Listener
+	mcpListener   net.Listener  // nil if it is the same as xdsListener
 	ready         chan struct{} // closed when supervisors is set
 }
 
@@ -94,7 +97,14 @@ func New(cfg config.Config, o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
-	s.xds, err = xds.New(push.NewHub(s.store, s.ingest.Ready), xds.Config{Profile: cfg.Profile}, o.Log, o.Metrics)
+	hub := push.NewHub(s.store, s.ingest.Ready)
+	s.xds, err = xds.New(hub, xds.Config{Profile: cfg.Profile}, o.Log, o.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	s.mcp, err = mcpserver.New(hub, mcpserver.Config{
+		Profile: cfg.MCP.Profile, SyntheticEntries: cfg.MCP.SyntheticEntries, FullState: cfg.MCP.FullState,
+	}, o.Log, o.Metrics)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +134,21 @@ func (s *Server) Listen() error {
 	if s.adminListener, err = net.Listen("tcp", s.cfg.Listen.Admin); err != nil {
 		return fmt.Errorf("listen.admin: %w", errors.Join(err, s.xdsListener.Close()))
 	}
+	if s.cfg.Listen.MCP == "" {
+		return nil
+	}
+	if s.mcpListener, err = net.Listen("tcp", s.cfg.Listen.MCP); err != nil {
+		return fmt.Errorf("listen.mcp: %w", errors.Join(err, s.xdsListener.Close(), s.adminListener.Close()))
+	}
 	return nil
+}
+
+// MCPAddr returns the address of the port of the legacy protocol after Listen: that of xDS unless it has one of its own.
+func (s *Server) MCPAddr() net.Addr {
+	if s.mcpListener == nil {
+		return s.XDSAddr()
+	}
+	return s.mcpListener.Addr()
 }
 
 // XDSAddr returns the address of the xDS port after Listen.
@@ -164,11 +188,15 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	if s.xdsListener != nil {
 		group.Go(func() error { return s.serveXDS(ctx) })
+		if s.mcpListener != nil {
+			group.Go(func() error { return s.serveMCP(ctx) })
+		}
+		s.dialSinks(ctx, group)
 		group.Go(func() error {
 			a := admin.New(source{s}, admin.Options{Gatherer: s.options.Metrics, Pprof: s.cfg.Admin.Pprof, Log: s.log})
 			return a.Run(ctx, s.adminListener)
 		})
-		s.log.Info("serving", "xds", s.XDSAddr().String(), "admin", s.AdminAddr().String(), "registries", len(s.specs), "version", s.options.Version)
+		s.log.Info("serving", "xds", s.XDSAddr().String(), "admin", s.AdminAddr().String(), "mcp", s.MCPAddr().String(), "registries", len(s.specs), "version", s.options.Version)
 	}
 	err = group.Wait()
 	return errors.Join(err, host.Close())
@@ -178,22 +206,38 @@ func (s *Server) closeListeners() error {
 	if s.xdsListener == nil {
 		return nil
 	}
-	return errors.Join(s.xdsListener.Close(), s.adminListener.Close())
+	err := errors.Join(s.xdsListener.Close(), s.adminListener.Close())
+	if s.mcpListener != nil {
+		err = errors.Join(err, s.mcpListener.Close())
+	}
+	return err
 }
 
 func (s *Server) serveXDS(ctx context.Context) error {
 	server := grpc.NewServer(xds.ServerOptions()...)
 	s.xds.Register(server)
-	// Streams last as long as the sink wants; at the end they are cut after what is on its way.
+	shutdown := s.xds.Shutdown
+	if s.mcpListener == nil {
+		s.mcp.Register(server)
+		shutdown = func() {
+			s.xds.Shutdown()
+			s.mcp.Shutdown()
+		}
+	}
+	return serveGRPC(ctx, server, s.xdsListener, "xds", shutdown)
+}
+
+// serveGRPC serves until ctx ends. Streams last as long as the sink wants; at the end they are cut after what is on its way.
+func serveGRPC(ctx context.Context, server *grpc.Server, l net.Listener, name string, shutdown func()) error {
 	stop := context.AfterFunc(ctx, func() {
 		timer := time.AfterFunc(drainWithin, server.Stop)
 		defer timer.Stop()
-		s.xds.Shutdown()
+		shutdown()
 		server.GracefulStop()
 	})
 	defer stop()
-	if err := server.Serve(s.xdsListener); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("xds: %w", err)
+	if err := server.Serve(l); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
@@ -387,5 +431,5 @@ func (a source) sinks() []admin.Sink {
 		}
 		out = append(out, sink)
 	}
-	return out
+	return append(out, a.mcpSinks()...)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
 	"github.com/isthmus-mesh/isthmus/adapters/file"
+	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
 )
 
@@ -17,6 +18,7 @@ import (
 var adapters = map[string]func(){
 	"consul": consul.Main,
 	"file":   file.Main,
+	"nacos":  nacos.Main,
 	"sim":    sim.Main,
 }
 

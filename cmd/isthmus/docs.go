@@ -186,6 +186,8 @@ func structRows(b *bytes.Buffer, path string, t reflect.Type, v reflect.Value) {
 		case f.Type.Kind() == reflect.Struct:
 			row(b, p, "block", "", about)
 			structRows(b, p+".", f.Type, value)
+		case f.Type.Kind() == reflect.Map:
+			row(b, p, "text by name", "", about)
 		case f.Type.Kind() == reflect.Slice:
 			row(b, p, "list", "", about)
 			structRows(b, p+"[].", f.Type.Elem(), reflect.Value{})

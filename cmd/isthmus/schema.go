@@ -73,6 +73,8 @@ func structSchema(t reflect.Type, defaults reflect.Value) map[string]any {
 			p = map[string]any{"type": "object"}
 		case f.Type.Kind() == reflect.Struct:
 			p = structSchema(f.Type, value)
+		case f.Type.Kind() == reflect.Map:
+			p = map[string]any{"type": "object", "additionalProperties": map[string]any{"type": "string"}}
 		case f.Type.Kind() == reflect.Slice:
 			p = map[string]any{"type": "array", "minItems": 1, "items": structSchema(f.Type.Elem(), reflect.Value{})}
 		case f.Type.Kind() == reflect.Int:

@@ -41,7 +41,7 @@ func TestSchema(t *testing.T) {
 		}
 		return s.Validate(v)
 	}
-	for _, good := range []string{"../../examples/quickstart/isthmus.yaml", "../../examples/consul/isthmus.yaml", "../../examples/istiod/compose/isthmus.yaml"} {
+	for _, good := range []string{"../../examples/quickstart/isthmus.yaml", "../../examples/consul/isthmus.yaml", "../../examples/nacos/isthmus.yaml", "../../examples/istiod/compose/isthmus.yaml"} {
 		text, err := os.ReadFile(filepath.FromSlash(good))
 		if err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/server"
 	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/server/mcp"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 	"github.com/isthmus-mesh/isthmus/server/xds"
 )
@@ -46,7 +47,7 @@ Every problem is one line: FILE:LINE:COLUMN: FIELD: what is wrong and how to men
 
 // loadConfig reads a configuration file. Whatever is wrong with it, the exit code is the same.
 func loadConfig(file string) (config.Config, error) {
-	cfg, err := config.Load(file, config.Options{Profiles: xds.Profiles()})
+	cfg, err := config.Load(file, config.Options{Profiles: xds.Profiles(), MCPProfiles: mcp.Profiles()})
 	if err != nil {
 		return cfg, &exitError{exitConfig, err}
 	}

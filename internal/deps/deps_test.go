@@ -43,7 +43,6 @@ var rules = []rule{
 	{folder: "server/push", own: []string{"plugin/collection", "server/store", "server/resource"}, others: []string{"google.golang.org/protobuf/..."}, std: true},
 	{folder: "server/wire", others: []string{"google.golang.org/grpc/...", "google.golang.org/protobuf/..."}, std: true},
 	{folder: "server/xds/...", own: []string{"plugin/collection", "server/push", "server/resource", "server/wire"}, others: anyone, std: true},
-	{folder: "server/mcp/proto/...", others: anyone, std: true},
 	{folder: "server/mcp/...", own: []string{"plugin/collection", "server/mcp/...", "server/push", "server/resource", "server/wire"}, others: anyone, std: true},
 	{folder: "server/config", others: []string{"go.yaml.in/yaml/v3"}, std: true},
 	{folder: "server/admin", others: []string{"github.com/prometheus/client_golang/..."}, std: true},
@@ -51,7 +50,7 @@ var rules = []rule{
 	{folder: "server/ingest", own: []string{"plugin/collection", "plugin/proto/...", "server/store", "server/resource", "server/push", "server/supervisor"}, others: anyone, std: true},
 	{folder: "server", own: []string{"plugin/collection", "plugin/proto/...", "translate", "server/..."}, others: anyone, std: true},
 
-	{folder: "internal/watch", own: []string{"plugin/collection"}, others: anyone, std: true},
+	{folder: "internal/watch", own: []string{"plugin/collection", "server/mcp/proto/..."}, others: anyone, std: true},
 	{folder: "internal/deps", std: true},
 	{folder: "internal/testenv/...", own: []string{"internal/testenv/..."}, others: anyone, std: true},
 	{folder: "cmd/...", own: []string{"adapters/...", "plugin/...", "translate", "server/...", "internal/watch"}, others: anyone, std: true},

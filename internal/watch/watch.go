@@ -46,8 +46,12 @@ const (
 type Options struct {
 	// Address is the xDS server's, host:port.
 	Address string
-	// Protocol is "sotw" or "delta"; "" is delta.
+	// Protocol is "sotw", "delta", or "mcp", the legacy protocol of Istio 1.1 to 1.8; "" is delta.
 	Protocol string
+	// Incremental permits incremental responses. With mcp only.
+	Incremental bool
+	// Listen is the address to be dialled at in reverse mode, in place of Address. With mcp only.
+	Listen string
 	// Output is "text" or "json"; "" is text.
 	Output string
 	// Shape is "inline" or "workload"; "" leaves it to the server: inline for sotw, workload for delta.
@@ -65,7 +69,11 @@ type Options struct {
 // validate fills in defaults.
 func (o *Options) validate() error {
 	o.Protocol, o.Output = cmp.Or(o.Protocol, "delta"), cmp.Or(o.Output, "text")
-	if len(o.Types) == 0 {
+	switch {
+	case len(o.Types) > 0:
+	case o.Protocol == "mcp":
+		o.Types = DefaultCollections
+	default:
 		o.Types = DefaultTypes
 	}
 	if o.Stderr == nil {
@@ -77,8 +85,11 @@ func (o *Options) validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	check(o.Address != "", "address: is missing; host:port is needed, for example 127.0.0.1:15051")
-	check(o.Protocol == "sotw" || o.Protocol == "delta", "protocol %q: must be sotw or delta", o.Protocol)
+	check(o.Address == "" || o.Listen == "", "listen: is for reverse mode, in which there is no address")
+	check(o.Listen == "" && !o.Incremental || o.Protocol == "mcp", "listen and incremental need the protocol mcp")
+	check(o.Shape == "" || o.Protocol != "mcp", "shape: the protocol mcp has no choice")
+	check(o.Address != "" || o.Listen != "", "address: is missing; host:port is needed, for example 127.0.0.1:15051")
+	check(o.Protocol == "sotw" || o.Protocol == "delta" || o.Protocol == "mcp", "protocol %q: must be sotw, delta or mcp", o.Protocol)
 	check(o.Output == "text" || o.Output == "json", "output %q: must be text or json", o.Output)
 	check(o.Shape == "" || o.Shape == "inline" || o.Shape == "workload", "shape %q: must be inline or workload", o.Shape)
 	for i, t := range o.Types {
@@ -120,6 +131,9 @@ func Run(ctx context.Context, o Options, w io.Writer) error {
 	wa := &watcher{o: o, w: w, have: make(map[string]map[string]string)}
 	for _, url := range o.Types {
 		wa.have[url] = make(map[string]string)
+	}
+	if o.Listen != "" {
+		return wa.listen(ctx)
 	}
 	wait := minWait
 	for {
@@ -178,6 +192,9 @@ func (wa *watcher) connect(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream
 	client := discovery.NewAggregatedDiscoveryServiceClient(conn)
+	if wa.o.Protocol == "mcp" {
+		return wa.mcp(ctx, conn)
+	}
 	if wa.o.Protocol == "delta" {
 		return wa.delta(ctx, client)
 	}

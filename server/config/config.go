@@ -11,7 +11,7 @@ import (
 )
 
 // BuiltIn are the adapters that are part of the program, in alphabetical order. `isthmus adapter NAME` runs each of them.
-var BuiltIn = []string{"consul", "file", "sim"}
+var BuiltIn = []string{"consul", "file", "nacos", "sim"}
 
 // PluginPrefix begins the file name of every executable in plugin_dir that is an adapter. What follows is the registry's type.
 const PluginPrefix = "isthmus-adapter-"
@@ -28,6 +28,8 @@ type Config struct {
 	Log        Log        `json:"log" doc:"The log, which goes to standard error."`
 	Admin      Admin      `json:"admin" doc:"The admin pages and API."`
 	Limits     Limits     `json:"limits" doc:"Bounds that keep a registry run wild from using up the machine."`
+	MCP        MCP        `json:"mcp" doc:"The legacy Mesh Configuration Protocol of Istio 1.1 to 1.8."`
+	Sinks      []Sink     `json:"sinks" doc:"Sinks of the legacy protocol that the bridge dials (reverse mode)."`
 
 	file      string
 	positions map[string]Position
@@ -37,6 +39,7 @@ type Config struct {
 type Listen struct {
 	XDS   string `json:"xds" doc:"Address of the xDS server (SotW and delta, plaintext), as host:port. Port 0 takes any free one."`
 	Admin string `json:"admin" doc:"Address of health checks, metrics, API and pages, as host:port. It has no access control: leave it on loopback or guard it."`
+	MCP   string `json:"mcp" doc:"Address of a port of its own for the legacy Mesh Configuration Protocol, as host:port, plaintext. Empty: it is served on the port of xds."`
 }
 
 // Registry is one registry to follow.
@@ -70,6 +73,29 @@ type Limits struct {
 	Tombstones           int `json:"tombstones" doc:"How many removed names each collection remembers, so that a delta sink that comes back within them gets exactly what it lacks. One costs some 150 bytes."`
 }
 
+// MCP configures the legacy Mesh Configuration Protocol.
+type MCP struct {
+	Profile          string `json:"profile" doc:"Name of the profile that every sink of the legacy protocol gets. Empty: the profile is found by what a sink asks for."`
+	SyntheticEntries bool   `json:"synthetic_entries" doc:"Whether Pilot 1.4 and 1.5 get ServiceEntries on their stream for synthetic ones, and not on their main stream."`
+	FullState        bool   `json:"full_state" doc:"Whether every response holds all of a collection, even if a sink permits incremental ones."`
+}
+
+// Sink is a sink that the bridge dials.
+type Sink struct {
+	Address  string            `json:"address" doc:"gRPC target of the sink, such as pilot.example.org:9901 or dns:///pilot.example.org:9901."`
+	TLS      SinkTLS           `json:"tls" doc:"TLS towards the sink. Files are in PEM and read for each connection."`
+	Metadata map[string]string `json:"metadata" doc:"Headers that go with the call."`
+}
+
+// SinkTLS secures the connection to a sink.
+type SinkTLS struct {
+	Enabled    bool   `json:"enabled" doc:"Whether TLS is used at all."`
+	CAFile     string `json:"ca_file" doc:"Certificates that may have signed the sink's. Empty: those of the system."`
+	CertFile   string `json:"cert_file" doc:"Certificate of the bridge, for a sink that asks for one."`
+	KeyFile    string `json:"key_file" doc:"Private key of that certificate."`
+	ServerName string `json:"server_name" doc:"Name in the sink's certificate. Empty: the host of the address."`
+}
+
 // Default is what holds where the file says nothing.
 var Default = Config{
 	Listen: Listen{XDS: "127.0.0.1:15051", Admin: "127.0.0.1:15080"},
@@ -83,6 +109,8 @@ type Options struct {
 	LookupEnv func(name string) (string, bool)
 	// Profiles are the names that profile may have; nil means that it is not checked.
 	Profiles []string
+	// MCPProfiles are the names that mcp.profile may have; nil means that it is not checked.
+	MCPProfiles []string
 }
 
 // Load reads the configuration from a file. What is wrong with its content comes back as a [Problems]; any other error is one of

@@ -49,27 +49,41 @@ func TestEveryField(t *testing.T) {
 listen:
   xds: ":1"
   admin: "[::1]:0"
+  mcp: ":2"
 plugin_dir: `+dir+`
 profile: tools
 log: {level: debug, format: json}
 admin: {pprof: true}
 limits: {resources_per_registry: 5, tombstones: 6}
+mcp: {profile: pilot-1.8, synthetic_entries: true, full_state: true}
+sinks:
+- address: pilot.example.org:9901
+  tls: {enabled: true, ca_file: ca, cert_file: cert, key_file: key, server_name: pilot}
+  metadata: {authorization: "Bearer ${T}", x: ""}
 registries:
 - name: zoo-1
   type: zoo
   plugin: {sha256: `+sum+`}
   config: {b: ~, a: [1, -2.5, 0x10, true, "x", {y: z}], 80: "<&>"}
-`), Options{Profiles: []string{"tools"}})
+`), Options{
+		Profiles: []string{"tools"}, MCPProfiles: []string{"pilot-1.8"},
+		LookupEnv: func(name string) (string, bool) { return "secret", name == "T" },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Config{
-		Listen:     Listen{XDS: ":1", Admin: "[::1]:0"},
-		PluginDir:  dir,
-		Profile:    "tools",
-		Log:        Log{Level: "debug", Format: "json"},
-		Admin:      Admin{Pprof: true},
-		Limits:     Limits{ResourcesPerRegistry: 5, Tombstones: 6},
+		Listen:    Listen{XDS: ":1", Admin: "[::1]:0", MCP: ":2"},
+		PluginDir: dir,
+		Profile:   "tools",
+		Log:       Log{Level: "debug", Format: "json"},
+		Admin:     Admin{Pprof: true},
+		Limits:    Limits{ResourcesPerRegistry: 5, Tombstones: 6},
+		MCP:       MCP{Profile: "pilot-1.8", SyntheticEntries: true, FullState: true},
+		Sinks: []Sink{{
+			Address: "pilot.example.org:9901", Metadata: map[string]string{"authorization": "Bearer secret", "x": ""},
+			TLS: SinkTLS{Enabled: true, CAFile: "ca", CertFile: "cert", KeyFile: "key", ServerName: "pilot"},
+		}},
 		Registries: []Registry{{Name: "zoo-1", Type: "zoo", Plugin: Plugin{SHA256: sum}, Config: []byte(`{"b":null,"a":[1,-2.5,16,true,"x",{"y":"z"}],"80":"<&>"}`), Translate: []byte(`{}`)}},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Config{})); diff != "" {
@@ -142,25 +156,41 @@ f:10:50: limits.resources_per_registry: must be a whole number, not text
 f:11:1: profile: there is no profile of this name; did you mean tools?
 f:12:1: log: given twice, first on line 8`},
 		{"same port", "listen: {xds: ':1', admin: ':1'}\nregistries: [{name: a, type: sim}]", `f:1:21: listen.admin: is the same as listen.xds; they need a port each`},
+		{"legacy protocol", `listen: {xds: ":1", mcp: ":1"}
+registries: [{name: a, type: sim}]
+mcp: {profile: pilot-1.9}
+sinks:
+- {metadata: [a]}
+- {address: x, tls: {ca_file: a}}
+- {address: x, tls: {enabled: true, key_file: k}, metadata: {a: 5}}
+- {address: y, metadata: {a: {b: c}}}`, `
+f:1:21: listen.mcp: is the same as another port; leave it out to serve the legacy protocol on the port of listen.xds
+f:3:7: mcp.profile: there is no profile of this name; did you mean pilot-1.7?
+f:5:3: sinks[0].address: is missing; for example pilot.example.org:9901
+f:5:14: sinks[0].metadata: must be a block of fields, not a list
+f:6:16: sinks[1].tls.enabled: is not true, but there are other fields of tls; set it to true, or remove them
+f:7:4: sinks[2].address: sinks[1] has the same
+f:7:37: sinks[2].tls.key_file: cert_file and key_file go together
+f:8:30: sinks[3].metadata.a: must be a word, not a block of fields`},
 		{"environment", "registries: [{name: a, type: sim, config: {token: '${SECRET}${NONE}', b: '${', c: ['${a b}']}}]", `
 f:1:51: registries[0].config.token: the environment variable NONE is not set
 f:1:74: registries[0].config.b: ${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${
 f:1:84: registries[0].config.c[0]: ${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${`},
 		{"odd YAML", "x: &x {a: 1}\nregistries: [{name: a, type: sim, config: {<<: *x, [a]: 1, n: .inf, b: !!binary aa, i: 99999999999999999999999}}]", `
-f:1:1: x: unknown field; there are listen, registries, plugin_dir, profile, log, admin, limits
+f:1:1: x: unknown field; there are listen, registries, plugin_dir, profile, log, admin, limits, mcp, sinks
 f:2:44: registries[0].config: merge keys (<<) are not supported; write the fields out
 f:2:52: registries[0].config: a key must be a plain word
 f:2:63: registries[0].config.n: .inf is no number that can be used here
 f:2:72: registries[0].config.b: !!binary is not supported; write text`},
 		{"no plugin", "plugin_dir: /nowhere\nregistries: [{name: a, type: zoo, plugin: {sha256: xyz}}]", `
-f:2:24: registries[0].type: no adapter of this name is built in (consul, file, sim), and there is no /nowhere/isthmus-adapter-zoo
+f:2:24: registries[0].type: no adapter of this name is built in (consul, file, nacos, sim), and there is no /nowhere/isthmus-adapter-zoo
 f:2:44: registries[0].plugin.sha256: must be 64 hexadecimal digits, as sha256sum prints them`},
 		{"not a mapping", "- 1", `f:1:1: must be a block of fields, not a list`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			o := env(map[string]string{"SECRET": "hunter2"})
-			o.Profiles = []string{"tools", "istio-1.30"}
+			o.Profiles, o.MCPProfiles = []string{"tools", "istio-1.30"}, []string{"pilot-1.7", "pilot-1.8"}
 			_, err := Parse("f", []byte(tt.file), o)
 			problems, ok := errors.AsType[Problems](err)
 			if !ok {

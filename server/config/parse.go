@@ -218,6 +218,18 @@ func (d *decoder) value(n *yaml.Node, path string, v reflect.Value) {
 		if s, ok := d.expand(n, path); ok {
 			v.SetString(s)
 		}
+	case reflect.Map: // of text
+		if n.Kind != yaml.MappingNode {
+			d.problem(n, path, "must be a block of fields, not %s", describe(n))
+			return
+		}
+		v.Set(reflect.MakeMap(v.Type()))
+		keys, values, _ := d.pairs(n, path)
+		for i, key := range keys {
+			text := reflect.New(v.Type().Elem()).Elem()
+			d.value(values[i], join(path, key), text)
+			v.SetMapIndex(reflect.ValueOf(key), text)
+		}
 	case reflect.Bool:
 		var b bool
 		if n.Kind != yaml.ScalarNode || n.Tag != "!!bool" || n.Decode(&b) != nil {
@@ -405,8 +417,33 @@ func (d *decoder) validate(o Options) {
 	if c.Profile != "" && o.Profiles != nil {
 		d.check(slices.Contains(o.Profiles, c.Profile), "profile", "there is no profile of this name; %s", suggest(c.Profile, o.Profiles))
 	}
+	d.legacy(o)
 	d.check(c.Limits.ResourcesPerRegistry > 0, "limits.resources_per_registry", "must be positive")
 	d.check(c.Limits.Tombstones > 0, "limits.tombstones", "must be positive")
+}
+
+// legacy checks what is about the legacy protocol.
+func (d *decoder) legacy(o Options) {
+	c := d.config
+	if c.Listen.MCP != "" {
+		d.address("listen.mcp", c.Listen.MCP)
+		_, port, _ := net.SplitHostPort(c.Listen.MCP)
+		d.check(c.Listen.MCP != c.Listen.XDS && c.Listen.MCP != c.Listen.Admin || port == "0", "listen.mcp",
+			"is the same as another port; leave it out to serve the legacy protocol on the port of listen.xds")
+	}
+	if c.MCP.Profile != "" && o.MCPProfiles != nil {
+		d.check(slices.Contains(o.MCPProfiles, c.MCP.Profile), "mcp.profile", "there is no profile of this name; %s", suggest(c.MCP.Profile, o.MCPProfiles))
+	}
+	for i := range c.Sinks {
+		s, path := &c.Sinks[i], fmt.Sprintf("sinks[%d]", i)
+		d.check(s.Address != "", path+".address", "is missing; for example pilot.example.org:9901")
+		for j := range i {
+			d.check(s.Address == "" || c.Sinks[j].Address != s.Address, path+".address", "sinks[%d] has the same", j)
+		}
+		t := &s.TLS
+		d.check((t.CertFile == "") == (t.KeyFile == ""), path+".tls.key_file", "cert_file and key_file go together")
+		d.check(t.Enabled || *t == SinkTLS{}, path+".tls.enabled", "is not true, but there are other fields of tls; set it to true, or remove them")
+	}
 }
 
 func (d *decoder) address(path, address string) {

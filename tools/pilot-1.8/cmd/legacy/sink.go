@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-
 	mcpapi "istio.io/api/mcp/v1alpha1"
 	"istio.io/istio/pkg/config/schema/collections"
 	"istio.io/istio/pkg/mcp/rate"

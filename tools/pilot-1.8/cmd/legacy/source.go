@@ -10,7 +10,6 @@ import (
 
 	"github.com/gogo/protobuf/types"
 	"google.golang.org/grpc"
-
 	mcpapi "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	"istio.io/istio/pkg/config/schema/collections"

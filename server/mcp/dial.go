@@ -1,0 +1,136 @@
+package mcp
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+
+	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
+	"github.com/isthmus-mesh/isthmus/server/wire"
+)
+
+// Sink is one that we dial.
+type Sink struct {
+	// Address is a gRPC target, such as "pilot.example.org:9901" or "dns:///pilot.example.org:9901".
+	Address string
+	// TLS secures the connection; nil means plaintext.
+	TLS *TLS
+	// Metadata goes with the call, as HTTP/2 headers.
+	Metadata map[string]string
+}
+
+// TLS are files in PEM. They are read for each connection, so that new ones take effect.
+type TLS struct {
+	// CA holds the certificates that may have signed the sink's; "" means those of the system.
+	CA string
+	// Certificate and Key are ours, for a sink that asks for one; both or none.
+	Certificate, Key string
+	// ServerName is the name in the sink's certificate; "" means the host of the address.
+	ServerName string
+}
+
+// Credentials reads the files.
+func (t *TLS) Credentials() (credentials.TransportCredentials, error) {
+	if t == nil {
+		return insecure.NewCredentials(), nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
+	if t.CA != "" {
+		pem, err := os.ReadFile(t.CA)
+		if err != nil {
+			return nil, fmt.Errorf("ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("ca: %s holds no certificate in PEM", t.CA)
+		}
+	}
+	if t.Certificate != "" || t.Key != "" {
+		pair, err := tls.LoadX509KeyPair(t.Certificate, t.Key)
+		if err != nil {
+			return nil, fmt.Errorf("certificate: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return credentials.NewTLS(config), nil
+}
+
+// Times of reverse mode.
+const (
+	// redialMin and redialMax bound the time between two attempts, which doubles with each that fails; each is varied by a fifth.
+	redialMin = time.Second
+	redialMax = time.Minute
+	// pingAfter is how long a connection may be silent. A gRPC server whose policy is not relaxed takes offence at less than five
+	// minutes.
+	pingAfter   = 6 * time.Minute
+	pingTimeout = 20 * time.Second
+)
+
+// Dial serves a sink in reverse mode: it opens a stream to it, again whenever it ends, until ctx ends, and returns ctx's error.
+func (s *Server) Dial(ctx context.Context, sink Sink, options ...grpc.DialOption) error {
+	log := s.log.With(slog.String("sink", sink.Address))
+	after := time.Duration(0)
+	for {
+		s.metrics.dials.Inc()
+		worked, err := s.dialOnce(ctx, sink, options)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		after = min(max(2*after, redialMin), redialMax)
+		if worked {
+			after = redialMin
+		}
+		wait := time.Duration(float64(after) * (0.8 + 0.4*rand.Float64()))
+		log.Warn("no stream to the sink", slog.Any("err", err), slog.Duration("retry_after", wait))
+		pause(ctx, s.down, wait)
+		select {
+		case <-s.down:
+			return errShutdown
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		default:
+		}
+	}
+}
+
+// dialOnce opens a stream and serves it until it ends; worked says that the sink asked for something on it.
+func (s *Server) dialOnce(ctx context.Context, sink Sink, options []grpc.DialOption) (worked bool, err error) {
+	creds, err := sink.TLS.Credentials()
+	if err != nil {
+		return false, fmt.Errorf("tls: %w", err)
+	}
+	conn, err := grpc.NewClient(sink.Address, append([]grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.NewCodec()), grpc.MaxCallRecvMsgSize(64<<20)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
+	}, options...)...)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for key, value := range sink.Metadata {
+		ctx = metadata.AppendToOutgoingContext(ctx, key, value)
+	}
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{StreamName: streamName, ServerStreams: true, ClientStreams: true}, SinkMethod)
+	if err != nil {
+		return false, err
+	}
+	if err := stream.SendMsg(&message{header: header("", TriggerCollection, "", nil, false)}); err != nil {
+		return false, errors.Join(err, stream.RecvMsg(new(mcpv1.RequestResources)))
+	}
+	return s.serve(stream, sink.Address, true)
+}

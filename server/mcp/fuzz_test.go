@@ -1,0 +1,124 @@
+package mcp
+
+import (
+	"bytes"
+	"log/slog"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	networking "istio.io/api/networking/v1alpha3"
+
+	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
+	"github.com/isthmus-mesh/isthmus/server/store"
+)
+
+// Whatever a sink sends, nothing panics, each response decodes and is well addressed, one at most is under way per collection, and in the
+// end a well-behaved request is still answered.
+func FuzzRequests(f *testing.F) {
+	add := func(reqs ...*mcpv1.RequestResources) {
+		var b []byte
+		for _, req := range reqs {
+			raw, err := proto.Marshal(req)
+			if err != nil {
+				f.Fatal(err)
+			}
+			b = protowire.AppendBytes(b, raw)
+		}
+		f.Add(b)
+	}
+	ask := func(name string) *mcpv1.RequestResources { return &mcpv1.RequestResources{Collection: name} }
+	add()
+	add(ask(serviceEntries), &mcpv1.RequestResources{Collection: serviceEntries, ResponseNonce: "1", Incremental: true})
+	add(ask(serviceEntries), &mcpv1.RequestResources{Collection: serviceEntries, ResponseNonce: "1", ErrorDetail: &mcpv1.Status{Code: 3, Message: "\x00no"}})
+	add(ask(serviceEntries), ask(serviceEntries), &mcpv1.RequestResources{Collection: serviceEntries, ResponseNonce: "2.1"})
+	add(&mcpv1.RequestResources{Collection: serviceEntries, Incremental: true, InitialResourceVersions: map[string]string{"dc1/web": "1", "": "", "dc1/x": "2"}})
+	add(ask(syntheticEntries), ask(""), ask("$triggerCollection"), ask("nonsense"))
+	add(&mcpv1.RequestResources{SinkNode: &mcpv1.SinkNode{Id: "SSEMCP", Annotations: map[string]string{"a": "b"}}, Collection: rbacPolicies})
+	for _, p := range profiles {
+		var reqs []*mcpv1.RequestResources
+		for _, c := range p.collections {
+			reqs = append(reqs, ask(c))
+		}
+		add(reqs...)
+	}
+	f.Add([]byte{0xff, 1, 2, 3})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		w := newWorld(t, store.Options{Tombstones: 2})
+		w.entry("dc1/web", "web.example.org", networking.ServiceEntry_STATIC)
+		m, err := newMetrics(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := time.Unix(1_700_000_000, 0)
+		s := newSession(w.hub, Config{SyntheticEntries: true}, nil, m, slog.New(slog.DiscardHandler), now)
+		defer s.close()
+		flying := map[string]string{} // nonce by collection
+		take := func(req *mcpv1.RequestResources) bool {
+			if err := s.take(req, now); err != nil {
+				return false // asks for too much: the stream ends
+			}
+			if name := req.GetCollection(); req.GetResponseNonce() == "" || req.GetResponseNonce() == flying[name] {
+				delete(flying, name)
+			}
+			return true
+		}
+		drain := func() {
+			for n := 0; ; n++ {
+				msg, _, err := s.next(now)
+				if err != nil || msg == nil {
+					return
+				}
+				if n > 2*maxCollections {
+					t.Fatal("it does not stop")
+				}
+				header, segments := msg.Parts()
+				var res mcpv1.Resources
+				if err := proto.Unmarshal(append(bytes.Clone(header), bytes.Join(segments, nil)...), &res); err != nil {
+					t.Fatal(err)
+				}
+				name := res.GetCollection()
+				if !s.asked[name] && s.of[name] == nil {
+					t.Fatalf("%q was not asked for", name)
+				}
+				if nonce, ok := flying[name]; ok {
+					t.Fatalf("%q: %s is under way, and now %s", name, nonce, res.GetNonce())
+				}
+				if len(res.GetRemovedResources()) > 0 && !res.GetIncremental() {
+					t.Fatalf("%q: a full response removes", name)
+				}
+				flying[name] = res.GetNonce()
+			}
+		}
+		for i := byte(0); len(data) > 0; i++ {
+			raw, n := protowire.ConsumeBytes(data)
+			if n < 0 {
+				break
+			}
+			data = data[n:]
+			req := new(mcpv1.RequestResources)
+			if proto.Unmarshal(raw, req) != nil {
+				continue
+			}
+			if !take(req) {
+				return
+			}
+			now = now.Add(time.Duration(i) * 50 * time.Millisecond)
+			if i%3 == 0 {
+				w.instance("dc1/web", "dc1/web-1", "10.0.0.1", uint32(i)+1)
+			}
+			drain()
+			_ = s.status()
+		}
+		if len(s.of) == maxCollections || s.profile != nil && s.profile.Barrier {
+			return
+		}
+		take(ask("istio/networking/v1alpha3/gateways"))
+		now = now.Add(time.Hour)
+		drain()
+		if _, ok := flying["istio/networking/v1alpha3/gateways"]; !ok && s.profile != nil && !s.profile.Barrier {
+			t.Error("an ordinary request was not answered")
+		}
+	})
+}

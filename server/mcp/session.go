@@ -1,0 +1,420 @@
+package mcp
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
+	"github.com/isthmus-mesh/isthmus/server/push"
+)
+
+// Times that the protocol is driven by.
+const (
+	// Settle is how long nothing new has to be asked for until the set of collections counts as complete.
+	Settle = 100 * time.Millisecond
+	// SettleLimit is the longest that a stream waits for its set to be complete.
+	SettleLimit = time.Second
+	// RetryMin and RetryMax bound the time after which a refused collection is sent again; it doubles with each NACK in a row.
+	RetryMin = time.Second
+	RetryMax = time.Minute
+)
+
+// maxCollections is the number of collections that one stream may ask for. Mixer, which asks for the most, asks for some 60.
+const maxCollections = 1000
+
+// maxKept is how much of what a sink says is kept for people, in bytes.
+const maxKept = 500
+
+// unimplemented is the gRPC code of a sink that does not support a collection.
+const unimplemented = 12
+
+// session is one stream: what the sink asked for, and what it gets next. It has no goroutine and reads no clock; whoever drives it tells it
+// the time.
+type session struct {
+	hub       *push.Hub
+	options   Config
+	override  *Profile
+	metrics   *metrics
+	log       *slog.Logger
+	address   string
+	reverse   bool
+	connected time.Time
+	waits     func(collection, node string) time.Time // see Server.penalty
+
+	mu      sync.Mutex // guards the rest: people may look at a session while it works
+	node    string
+	profile *Profile // nil until it is decided
+	first   time.Time
+	newest  time.Time // when a collection was asked for that was not before
+	asked   map[string]bool
+	subs    []*subscription // serviceentries first, then as asked for
+	of      map[string]*subscription
+	barrier *subscription // waits for entries; nil when there is no need (any more)
+	entries *subscription // serviceentries
+	stale   uint64
+}
+
+// subscription is one collection of a session.
+type subscription struct {
+	name       string // as the sink calls it
+	first      *mcpv1.RequestResources
+	asked      int // how often it was asked for, to tell the nonces
+	neg        *push.Negotiated
+	counters   *counters
+	began      time.Time // of the newest response
+	size       int       // of the newest response, header included
+	whole      bool      // the newest response was all of the collection
+	warned     bool      // of its size
+	notBefore  time.Time // of the first response
+	retry      time.Time // when a refused response is made again; zero if it is not
+	retryAfter time.Duration
+}
+
+// prefix begins the nonces of a collection that was asked for anew.
+func (u *subscription) prefix() string {
+	if u.asked == 1 {
+		return ""
+	}
+	return strconv.Itoa(u.asked) + "."
+}
+
+func newSession(hub *push.Hub, o Config, override *Profile, m *metrics, log *slog.Logger, now time.Time) *session {
+	return &session{
+		hub: hub, options: o, override: override, metrics: m, log: log, connected: now,
+		asked: make(map[string]bool), of: make(map[string]*subscription),
+	}
+}
+
+// close releases what is shared with other sessions.
+func (s *session) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, u := range s.subs {
+		if u.neg != nil {
+			u.neg.Close()
+		}
+	}
+	if s.profile != nil {
+		s.metrics.sinks.WithLabelValues(s.profile.Name).Dec()
+	}
+}
+
+// take is a request. The error is that of a sink that asks for more than is good.
+func (s *session) take(req *mcpv1.RequestResources, now time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name, nonce := req.GetCollection(), req.GetResponseNonce()
+	if name == TriggerCollection || name == "" {
+		// The NACK of a trigger; Istio 1.1's has no collection. Without a collection there is nothing to answer in any case.
+		return nil
+	}
+	if id := req.GetSinkNode().GetId(); id != "" && s.node == "" {
+		s.node = clip(id)
+	}
+	u := s.of[name]
+	switch {
+	case u == nil || nonce == "":
+		return s.askLocked(u, req, now)
+	case u.neg == nil || !strings.HasPrefix(nonce, u.prefix()):
+		s.stale++
+		s.metrics.stale.Inc()
+	default:
+		s.answerLocked(u, req, strings.TrimPrefix(nonce, u.prefix()), now)
+	}
+	return nil
+}
+
+// askLocked is the first request of a collection, or one that begins it anew.
+func (s *session) askLocked(u *subscription, req *mcpv1.RequestResources, now time.Time) error {
+	if u == nil {
+		if len(s.subs) == maxCollections {
+			return fmt.Errorf("the stream asks for more than %d collections", maxCollections)
+		}
+		u = &subscription{name: strings.Clone(req.GetCollection())}
+		s.of[u.name] = u
+		if u.name == serviceEntries {
+			s.subs = slices.Insert(s.subs, 0, u)
+			s.entries = u
+		} else {
+			s.subs = append(s.subs, u)
+		}
+	}
+	if u.neg != nil {
+		u.neg.Close()
+		u.neg = nil
+	}
+	u.asked++
+	u.first, u.whole, u.retry, u.retryAfter = req, false, time.Time{}, 0
+	if s.profile == nil {
+		if len(s.asked) == 0 {
+			s.first = now
+		}
+		if !s.asked[u.name] {
+			s.asked[u.name], s.newest = true, now
+		}
+		return nil
+	}
+	s.openLocked(u)
+	return nil
+}
+
+// decideLocked finds the profile if it is time to. Otherwise it returns how long to wait.
+func (s *session) decideLocked(now time.Time) (wait time.Duration) {
+	if len(s.asked) == 0 {
+		return 0
+	}
+	p, final := classify(s.asked)
+	if s.override != nil {
+		p, final = s.override, !s.override.Barrier // with a barrier the whole set has to be known
+	}
+	if !final {
+		until := minTime(s.newest.Add(Settle), s.first.Add(SettleLimit))
+		if now.Before(until) {
+			return until.Sub(now)
+		}
+	}
+	s.profile = p
+	s.metrics.sinks.WithLabelValues(p.Name).Inc()
+	s.log = s.log.With(slog.String("node", s.node))
+	s.log.Info("sink subscribed", slog.String("address", s.address), slog.String("profile", p.Name),
+		slog.Int("collections", len(s.asked)), slog.Bool("reverse", s.reverse))
+	for _, u := range s.subs {
+		s.openLocked(u)
+	}
+	if p.Barrier && s.entries != nil && len(s.subs) > 1 {
+		// Any other will do; the last one by name is one that Pilots have little to do with.
+		s.barrier = slices.MaxFunc(s.subs[1:], func(a, b *subscription) int { return strings.Compare(a.name, b.name) })
+	}
+	return 0
+}
+
+// openLocked begins a collection once the profile is known.
+func (s *session) openLocked(u *subscription) {
+	coll := collectionOf(u.name, s.profile, s.options.SyntheticEntries)
+	incremental := u.first.GetIncremental() && !s.options.FullState
+	u.neg = push.NewNegotiated(s.hub, push.Options{
+		Collection: coll, Form: s.profile.Form, Framing: push.MCP, Incremental: incremental, Versions: u.first.GetInitialResourceVersions(),
+	})
+	if s.profile.Form.Synthetic {
+		u.neg.ReplaceOnRemoval()
+	}
+	u.first = nil
+	u.counters = s.metrics.counters(s.profile.Name, u.name)
+	if s.waits != nil && !incremental { // others get parts that are small enough
+		u.notBefore = s.waits(u.name, s.node)
+	}
+}
+
+// answerLocked is an ACK or a NACK.
+func (s *session) answerLocked(u *subscription, req *mcpv1.RequestResources, nonce string, now time.Time) {
+	if refusal := req.GetErrorDetail(); refusal != nil {
+		if !u.neg.Nack(nonce, clip(fmt.Sprintf("code %d: %s", refusal.GetCode(), refusal.GetMessage()))) {
+			s.stale++
+			s.metrics.stale.Inc()
+			return
+		}
+		u.counters.nacks.Inc()
+		u.counters.duration.Observe(now.Sub(u.began).Seconds())
+		u.retry = time.Time{}
+		if refusal.GetCode() != unimplemented {
+			u.retryAfter = min(max(2*u.retryAfter, RetryMin), RetryMax)
+			u.retry = now.Add(u.retryAfter)
+		}
+		s.log.Warn("sink refused a response", slog.String("collection", u.name), slog.String("nonce", req.GetResponseNonce()),
+			slog.String("err", clip(refusal.GetMessage())), slog.Duration("retry_after", u.retryAfter))
+		return
+	}
+	if !u.neg.Ack(nonce, req.GetIncremental() && !s.options.FullState) {
+		s.stale++
+		s.metrics.stale.Inc()
+		return
+	}
+	u.counters.acks.Inc()
+	u.counters.duration.Observe(now.Sub(u.began).Seconds())
+	u.retry, u.retryAfter = time.Time{}, 0
+	if s.barrier != nil && u == s.entries && u.neg.Complete() {
+		s.barrier = nil
+	}
+}
+
+// next returns what to send, or nil and how long to wait until it may be worth while to ask again without request or change; 0 is for
+// ever. The error is [push.ErrResume].
+func (s *session) next(now time.Time) (m *message, wait time.Duration, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.profile == nil {
+		if wait = s.decideLocked(now); s.profile == nil {
+			return nil, wait, nil
+		}
+	}
+	later := func(t time.Time) {
+		if d := t.Sub(now); wait == 0 || d < wait {
+			wait = d
+		}
+	}
+	for _, u := range s.subs {
+		switch {
+		case u == s.barrier:
+			// Complete may have come by without an ACK only if there was nothing to wait for, which cannot be: every first response is
+			// acknowledged. So the ACK of the entries lifts the barrier.
+			continue
+		case now.Before(u.notBefore):
+			later(u.notBefore)
+			continue
+		case u.neg.State() == push.Sent:
+			continue
+		case u.neg.Refused() && !u.retry.IsZero():
+			if !now.Before(u.retry) {
+				u.neg.Again()
+			} else {
+				later(u.retry)
+			}
+		}
+		if u.whole && !u.neg.Incremental() {
+			if at := u.began.Add(push.Interval(u.size)); now.Before(at) {
+				later(at)
+				continue
+			}
+		}
+		r, whole, ok, err := u.neg.Next()
+		if err != nil {
+			return nil, 0, fmt.Errorf("collection %s: %w", u.name, err)
+		}
+		if !ok {
+			continue
+		}
+		u.retry = time.Time{}
+		return s.messageLocked(u, &r, whole, now), 0, nil
+	}
+	return nil, wait, nil
+}
+
+func (s *session) messageLocked(u *subscription, r *push.Response, whole bool, now time.Time) *message {
+	m := &message{header: header(r.Version, u.name, u.prefix()+r.Nonce, r.Removed, !whole), segments: r.Segments}
+	u.began, u.whole, u.size = now, whole, len(m.header)+r.Size
+	u.counters.responses.Inc()
+	u.counters.bytes.Add(float64(u.size))
+	if u.size > push.MaxMessage {
+		s.metrics.oversize.Inc()
+		if !u.warned {
+			u.warned = true
+			s.log.Warn("response is larger than a Pilot accepts unless told otherwise: raise its --mcpMaxMsgSize, let it take incremental responses "+
+				"(PILOT_ENABLE_INCREMENTAL_MCP=true from 1.6 on), or give it several config sources with a shard of the registries each",
+				slog.String("address", s.address), slog.String("collection", u.name), slog.Int("bytes", u.size), slog.Int("limit", push.MaxMessage))
+		}
+	}
+	return m
+}
+
+// oversized returns the collections whose newest response was larger than a sink accepts by default and was neither acknowledged nor refused, and
+// those that were.
+func (s *session) oversized() (lost, taken []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, u := range s.subs {
+		if u.neg == nil || u.size <= push.MaxMessage {
+			continue
+		}
+		if u.neg.State() == push.Sent {
+			lost = append(lost, u.name)
+		} else {
+			taken = append(taken, u.name)
+		}
+	}
+	return lost, taken
+}
+
+// status returns the session as people want to see it.
+func (s *session) status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Status{Address: s.address, Node: s.node, Reverse: s.reverse, Connected: s.connected, StaleNonces: s.stale, Subscriptions: []Subscription{}}
+	if s.profile != nil {
+		st.Profile, st.Shape = s.profile.Name, s.profile.Form.Shape.String()
+	}
+	now := uint64(s.hub.Revision())
+	for _, u := range s.subs {
+		sub := Subscription{Name: u.name, Waiting: "profile"}
+		if u.neg != nil {
+			sub.Status, sub.Waiting = u.neg.Status(), ""
+			sub.Incremental = !u.whole && sub.Sent > 0
+			sub.Oversize = u.size > push.MaxMessage
+			if sub.Status.State != push.Current.String() {
+				sub.Lag = now - uint64(sub.AckedRevision)
+			}
+			if u == s.barrier {
+				sub.Waiting = serviceEntries
+			}
+		}
+		st.Subscriptions = append(st.Subscriptions, sub)
+	}
+	return st
+}
+
+func clip(s string) string {
+	if len(s) > maxKept {
+		s = s[:maxKept]
+	}
+	return strings.ToValidUTF8(strings.Clone(s), "")
+}
+
+func minTime(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// penalties remember sinks that went away over a response that was larger than they may accept, so that they are not asked to go round in a hot
+// loop.
+type penalties struct {
+	mu sync.Mutex
+	of map[string]penalty // guarded by mu
+}
+
+type penalty struct {
+	until time.Time
+	after time.Duration
+}
+
+// Bounds of a penalty, and the number of them that is kept.
+const (
+	penaltyMin  = time.Second
+	penaltyMax  = time.Minute
+	penaltiesOf = 10_000
+)
+
+// until returns when the first response may be sent.
+func (p *penalties) until(key string) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.of[key].until
+}
+
+// add notes a lost response.
+func (p *penalties) add(key string, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.of == nil {
+		p.of = make(map[string]penalty)
+	}
+	if len(p.of) >= penaltiesOf {
+		maps.DeleteFunc(p.of, func(_ string, q penalty) bool { return q.until.Before(now) })
+	}
+	after := min(cmp.Or(2*p.of[key].after, penaltyMin), penaltyMax)
+	p.of[key] = penalty{until: now.Add(after), after: after}
+}
+
+// clear forgets a sink that took such a response.
+func (p *penalties) clear(key string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.of, key)
+}
