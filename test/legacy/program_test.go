@@ -1,0 +1,97 @@
+package legacy
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// The program itself, with a registry: a real Pilot 1.8.0 that dials it and a real sink that it dials get everything; it is killed and comes
+// back, and nothing is lost on either side.
+func TestProgram(t *testing.T) {
+	testenv.SkipIfShort(t)
+	const services, instances = 40, 5
+	reverse := fmt.Sprintf("127.0.0.1:%d", testenv.FreePort(t))
+	i := testenv.StartIsthmus(t, fmt.Sprintf(`
+- {name: load, type: sim, config: {services: %d, instances: %d, changes_per_second: 0, seed: 7}}
+sinks: [{address: %q}]`, services, instances, reverse))
+	i.WaitReady(t)
+	p := testenv.StartPilot(t, true, i.XDS)
+	dialled := sinks{testenv.StartLegacy(t, "sink", "-listen", reverse, "-incremental", "all")}
+	dialled.Read(t, new(struct{ Address string }))
+	p.WaitReady(t)
+	count := func(endpoints map[string][]string) (hosts, total int) {
+		for _, list := range endpoints {
+			total += len(list)
+		}
+		return len(endpoints), total
+	}
+	before := has(t, p)
+	if hosts, total := count(before); hosts == 0 || total == 0 {
+		t.Fatalf("Pilot is ready with %d hosts and %d endpoints", hosts, total)
+	}
+	var state sinkState
+	testenv.Eventually(t, testenv.Patience, "the sink that is dialled to have everything", func() (string, bool) {
+		state = dialled.state(t)[0]
+		return fmt.Sprintf("%+v", state), state.Resources == services && state.Collections == 11
+	})
+	if hosts, _ := count(before); hosts > services {
+		t.Errorf("Pilot has %d hosts of %d services", hosts, services)
+	}
+
+	// Both are in the admin API.
+	protocols := map[string]string{}
+	for _, s := range i.Sinks(t) {
+		protocols[s.Protocol] = s.Profile
+	}
+	if want := map[string]string{"mcp": "pilot-1.8", "mcp reverse": "pilot-1.8"}; !maps.Equal(protocols, want) {
+		t.Errorf("the admin API has %v, want %v", protocols, want)
+	}
+
+	lines := strings.Count(p.Log(), "\n")
+	i.Kill9()
+	const gone = 2 * time.Second
+	timer := time.NewTimer(gone)
+	defer timer.Stop()
+	<-timer.C
+	if d := cmp.Diff(before, has(t, p)); d != "" {
+		t.Errorf("while the program is gone (-before +now):\n%s", d)
+	}
+	i.Restart(t)
+	i.WaitReady(t)
+	testenv.Eventually(t, testenv.Patience, "both sinks to be back and current", func() (string, bool) {
+		all := i.Sinks(t)
+		current := 0
+		for _, s := range all {
+			if sub, ok := s.Subscription("serviceentries"); ok && sub.State == "current" {
+				current++
+			}
+		}
+		return fmt.Sprintf("%+v", all), current == 2
+	})
+	if d := cmp.Diff(before, has(t, p)); d != "" {
+		t.Errorf("after the restart (-before +now):\n%s", d)
+	}
+	again := dialled.state(t)[0]
+	if again.Hash != state.Hash || again.Objects != state.Objects {
+		t.Errorf("the sink that is dialled was sent %d resources again, %+v", again.Objects-state.Objects, again)
+	}
+	if n := strings.Count(p.Log(), "\n") - lines; n > 200 {
+		t.Errorf("Pilot logged %d lines", n)
+	}
+	warned := 0
+	for line := range strings.Lines(i.Log()) {
+		if strings.Contains(line, "level=WARN") {
+			warned++
+		}
+	}
+	if warned > 20 {
+		t.Errorf("%d warnings in the log", warned)
+	}
+}
