@@ -266,22 +266,16 @@ func (s *Server) NotSynced() []string {
 
 // WaitSynced returns when every registry has completed its first listing. The error says which ones have not when ctx ends.
 func (s *Server) WaitSynced(ctx context.Context) error {
+	started := s.ready
 	for {
-		changed := s.store.Changed()
-		reasons := s.NotSynced()
-		if len(reasons) == 0 {
+		changed := s.store.Changed() // woken when a registry completes its first listing
+		if len(s.NotSynced()) == 0 {
 			return nil
 		}
 		select {
 		case <-changed:
-		case <-s.ready:
-			// A registry's state may change without the store; look again now and then for the sake of the message.
-			select {
-			case <-changed:
-			case <-time.After(100 * time.Millisecond):
-			case <-ctx.Done():
-				return errors.New(strings.Join(s.NotSynced(), "\n"))
-			}
+		case <-started:
+			started = nil
 		case <-ctx.Done():
 			return errors.New(strings.Join(s.NotSynced(), "\n"))
 		}
