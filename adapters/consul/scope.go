@@ -104,7 +104,7 @@ func (s *scope) run(ctx context.Context) {
 		highest      uint64 // the last answer's index, which survives errors
 		broken       bool   // no answer since the last error
 		away         bool   // one of those errors was an outage
-		retry        = backoff{first: 250 * time.Millisecond, most: 5 * time.Second}
+		retry        = plugin.Backoff{First: 250 * time.Millisecond, Most: 5 * time.Second}
 		wait         = time.Duration(s.config.Wait)
 	)
 	for {
@@ -117,7 +117,7 @@ func (s *scope) run(ctx context.Context) {
 			return
 		case errors.Is(err, errPoked):
 			// The reason is in suspected. Whoever asked may ask again at once.
-			if !pause(ctx, listEvery, nil) {
+			if !plugin.Pause(ctx, listEvery, nil) {
 				return
 			}
 			continue
@@ -131,7 +131,7 @@ func (s *scope) run(ctx context.Context) {
 			index, broken, away = 0, true, away || f.outage
 			s.newEpoch(f.outage)
 			s.state.set(s.id, f)
-			if !pause(ctx, retry.next(), nil) {
+			if !plugin.Pause(ctx, retry.Next(), nil) {
 				return
 			}
 			continue
@@ -153,14 +153,14 @@ func (s *scope) run(ctx context.Context) {
 			s.announceBack()
 		}
 		broken, away = false, false
-		retry.reset()
+		retry.Reset()
 		index, highest, epoch = l.index, l.index, s.currentEpoch()
 		wait = time.Duration(s.config.Wait)
 		if s.accept(ctx, l) != nil {
 			// Consul wakes nobody when a token or policy changes.
 			wait = doubtfulWait
 		}
-		if !pause(ctx, listEvery, nil) {
+		if !plugin.Pause(ctx, listEvery, nil) {
 			return
 		}
 	}
@@ -358,7 +358,7 @@ func (s *scope) confirm(ctx context.Context, after time.Time) (listing, error) {
 	if s.fresh.asked.After(after) {
 		return s.fresh, nil
 	}
-	if !pause(ctx, listEvery-time.Since(s.fresh.asked), nil) {
+	if !plugin.Pause(ctx, listEvery-time.Since(s.fresh.asked), nil) {
 		return listing{}, context.Cause(ctx)
 	}
 	l, err := s.ask(ctx, 0, 0)

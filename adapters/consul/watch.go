@@ -8,6 +8,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -34,7 +35,7 @@ type watch struct {
 	lastOutage time.Time
 	// broken says that there was no answer since the last error, and shown that the state has a fault of this watch.
 	broken, shown bool
-	retry         backoff
+	retry         plugin.Backoff
 	// odd counts the empty answers in a row about a service that is listed.
 	odd int
 	// idle counts the wakes in a row that came at once and changed nothing.
@@ -52,7 +53,7 @@ func newWatch(s *scope, name string, now time.Time) *watch {
 	return &watch{
 		s: s, name: name, key: key, id: "service " + key.String(), seen: now,
 		highest: map[bool]uint64{},
-		retry:   backoff{first: 500 * time.Millisecond, most: 30 * time.Second},
+		retry:   plugin.Backoff{First: 500 * time.Millisecond, Most: 30 * time.Second},
 	}
 }
 
@@ -101,7 +102,7 @@ func (w *watch) run(ctx context.Context) {
 			continue
 		case errors.Is(err, errAgain):
 			w.index = 0
-			if !pause(ctx, 100*time.Millisecond, nil) {
+			if !plugin.Pause(ctx, 100*time.Millisecond, nil) {
 				return
 			}
 			continue
@@ -112,14 +113,14 @@ func (w *watch) run(ctx context.Context) {
 			continue
 		}
 		w.broken = false
-		w.retry.reset()
+		w.retry.Reset()
 		if changed || time.Since(asked) > time.Second {
 			w.idle = 0
 			continue
 		}
 		// Consul wakes watches for what does not show in the answer too. The pace of such wakes is bounded here.
 		w.idle = min(w.idle+1, 8)
-		if !pause(ctx, min(5*time.Millisecond<<w.idle, time.Second), nil) {
+		if !plugin.Pause(ctx, min(5*time.Millisecond<<w.idle, time.Second), nil) {
 			return
 		}
 	}
@@ -355,5 +356,5 @@ func (w *watch) failed(ctx context.Context, err error, back <-chan struct{}) boo
 		// These are answers: the scope is there, and its news is not about this.
 		back = nil
 	}
-	return pause(ctx, w.retry.next(), back)
+	return plugin.Pause(ctx, w.retry.Next(), back)
 }

@@ -108,7 +108,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		}
 	}
 
-	retry := backoff{first: 250 * time.Millisecond, most: 5 * time.Second}
+	retry := plugin.Backoff{First: 250 * time.Millisecond, Most: 5 * time.Second}
 	for failures := 0; ctx.Err() == nil; {
 		begin := time.Now()
 		err := r.session(ctx, r.servers.take())
@@ -116,7 +116,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 			break
 		}
 		if time.Since(begin) > steady {
-			retry.reset()
+			retry.Reset()
 			failures = 0
 		}
 		if reset, ok := errors.AsType[*errReset](err); ok {
@@ -137,7 +137,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		st.set("server", kind, err)
 		st.set("server", other, nil)
 		// The other servers are tried at once.
-		if failures++; failures%len(a.servers) == 0 && !pause(ctx, retry.next(), nil) {
+		if failures++; failures%len(a.servers) == 0 && !plugin.Pause(ctx, retry.Next(), nil) {
 			break
 		}
 	}
@@ -280,7 +280,7 @@ var errGRPC = &errReset{}
 // probe tries a polled server over gRPC now and then.
 func (r *run) probe(ctx context.Context, s server) error {
 	for {
-		if !pause(ctx, jitter(grpcProbeEvery), nil) {
+		if !plugin.Pause(ctx, plugin.Jitter(grpcProbeEvery), nil) {
 			return context.Cause(ctx)
 		}
 		probeCtx, cancel := context.WithCancel(ctx)

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
 const (
@@ -218,7 +220,7 @@ func (a *auth) keepFresh(ctx context.Context, s server, report func(error)) {
 		if failed {
 			wait = loginRetry
 		}
-		if !pause(ctx, max(wait, 100*time.Millisecond), nil) {
+		if !plugin.Pause(ctx, max(wait, 100*time.Millisecond), nil) {
 			return
 		}
 		err := a.ensure(ctx, s)

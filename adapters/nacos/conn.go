@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
 const (
@@ -134,7 +136,7 @@ func (c *conn) setup(ctx context.Context) error {
 		if e, ok := errors.AsType[*serverError](err); !ok || e.code < codeNotReady || e.code > 399 {
 			return err
 		}
-		if !pause(bounded, notReadyWait, nil) {
+		if !plugin.Pause(bounded, notReadyWait, nil) {
 			return fmt.Errorf("the server is not ready: %w", err)
 		}
 	}
@@ -205,10 +207,10 @@ func (c *conn) awaitRegistered(ctx context.Context) error {
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		err := c.health(ctx)
 		if !hasCode(err, codeUnregistered) {
-			pause(ctx, registeredWait, nil)
+			plugin.Pause(ctx, registeredWait, nil)
 			return err
 		}
-		if !pause(ctx, wait, nil) {
+		if !plugin.Pause(ctx, wait, nil) {
 			return fmt.Errorf("the server does not take the connection: %w", err)
 		}
 	}
@@ -276,7 +278,7 @@ func (c *conn) keepHealthy(ctx context.Context) error {
 		if failures > 0 {
 			wait = healthEvery / 10
 		}
-		if !pause(ctx, wait, nil) {
+		if !plugin.Pause(ctx, wait, nil) {
 			return context.Cause(ctx)
 		}
 		err := c.health(ctx)

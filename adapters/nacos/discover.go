@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
 const (
@@ -157,7 +159,7 @@ func (d *discovery) run(ctx context.Context, group *group) {
 					d.state.arrived()
 				}
 			}
-			if !pause(ctx, jitter(wait), nil) {
+			if !plugin.Pause(ctx, plugin.Jitter(wait), nil) {
 				return context.Cause(ctx)
 			}
 		}
@@ -198,7 +200,7 @@ func (d *discovery) patternsOf(sc *scope) []*pattern {
 // fuzzyFollow learns of a namespace's services by fuzzy watches. It returns nil if the server has none.
 func (d *discovery) fuzzyFollow(ctx context.Context, sc *scope) error {
 	patterns := d.patternsOf(sc)
-	retry := backoff{first: time.Second, most: refusedWait}
+	retry := plugin.Backoff{First: time.Second, Most: refusedWait}
 	lists := lister{d: d, scope: sc}
 	begun, settled := false, false
 	for {
@@ -223,12 +225,12 @@ func (d *discovery) fuzzyFollow(ctx context.Context, sc *scope) error {
 		if fault != nil {
 			settled = false
 			d.listFault(sc, fault)
-			if !pause(ctx, retry.next(), nil) {
+			if !plugin.Pause(ctx, retry.Next(), nil) {
 				return context.Cause(ctx)
 			}
 			continue
 		}
-		retry.reset()
+		retry.Reset()
 		begun = true
 		if over {
 			// What the server leaves out is learnt by lists until the next look.
@@ -248,7 +250,7 @@ func (d *discovery) fuzzyFollow(ctx context.Context, sc *scope) error {
 		if !settled {
 			wait = time.Duration(d.config.ListInterval)
 		}
-		if !pause(ctx, jitter(wait), nil) {
+		if !plugin.Pause(ctx, plugin.Jitter(wait), nil) {
 			return context.Cause(ctx)
 		}
 	}
@@ -429,7 +431,7 @@ type lister struct {
 	total int // of the last complete list
 	round int
 	quick int // rounds that follow quickly yet
-	retry backoff
+	retry plugin.Backoff
 }
 
 // errHalf is a list that was not whole, because it changed while it was read.
@@ -437,7 +439,7 @@ var errHalf = errors.New("the list changed while it was read")
 
 // runFor reads lists for a while. An error ends the session.
 func (l *lister) runFor(ctx context.Context, d time.Duration) error {
-	l.retry.first, l.retry.most = 500*time.Millisecond, refusedWait
+	l.retry.First, l.retry.Most = 500*time.Millisecond, refusedWait
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		begin := time.Now()
 		changed, err := l.once(ctx)
@@ -449,22 +451,22 @@ func (l *lister) runFor(ctx context.Context, d time.Duration) error {
 			return err
 		}
 		interval := time.Duration(l.d.config.ListInterval)
-		wait := jitter(interval)
+		wait := plugin.Jitter(interval)
 		switch {
 		case err != nil:
 			l.d.listFault(l.scope, err)
-			wait = l.retry.next()
+			wait = l.retry.Next()
 		case changed:
 			l.quick = quickRounds
 			fallthrough
 		default:
-			l.retry.reset()
+			l.retry.Reset()
 			if l.quick > 0 {
 				l.quick--
-				wait = jitter(interval / 5)
+				wait = plugin.Jitter(interval / 5)
 			}
 		}
-		if !pause(ctx, max(wait, costFactor*took), nil) {
+		if !plugin.Pause(ctx, max(wait, costFactor*took), nil) {
 			return context.Cause(ctx)
 		}
 	}

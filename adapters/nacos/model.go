@@ -71,7 +71,7 @@ type service struct {
 	unread bool
 	// absent says that a query was made since the service is no more listed.
 	absent   bool
-	failures backoff
+	failures plugin.Backoff
 	failed   bool
 	problem  string
 }
@@ -129,7 +129,7 @@ func (m *mirror) begin(polling bool) (number uint64) {
 			m.state.set(s.id.String(), faultService, nil)
 			m.state.set(s.id.String(), faultAuth, nil)
 		}
-		s.failures.reset()
+		s.failures.Reset()
 		m.carryLocked(s, nil)
 		if !m.graceEnd.IsZero() {
 			m.carryLocked(s, s.shown)
@@ -173,7 +173,7 @@ func (m *mirror) keepGrace(ctx context.Context) {
 	m.mu.Lock()
 	end := m.graceEnd
 	m.mu.Unlock()
-	if end.IsZero() || !pause(ctx, time.Until(end), nil) {
+	if end.IsZero() || !plugin.Pause(ctx, time.Until(end), nil) {
 		return
 	}
 	m.mu.Lock()
@@ -212,7 +212,7 @@ func (m *mirror) addLocked(id serviceID, now time.Time) bool {
 	s := &service{
 		id: id, key: registry.Key{Namespace: canonicalNamespace(id.namespace), Group: id.group, Name: id.name},
 		listed: true, seen: now, awaited: true,
-		failures: backoff{first: 250 * time.Millisecond, most: 15 * time.Second},
+		failures: plugin.Backoff{First: 250 * time.Millisecond, Most: 15 * time.Second},
 	}
 	m.services[id] = s
 	m.byKey[s.key] = append(m.byKey[s.key], s)
@@ -315,7 +315,7 @@ func (m *mirror) push(session uint64, group, name string, info *model.Service, e
 		if err != nil {
 			m.problemLocked(s, fmt.Sprintf("what the server sends of it cannot be read, so its last state is kept: %v", err))
 			s.unread = true
-			m.queue.add(s, time.Now().Add(jitter(unreadableRetry)))
+			m.queue.add(s, time.Now().Add(plugin.Jitter(unreadableRetry)))
 			continue
 		}
 		s.pushes++
@@ -504,7 +504,7 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 	switch m.nextLocked(s) {
 	case stepNothing:
 	case stepPoll:
-		m.queue.add(s, time.Now().Add(jitter(time.Duration(m.config.PollInterval))))
+		m.queue.add(s, time.Now().Add(plugin.Jitter(time.Duration(m.config.PollInterval))))
 	default:
 		m.queue.add(s, time.Now())
 	}
@@ -532,7 +532,7 @@ func (m *mirror) failedLocked(s *service, err error) error {
 	}
 	s.failed = true
 	m.state.set(s.id.String(), kind, err)
-	m.queue.add(s, time.Now().Add(s.failures.next()))
+	m.queue.add(s, time.Now().Add(s.failures.Next()))
 	return nil
 }
 
@@ -543,7 +543,7 @@ const codeBadParameter = 400
 func (m *mirror) mendedLocked(s *service) {
 	if s.failed {
 		s.failed = false
-		s.failures.reset()
+		s.failures.Reset()
 		m.state.set(s.id.String(), faultService, nil)
 		m.state.set(s.id.String(), faultAuth, nil)
 	}

@@ -5,6 +5,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
 // queue holds services that need a visit, each once, by the time when that is due. Its length is bounded by the number of services.
@@ -80,7 +82,7 @@ func (q *queue) take(ctx context.Context) *service {
 		if got != nil {
 			return got
 		}
-		if !pause(ctx, wait, wake) {
+		if !plugin.Pause(ctx, wait, wake) {
 			return nil
 		}
 	}

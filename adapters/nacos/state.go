@@ -89,19 +89,14 @@ func (s *state) tellLocked() {
 	if text == s.shown {
 		return
 	}
-	was := s.shown
 	s.shown = text
 	if text == "" {
-		s.log.Info("nacos is followed again")
+		s.log.Debug("nacos is followed again") // the bridge says so
 		s.catalog.Degraded(nil)
 		return
 	}
 	err := errors.New(text)
-	if was == "" {
-		s.log.Warn("nacos cannot be followed; what is known stays", slog.Any("err", err))
-	} else {
-		s.log.Info("nacos cannot be followed for another reason", slog.Any("err", err))
-	}
+	s.log.Debug("nacos cannot be followed; what is known stays", slog.Any("err", err))
 	s.catalog.Degraded(err)
 }
 
