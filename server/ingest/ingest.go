@@ -79,8 +79,7 @@ type Status struct {
 	Instances uint64         `json:"instances"` // the same
 	Resources map[string]int `json:"resources"` // served, by collection
 	Problems  int            `json:"problems"`
-	Updated   time.Time      `json:"updated"`  // time of the last change
-	Revision  store.Revision `json:"revision"` // of the store after that
+	Revision  store.Revision `json:"revision"` // of the store after the last change
 }
 
 // Stale says whether what is served may be older than what the registry holds.
@@ -289,7 +288,6 @@ type ServiceStatus struct {
 	Hosts     []string `json:"hosts"`
 	Endpoints int      `json:"endpoints"`
 	Version   string   `json:"version"`
-	Shadowed  string   `json:"shadowed_by,omitempty"` // the registry that owns the name
 }
 
 // Services returns the services of all registries, by registry and name.
@@ -303,7 +301,7 @@ func (i *Ingest) Services() []ServiceStatus {
 			if e := s.svc.Entry(); e != nil {
 				out = append(out, ServiceStatus{
 					Registry: r.name, Name: name, Hosts: e.Hosts(), Endpoints: s.svc.Len(),
-					Version: s.svc.Resource(resource.Inline).Version(), Shadowed: r.shadowed[key{collection.ServiceEntry, name}],
+					Version: s.svc.Resource(resource.Inline).Version(),
 				})
 			}
 		}

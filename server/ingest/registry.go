@@ -580,7 +580,7 @@ func (b *batch) commitLocked() {
 		i.metrics.changes.WithLabelValues(r.name, coll, word).Inc()
 	}
 	if i.commitLocked(r.name, b.ops) {
-		r.status.Updated, r.status.Revision = time.Now(), i.store.Revision()
+		r.status.Revision = i.store.Revision()
 	}
 	for coll, n := range r.countLocked() {
 		i.metrics.resources.WithLabelValues(r.name, coll).Set(float64(n))
