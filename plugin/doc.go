@@ -17,6 +17,12 @@
 // yet. There is no queue of events: when the bridge is slow, a resource that changes ten times is sent once, and only the
 // next batch is larger. A new stream begins with everything.
 //
+// # What adapters share
+//
+// An adapter that follows a registry by many requests finds the parts for it here too: [Faults] and [FirstListing] make one state out of what is known
+// of each part, [Backoff], [Jitter] and [Pause] wait between two tries, [EqualInstances] and [UnionInstances] compare and complete answers, and
+// [Globs] and [Selection] are configuration that selects names.
+//
 // # Names
 //
 // Two services may come out under one resource name (my_svc and my-svc). Then one of them is served, always the same one: a

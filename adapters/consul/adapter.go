@@ -54,13 +54,10 @@ func newAdapter(c Config, env plugin.Env) (*Adapter, error) {
 
 // Run follows the catalog until ctx ends and returns nil then. It has no other end: whatever Consul does is a matter for trying again.
 func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
-	st := newState(catalog, a.env.Log)
+	st := newState(catalog)
 	fetches := make(chan struct{}, firstFetches)
 
 	scopes := a.scopes(st, catalog, fetches)
-	for range scopes {
-		st.expect()
-	}
 	var wg sync.WaitGroup
 	for _, s := range scopes {
 		// Owned by Run; ends with ctx, after the watches of its services.
@@ -81,7 +78,7 @@ func (c *clients) closeIdle() {
 	c.slots = nil
 }
 
-// scopes returns one scope for each datacenter and namespace that is configured.
+// scopes returns one scope for each datacenter and namespace that is configured. All of them are expected before any begins.
 func (a *Adapter) scopes(st *state, catalog plugin.Catalog, fetches chan struct{}) []*scope {
 	orNone := func(names []string) []string {
 		if len(names) == 0 {

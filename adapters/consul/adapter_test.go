@@ -566,7 +566,7 @@ func TestSelection(t *testing.T) {
 		f.set("webapi", entry("webapi", "y", 80))
 		f.set("other", tagged(entry("other", "z", 80), "mesh"))
 		r, _ := startFake(t, f, func(c *Config) {
-			c.Services = Globs{Include: []string{"web*"}, Exclude: []string{"*-internal"}}
+			c.Services = plugin.Selection{Include: plugin.Globs{"web*"}, Exclude: plugin.Globs{"*-internal"}}
 			c.Filter = "mesh"
 		})
 		synctest.Wait()

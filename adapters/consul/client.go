@@ -326,8 +326,8 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// faultKind sorts what keeps a watch from being followed, from what concerns everything to what concerns one service. Each kind is
-// one sentence in the registry's state, however many watches have it.
+// faultKind sorts what keeps a watch from being followed, from what concerns everything to what concerns one service, which is the order
+// in which they are shown.
 type faultKind uint8
 
 const (
@@ -347,8 +347,6 @@ const (
 	faultEmpty
 	// faultHeld means that something is missing since an outage and is kept for the grace period.
 	faultHeld
-
-	faultKinds = int(faultHeld) + 1
 )
 
 // fault is an error with what follows from it.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -28,14 +27,14 @@ type Config struct {
 	Namespaces  []string `json:"namespaces,omitempty" jsonschema_description:"Namespaces to follow (Consul Enterprise). Empty: the token's own; then keys carry no namespace."`
 	Partition   string   `json:"partition,omitempty" jsonschema_description:"Admin partition to follow (Consul Enterprise). Empty: the agent's own; then keys carry no partition."`
 
-	Services Globs             `json:"services,omitempty" jsonschema_description:"Which services to follow, by name."`
+	Services plugin.Selection  `json:"services,omitempty" jsonschema_description:"Which services to follow, by name. The servers' own service, consul, is left out unless exclude says otherwise."`
 	Kinds    []string          `json:"kinds,omitempty" jsonschema_description:"Kinds of instances to take: typical, connect-proxy, mesh-gateway, terminating-gateway, ingress-gateway, api-gateway. Default: [typical], which leaves out the proxies and gateways of Consul's own mesh."`
 	Tags     []string          `json:"tags,omitempty" jsonschema_description:"Tags that an instance must have, all of them."`
 	Meta     map[string]string `json:"meta,omitempty" jsonschema_description:"Service metadata that an instance must have, all of it, with exactly these values."`
 	Filter   string            `json:"filter,omitempty" jsonschema_description:"Filter expression in Consul's language for /v1/health/service, evaluated by Consul. Example: Node.Meta.rack == \"r1\"."`
 
-	TaggedAddress string   `json:"tagged_address,omitempty" jsonschema_description:"Tagged address to prefer (lan, wan, lan_ipv4, wan_ipv4, ... or your own). An instance without it is reached at its usual address."`
-	NodeMeta      []string `json:"node_meta,omitempty" jsonschema_description:"Metadata keys of nodes, as globs (* any run, ? one character), that are added to the metadata of the node's instances. The service's own metadata wins. Default: none."`
+	TaggedAddress string       `json:"tagged_address,omitempty" jsonschema_description:"Tagged address to prefer (lan, wan, lan_ipv4, wan_ipv4, ... or your own). An instance without it is reached at its usual address."`
+	NodeMeta      plugin.Globs `json:"node_meta,omitempty" jsonschema_description:"Metadata keys of nodes, as globs (* any run, ? one character), that are added to the metadata of the node's instances. The service's own metadata wins. Default: none."`
 
 	Wait           plugin.Duration `json:"wait,omitempty" jsonschema_description:"How long one blocking query waits for a change, 10s to 10m. Default: 5m."`
 	RemoveGrace    plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, or after the agent was replaced, what is missing is kept, so that agents can register again. 0s removes at once. Default: 30s."`
@@ -52,12 +51,6 @@ type TLSConfig struct {
 	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty" jsonschema_description:"Do not verify Consul's certificate. For trials only: whoever sits between can then add instances."`
 }
 
-// Globs selects names. A name is selected if any of Include matches, or Include is empty, and none of Exclude matches.
-type Globs struct {
-	Include []string `json:"include,omitempty" jsonschema_description:"Globs (* any run, ? one character, [a-z] one of). Empty: every name."`
-	Exclude []string `json:"exclude,omitempty" jsonschema_description:"Globs; they win over include. Default: [consul], the servers' own service."`
-}
-
 // kindTypical is what the configuration calls the kind that Consul leaves empty.
 const kindTypical = "typical"
 
@@ -65,7 +58,7 @@ const kindTypical = "typical"
 var DefaultConfig = Config{
 	Address:     "http://127.0.0.1:8500",
 	Scheme:      "http",
-	Services:    Globs{Exclude: []string{"consul"}},
+	Services:    plugin.Selection{Exclude: plugin.Globs{"consul"}},
 	Kinds:       []string{kindTypical},
 	Wait:        plugin.Duration(5 * time.Minute),
 	RemoveGrace: plugin.Duration(30 * time.Second),
@@ -120,16 +113,8 @@ func (c Config) Validate() error {
 		bad("partition", "wildcards are not supported here; use one registry per partition")
 	}
 
-	globs := func(field string, globs []string) {
-		for i, g := range globs {
-			if _, err := path.Match(g, ""); err != nil || g == "" {
-				bad(fmt.Sprintf("%s[%d]", field, i), "%q is no glob; use *, ? and [a-z], and \\ before one of them that is meant literally", g)
-			}
-		}
-	}
-	globs("services.include", c.Services.Include)
-	globs("services.exclude", c.Services.Exclude)
-	globs("node_meta", c.NodeMeta)
+	errs = append(errs, c.Services.Check("services")...)
+	errs = append(errs, c.NodeMeta.Check("node_meta")...)
 
 	known := []string{
 		kindTypical, string(api.ServiceKindConnectProxy), string(api.ServiceKindMeshGateway),
@@ -207,17 +192,4 @@ func (t target) String() string {
 		return "unix://" + t.socket
 	}
 	return t.scheme + "://" + t.host + t.prefix
-}
-
-// match reports whether g selects name.
-func (g Globs) match(name string) bool {
-	return (len(g.Include) == 0 || matchAny(g.Include, name)) && !matchAny(g.Exclude, name)
-}
-
-// matchAny reports whether any of the globs, which Validate has seen, matches name.
-func matchAny(globs []string, name string) bool {
-	return slices.ContainsFunc(globs, func(g string) bool {
-		ok, _ := path.Match(g, name)
-		return ok
-	})
 }

@@ -50,8 +50,8 @@ func TestValidate(t *testing.T) {
 		"namespaces":        {func(c *Config) { c.Namespaces = []string{"*"} }, []string{"namespaces[0]"}},
 		"partition":         {func(c *Config) { c.Partition = "*" }, []string{"partition"}},
 		"globs": {func(c *Config) {
-			c.Services = Globs{Include: []string{"a*", "[a"}, Exclude: []string{""}}
-			c.NodeMeta = []string{"["}
+			c.Services = plugin.Selection{Include: plugin.Globs{"a*", "[a"}, Exclude: plugin.Globs{""}}
+			c.NodeMeta = plugin.Globs{"["}
 		}, []string{"services.include[1]", "services.exclude[0]", "node_meta[0]"}},
 		"kinds":          {func(c *Config) { c.Kinds = []string{"typical", "proxy"} }, []string{"kinds[1]"}},
 		"wait too short": {func(c *Config) { c.Wait = plugin.Duration(time.Second) }, []string{"wait"}},

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -17,7 +18,7 @@ type converter struct {
 	tags          []string
 	meta          map[string]string
 	taggedAddress string
-	nodeMeta      []string
+	nodeMeta      plugin.Globs
 }
 
 func newConverter(c Config) converter {
@@ -118,7 +119,7 @@ func (c converter) instanceMeta(e *api.ServiceEntry) map[string]string {
 	}
 	meta := make(map[string]string, len(e.Service.Meta)+len(e.Node.Meta))
 	for k, v := range e.Node.Meta {
-		if matchAny(c.nodeMeta, k) {
+		if c.nodeMeta.Match(k) {
 			meta[k] = v
 		}
 	}
@@ -174,30 +175,4 @@ func locality(e *api.ServiceEntry) registry.Locality {
 		}
 	}
 	return registry.Locality{}
-}
-
-// equalInstances reports whether two converted answers say the same. It is what drops the wakes that change nothing, such as a
-// check with new output.
-func equalInstances(a, b []registry.Instance) bool {
-	return slices.EqualFunc(a, b, func(a, b registry.Instance) bool {
-		return a.ID == b.ID && a.Address == b.Address && a.Health == b.Health && a.Disabled == b.Disabled &&
-			a.Locality == b.Locality && a.Cluster == b.Cluster && a.Node == b.Node &&
-			(a.Weight == nil) == (b.Weight == nil) && (a.Weight == nil || *a.Weight == *b.Weight) &&
-			slices.Equal(a.Ports, b.Ports) && slices.Equal(a.Tags, b.Tags) && maps.Equal(a.Meta, b.Meta)
-	})
-}
-
-// keepMissing returns next with those instances of known that it lacks, sorted by ID, and how many those are. Both are sorted by ID.
-func keepMissing(known, next []registry.Instance) (merged []registry.Instance, missing int) {
-	merged = slices.Clone(next)
-	for _, k := range known {
-		if _, ok := slices.BinarySearchFunc(next, k.ID, func(i registry.Instance, id string) int { return cmp.Compare(i.ID, id) }); !ok {
-			merged = append(merged, k)
-			missing++
-		}
-	}
-	if missing > 0 {
-		slices.SortFunc(merged, func(a, b registry.Instance) int { return cmp.Compare(a.ID, b.ID) })
-	}
-	return merged, missing
 }

@@ -2,7 +2,6 @@ package consul
 
 import (
 	"encoding/json"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/consul/api"
 
+	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -156,49 +156,6 @@ func TestConvert(t *testing.T) {
 	}
 }
 
-// TestEqualInstancesSeesEveryField shows that no field of an instance can change without being noticed, those included that are added to
-// registry.Instance later.
-func TestEqualInstancesSeesEveryField(t *testing.T) {
-	full := func() registry.Instance {
-		return registry.Instance{ID: "i", Address: "a", Ports: []registry.Port{{Number: 1}}, Meta: map[string]string{"k": "v"}, Tags: []string{"t"}, Weight: new(1.0)}
-	}
-	if !equalInstances([]registry.Instance{full()}, []registry.Instance{full()}) {
-		t.Error("equal instances are called different")
-	}
-	for i := range reflect.TypeFor[registry.Instance]().NumField() {
-		changed := full()
-		field := reflect.ValueOf(&changed).Elem().Field(i)
-		name := reflect.TypeFor[registry.Instance]().Field(i).Name
-		switch field.Kind() {
-		case reflect.String:
-			field.SetString("other")
-		case reflect.Bool:
-			field.SetBool(true)
-		case reflect.Uint8:
-			field.SetUint(3)
-		case reflect.Struct:
-			field.Field(0).SetString("other")
-		default:
-			field.SetZero()
-		}
-		if equalInstances([]registry.Instance{full()}, []registry.Instance{changed}) {
-			t.Errorf("a change of %s goes unnoticed", name)
-		}
-	}
-}
-
-// TestKeepMissing shows that what is missing is kept as it was, in order, and that what is there is taken as it is.
-func TestKeepMissing(t *testing.T) {
-	i := func(id, address string) registry.Instance { return registry.Instance{ID: id, Address: address} }
-	merged, missing := keepMissing(
-		[]registry.Instance{i("a", "old"), i("b", "old"), i("d", "old")},
-		[]registry.Instance{i("b", "new"), i("c", "new")})
-	want := []registry.Instance{i("a", "old"), i("b", "new"), i("c", "new"), i("d", "old")}
-	if diff := cmp.Diff(want, merged); diff != "" || missing != 2 {
-		t.Errorf("%d missing, want 2; merged (-want +got):\n%s", missing, diff)
-	}
-}
-
 // TestHostTemplate shows the default hosts, which are the names that Consul's own DNS has.
 func TestHostTemplate(t *testing.T) {
 	tmpl := template.Must(template.New("").Parse(hostTemplate))
@@ -242,11 +199,8 @@ func FuzzConvert(f *testing.F) {
 				t.Errorf("id %q twice", got[i].ID)
 			}
 		}
-		if !equalInstances(got, c.instances(entries)) {
+		if !plugin.EqualInstances(got, c.instances(entries)) {
 			t.Errorf("converted twice, it differs: %v", got)
-		}
-		if merged, missing := keepMissing(got, got); missing != 0 || !equalInstances(merged, got) {
-			t.Errorf("%d missing in itself", missing)
 		}
 	})
 }

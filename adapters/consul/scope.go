@@ -38,6 +38,9 @@ type scope struct {
 	datacenter, namespace string
 	id                    string // names the scope in states, "catalog" or "catalog dc2/ns"
 
+	// arrived is to be called with each complete listing.
+	arrived func()
+
 	// gate is closed once every service of the first listing was asked for once. Watches wait for it before they hold a connection, so
 	// that a limit of connections hits the following of services and not the first listing.
 	gate chan struct{}
@@ -50,7 +53,6 @@ type scope struct {
 	watches   map[string]*watch
 	unaskable map[string]bool // services listed as problems, because HTTP cannot carry their names
 	untried   int             // services of the first listing that were not asked for yet
-	listed    bool            // the first complete listing is in
 	gateOpen  bool
 	// epoch counts the times that the server may have become another one. An index is good within its epoch only: one above the server's would
 	// block for the whole wait.
@@ -86,6 +88,7 @@ func newScope(a *Adapter, st *state, catalog plugin.Catalog, fetches chan struct
 		config: a.config, log: a.env.Log, clients: a.clients, convert: a.convert, target: a.clients.target,
 		state: st, catalog: catalog, fetches: fetches,
 		datacenter: datacenter, namespace: namespace, id: id,
+		arrived:   st.listing.Expect(),
 		gate:      make(chan struct{}),
 		listing:   make(chan struct{}, 1),
 		watches:   map[string]*watch{},
@@ -174,7 +177,7 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 	defer s.mu.Unlock()
 	now := time.Now()
 	for name := range l.names {
-		if !s.config.Services.match(name) {
+		if !s.config.Services.Match(name) {
 			continue
 		}
 		if w := s.watches[name]; w != nil {
@@ -189,7 +192,6 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 		}
 		w := newWatch(s, name, now)
 		s.watches[name] = w
-		s.state.expect()
 		if !s.gateOpen {
 			s.untried++
 		}
@@ -215,10 +217,7 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 			s.catalog.Problem("service "+s.key(name).String(), "")
 		}
 	}
-	if !s.listed {
-		s.listed = true
-		s.state.arrived()
-	}
+	s.arrived()
 	return nil
 }
 

@@ -23,8 +23,8 @@ type watch struct {
 	// known is what the catalog was told, sorted by ID; published says that it was told at all.
 	known     []registry.Instance
 	published bool
-	// arrived says that the first complete answer is in.
-	arrived bool
+	// arrived is to be called with each complete answer.
+	arrived func()
 	// index is where the next query waits, good in epoch only; 0 asks without waiting.
 	index, epoch uint64
 	// highest is the last answer's index, which survives errors, by whether the answer came from Consul's streams: the two count differently.
@@ -33,9 +33,9 @@ type watch struct {
 	wait time.Duration
 	// lastOutage is when this watch last found the registry away or replaced.
 	lastOutage time.Time
-	// broken says that there was no answer since the last error, and shown that the state has a fault of this watch.
-	broken, shown bool
-	retry         plugin.Backoff
+	// broken says that there was no answer since the last error.
+	broken bool
+	retry  plugin.Backoff
 	// odd counts the empty answers in a row about a service that is listed.
 	odd int
 	// idle counts the wakes in a row that came at once and changed nothing.
@@ -53,6 +53,7 @@ func newWatch(s *scope, name string, now time.Time) *watch {
 	return &watch{
 		s: s, name: name, key: key, id: "service " + key.String(), seen: now,
 		highest: map[bool]uint64{},
+		arrived: s.state.listing.Expect(),
 		retry:   plugin.Backoff{First: 500 * time.Millisecond, Most: 30 * time.Second},
 	}
 }
@@ -93,7 +94,7 @@ func (w *watch) run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case gone:
-			w.complete()
+			w.arrived()
 			return
 		case errors.Is(err, errPoked):
 			continue
@@ -185,7 +186,7 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 	w.highest[streamed] = meta.LastIndex
 
 	next := w.s.convert.instances(entries)
-	merged, missing := keepMissing(w.known, next)
+	merged, missing := plugin.UnionInstances(next, w.known)
 	if waited && (missing > 0 || len(entries) == 0) {
 		// Consul answers queries that wait from streams, which say neither what was filtered by ACL nor whether there is a leader. What is
 		// missing therefore counts only in the answer to a query that does not wait.
@@ -222,7 +223,7 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 		w.fault(nil)
 		changed = w.publish(next)
 	}
-	w.complete()
+	w.arrived()
 	return false, changed, nil
 }
 
@@ -307,7 +308,7 @@ func (w *watch) publish(next []registry.Instance) bool {
 		w.s.catalog.Remove(w.key)
 		return true
 	}
-	if w.published && equalInstances(w.known, next) {
+	if w.published && plugin.EqualInstances(w.known, next) {
 		return false
 	}
 	w.known, w.published = next, true
@@ -315,20 +316,8 @@ func (w *watch) publish(next []registry.Instance) bool {
 	return true
 }
 
-// complete says once that the first complete answer is in.
-func (w *watch) complete() {
-	if !w.arrived {
-		w.arrived = true
-		w.s.state.arrived()
-	}
-}
-
 // fault shows what is wrong with the watch, or with nil that nothing is.
 func (w *watch) fault(f *fault) {
-	if f == nil && !w.shown {
-		return
-	}
-	w.shown = f != nil
 	if f != nil {
 		f = w.s.located(f)
 	}

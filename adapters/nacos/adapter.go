@@ -89,7 +89,7 @@ type run struct {
 
 // Run follows the servers until ctx ends and returns nil then. It has no other end: whatever Nacos does is a matter for trying again.
 func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
-	st := newState(catalog, a.env.Log)
+	st := newState(catalog)
 	client := newHTTPClient(a.tls)
 	defer client.CloseIdleConnections()
 	r := &run{
@@ -101,7 +101,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	}
 	// Everything that is awaited is counted before anything can arrive.
 	if a.config.allNamespaces() {
-		st.expect()
+		r.scopes.named = st.listing.Expect()
 	} else {
 		for _, n := range a.config.Namespaces {
 			r.scopes.get(canonicalNamespace(n), canonicalNamespace(n), false)
@@ -130,12 +130,11 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 			}
 		}
 		r.log.Debug("session ended", slog.Any("err", err))
-		kind, other := faultAway, faultAuth
+		kind := faultAway
 		if _, ok := errors.AsType[*errLogin](err); ok || isRefused(err) {
-			kind, other = faultAuth, faultAway
+			kind = faultAuth
 		}
-		st.set("server", kind, err)
-		st.set("server", other, nil)
+		st.faults.Set("server", kind, err)
 		// The other servers are tried at once.
 		if failures++; failures%len(a.servers) == 0 && !plugin.Pause(ctx, retry.Next(), nil) {
 			break
@@ -196,8 +195,7 @@ func (r *run) session(ctx context.Context, s server) error {
 	}
 	number := r.mirror.begin(polling)
 	r.detail(polling)
-	r.state.set("server", faultAway, nil)
-	r.state.set("server", faultAuth, nil)
+	r.state.faults.Clear("server")
 	var src source = polled{api}
 	if c != nil {
 		src = c
@@ -218,7 +216,7 @@ func (r *run) session(ctx context.Context, s server) error {
 	}
 	g.do(func() error { r.mirror.keepGrace(ctx); return nil })
 	g.do(func() error {
-		r.auth.keepFresh(ctx, s, func(err error) { r.state.set("login", faultAuth, err) })
+		r.auth.keepFresh(ctx, s, func(err error) { r.state.faults.Set("login", faultAuth, err) })
 		return nil
 	})
 	d.run(ctx, g)
@@ -228,7 +226,7 @@ func (r *run) session(ctx context.Context, s server) error {
 		c.close() // ends the stream
 	}
 	g.wg.Wait()
-	r.state.set("login", faultAuth, nil)
+	r.state.faults.Clear("login")
 	return fmt.Errorf("server %s: %w", s.address(), context.Cause(ctx))
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -31,9 +30,9 @@ type Config struct {
 	Region        string        `json:"region,omitempty" jsonschema_description:"The cloud's region: requests are then signed by version 4 of its scheme. Default: version 1."`
 	TLS           TLSConfig     `json:"tls,omitempty" jsonschema_description:"TLS towards the servers: for gRPC if grpc is true, for the HTTP API of servers that are written with https://."`
 
-	Namespaces []string `json:"namespaces,omitempty" jsonschema_description:"Ids of the namespaces to follow, or [\"*\"] for all, which needs the right to list them. Default: [public]."`
-	Groups     []string `json:"groups,omitempty" jsonschema_description:"Groups to follow, by name or glob (* any run, ? one character). Names alone spare the server's list of everything. Default: [\"*\"]."`
-	Services   Globs    `json:"services,omitempty" jsonschema_description:"Which services to follow, by name."`
+	Namespaces []string         `json:"namespaces,omitempty" jsonschema_description:"Ids of the namespaces to follow, or [\"*\"] for all, which needs the right to list them. Default: [public]."`
+	Groups     plugin.Globs     `json:"groups,omitempty" jsonschema_description:"Groups to follow, by name or glob (* any run, ? one character). Names alone spare the server's list of everything. Default: [\"*\"]."`
+	Services   plugin.Selection `json:"services,omitempty" jsonschema_description:"Which services to follow, by name."`
 
 	ClusterLocality string    `json:"cluster_locality,omitempty" jsonschema:"enum=none,enum=region,enum=zone,enum=sub_zone" jsonschema_description:"Part of the locality that an instance's cluster names. Default: none; the cluster is a label in any case."`
 	Ports           []PortKey `json:"ports,omitempty" jsonschema_description:"More ports of an instance, out of its metadata."`
@@ -53,12 +52,6 @@ type TLSConfig struct {
 	KeyFile            string `json:"key_file,omitempty" jsonschema_description:"PEM file of the client certificate's key."`
 	ServerName         string `json:"server_name,omitempty" jsonschema_description:"Name that the servers' certificates must carry. Default: the host of each."`
 	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty" jsonschema_description:"Do not verify the servers' certificates. For trials only: whoever sits between can then add instances."`
-}
-
-// Globs selects names. A name is selected if any of Include matches, or Include is empty, and none of Exclude matches.
-type Globs struct {
-	Include []string `json:"include,omitempty" jsonschema_description:"Globs (* any run, ? one character, [a-z] one of). Empty: every name."`
-	Exclude []string `json:"exclude,omitempty" jsonschema_description:"Globs; they win over include."`
 }
 
 // PortKey is a port that instances state in their metadata.
@@ -85,7 +78,7 @@ var DefaultConfig = Config{
 	GRPCPortOffset:  grpcOffset,
 	Protocol:        protocolAuto,
 	Namespaces:      []string{publicNamespace},
-	Groups:          []string{"*"},
+	Groups:          plugin.Globs{"*"},
 	ClusterLocality: "none",
 	ListInterval:    plugin.Duration(5 * time.Second),
 	PollInterval:    plugin.Duration(10 * time.Second),
@@ -139,16 +132,8 @@ func (c Config) Validate() error {
 			bad(at, "%q is listed twice", canonicalNamespace(n))
 		}
 	}
-	globs := func(field string, globs []string) {
-		for i, g := range globs {
-			if _, err := path.Match(g, ""); err != nil || g == "" {
-				bad(fmt.Sprintf("%s[%d]", field, i), "%q is no glob; use *, ? and [a-z], and \\ before one of them that is meant literally", g)
-			}
-		}
-	}
-	globs("groups", c.Groups)
-	globs("services.include", c.Services.Include)
-	globs("services.exclude", c.Services.Exclude)
+	errs = append(errs, c.Groups.Check("groups")...)
+	errs = append(errs, c.Services.Check("services")...)
 
 	switch c.ClusterLocality {
 	case "", "none", "region", "zone", "sub_zone":
@@ -247,22 +232,5 @@ func (c Config) namedGroups() (groups []string, ok bool) {
 
 // selects reports whether the service is one to follow.
 func (c Config) selects(group, name string) bool {
-	return matchAny(c.Groups, group) && c.Services.match(name)
-}
-
-// match reports whether g selects name.
-func (g Globs) match(name string) bool {
-	return (len(g.Include) == 0 || matchAny(g.Include, name)) && !matchAny(g.Exclude, name)
-}
-
-// matchAny reports whether any of the globs, which Validate has seen, matches name. Unlike in a path, * matches a slash too.
-func matchAny(globs []string, name string) bool {
-	name = strings.ReplaceAll(name, "/", "\x00")
-	return slices.ContainsFunc(globs, func(g string) bool {
-		if g == "*" {
-			return true
-		}
-		ok, _ := path.Match(strings.ReplaceAll(g, "/", "\x00"), name)
-		return ok
-	})
+	return c.Groups.Match(group) && c.Services.Match(name)
 }

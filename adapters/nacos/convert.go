@@ -2,7 +2,6 @@ package nacos
 
 import (
 	"cmp"
-	"maps"
 	"math"
 	"net"
 	"slices"
@@ -78,31 +77,4 @@ func (c converter) instance(h *model.Instance) registry.Instance {
 		i.Locality.SubZone = cluster
 	}
 	return i
-}
-
-// equalInstances reports whether two converted answers say the same. It is what drops the answers that change nothing.
-func equalInstances(a, b []registry.Instance) bool {
-	return slices.EqualFunc(a, b, func(a, b registry.Instance) bool {
-		return a.ID == b.ID && a.Address == b.Address && a.Health == b.Health && a.Disabled == b.Disabled &&
-			a.Locality == b.Locality && a.Cluster == b.Cluster && *a.Weight == *b.Weight &&
-			slices.Equal(a.Ports, b.Ports) && maps.Equal(a.Meta, b.Meta)
-	})
-}
-
-// union returns first with those instances of second that it lacks, sorted by ID, and how many those are. Both are sorted by ID.
-func union(first, second []registry.Instance) (all []registry.Instance, added int) {
-	for _, s := range second {
-		if _, ok := slices.BinarySearchFunc(first, s.ID, func(i registry.Instance, id string) int { return cmp.Compare(i.ID, id) }); !ok {
-			if added == 0 {
-				all = slices.Clone(first)
-			}
-			all = append(all, s)
-			added++
-		}
-	}
-	if added == 0 {
-		return first, 0
-	}
-	slices.SortFunc(all, func(a, b registry.Instance) int { return cmp.Compare(a.ID, b.ID) })
-	return all, added
 }

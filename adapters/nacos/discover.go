@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,8 +31,9 @@ const (
 	fuzzyWait = 30 * time.Second
 	// maxPatterns is how many groups are watched by a pattern each; a server takes 20 patterns of all its clients together.
 	maxPatterns = 4
-	// namespacesEvery is how often namespaces are listed.
-	namespacesEvery = 30 * time.Second
+	// namespacesEvery is how often namespaces are listed, or each namespacesRounds list intervals if that is sooner.
+	namespacesEvery  = 30 * time.Second
+	namespacesRounds = 6
 	// refusedWait is the pause after a refusal.
 	refusedWait = 15 * time.Second
 )
@@ -46,9 +48,10 @@ type scope struct {
 	// secondary says that nobody need use it: what is wrong with it is no fault of the registry.
 	secondary bool
 
+	// arrived is to be called with each complete list.
+	arrived func()
+
 	mu sync.Mutex // guards everything below
-	// listed says that the first complete list is in.
-	listed bool
 	// exists says that the namespace is known to exist.
 	exists bool
 }
@@ -82,10 +85,11 @@ type pattern struct {
 // scopes are the namespaces that are followed, over all sessions.
 type scopes struct {
 	state *state
-	mu    sync.Mutex // guards everything below
-	all   map[string]*scope
-	// named says that all namespaces are known for the first time.
-	named bool
+	// named is to be called when all namespaces are known, where they have to be asked for.
+	named func()
+
+	mu  sync.Mutex // guards everything below
+	all map[string]*scope
 }
 
 // get returns the scope of a namespace as requests write it.
@@ -94,13 +98,27 @@ func (s *scopes) get(namespace, wire string, secondary bool) *scope {
 	defer s.mu.Unlock()
 	sc := s.all[wire]
 	if sc == nil {
-		sc = &scope{namespace: namespace, wire: wire, secondary: secondary, exists: namespace == publicNamespace}
+		sc = &scope{namespace: namespace, wire: wire, secondary: secondary, exists: namespace == publicNamespace, arrived: func() {}}
 		s.all[wire] = sc
 		if !secondary {
-			s.state.expect()
+			sc.arrived = s.state.listing.Expect()
 		}
 	}
 	return sc
+}
+
+// namespaces returns the namespaces that have been followed, sorted.
+func (s *scopes) namespaces() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for _, sc := range s.all {
+		if !sc.secondary {
+			names = append(names, sc.namespace)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // run learns of services until ctx ends, or an error ends the session.
@@ -129,17 +147,27 @@ func (d *discovery) run(ctx context.Context, group *group) {
 	// As above.
 	group.do(func() error {
 		known := map[string]bool{}
+		// What earlier sessions have learnt is followed at once, and also if it is listed no more: its services may yet go.
+		for _, n := range d.scopes.namespaces() {
+			known[n] = true
+			follow(n)
+		}
 		for {
 			names, err := d.api.namespaces(ctx)
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			wait := namespacesEvery
-			if err != nil {
-				wait = refusedWait
+			wait := min(namespacesEvery, namespacesRounds*time.Duration(d.config.ListInterval))
+			switch {
+			case isAbsent(err):
+				err = fmt.Errorf("list the namespaces: %w: the server has no API for it; name them under config.namespaces", err)
+			case err != nil:
 				err = fmt.Errorf("list the namespaces: %w; give the user the right to, or name them under config.namespaces", err)
 			}
-			d.state.set("namespaces", faultNamespace, err)
+			if err != nil {
+				wait = refusedWait
+			}
+			d.state.faults.Set("namespaces", faultNamespace, err)
 			for _, n := range names {
 				if !known[n] {
 					known[n] = true
@@ -151,13 +179,7 @@ func (d *discovery) run(ctx context.Context, group *group) {
 				}
 			}
 			if err == nil {
-				d.scopes.mu.Lock()
-				first := !d.scopes.named
-				d.scopes.named = true
-				d.scopes.mu.Unlock()
-				if first {
-					d.state.arrived()
-				}
+				d.scopes.named()
 			}
 			if !plugin.Pause(ctx, plugin.Jitter(wait), nil) {
 				return context.Cause(ctx)
@@ -200,12 +222,13 @@ func (d *discovery) patternsOf(sc *scope) []*pattern {
 // fuzzyFollow learns of a namespace's services by fuzzy watches. It returns nil if the server has none.
 func (d *discovery) fuzzyFollow(ctx context.Context, sc *scope) error {
 	patterns := d.patternsOf(sc)
+	_, named := d.config.namedGroups()
 	retry := plugin.Backoff{First: time.Second, Most: refusedWait}
 	lists := lister{d: d, scope: sc}
 	begun, settled := false, false
 	for {
 		asked := time.Now()
-		over := false
+		over, refused := false, false
 		var fault error
 		for _, p := range patterns {
 			err := d.conn.fuzzyWatch(ctx, sc.wire, p.text, d.received(p), !begun)
@@ -216,6 +239,9 @@ func (d *discovery) fuzzyFollow(ctx context.Context, sc *scope) error {
 				return nil
 			case hasCode(err, codeMatchesOverLimit), hasCode(err, codePatternsOverLimit):
 				over = true
+			case named && isForbidden(err):
+				// Read on the group alone is enough for a list.
+				over, refused = true, true
 			case err != nil && (isTransport(err) || hasCode(err, codeUnregistered)):
 				return fmt.Errorf("%w: %w", errSession, err)
 			case err != nil:
@@ -231,7 +257,7 @@ func (d *discovery) fuzzyFollow(ctx context.Context, sc *scope) error {
 			continue
 		}
 		retry.Reset()
-		begun = true
+		begun = begun || !refused
 		if over {
 			// What the server leaves out is learnt by lists until the next look.
 			if err := lists.runFor(ctx, fuzzyResync); err != nil {
@@ -352,23 +378,17 @@ func (d *discovery) complete(ctx context.Context, sc *scope, ids map[serviceID]b
 	if len(ids) == 0 {
 		if err := d.doubt(ctx, sc); err != nil {
 			if ctx.Err() == nil {
-				d.state.set(sc.id(), faultNamespace, err)
+				d.state.faults.Set(sc.id(), faultNamespace, err)
 			}
 			return false, false
 		}
 	}
 	changed = d.mirror.list(sc.wire, ids, asked)
-	d.state.set(sc.id(), faultNamespace, nil)
-	d.state.set(sc.id(), faultList, nil)
-	d.state.set(sc.id(), faultAuth, nil)
+	d.state.faults.Clear(sc.id())
 	sc.mu.Lock()
-	first := !sc.listed
-	sc.listed = true
 	sc.exists = sc.exists || len(ids) > 0
 	sc.mu.Unlock()
-	if first && !sc.secondary {
-		d.state.arrived()
-	}
+	sc.arrived()
 	return true, changed
 }
 
@@ -410,7 +430,7 @@ func (d *discovery) listFault(sc *scope, err error) {
 	} else {
 		err = fmt.Errorf("list the services of namespace %q: %w", sc.namespace, err)
 	}
-	d.state.set(sc.id(), kind, err)
+	d.state.faults.Set(sc.id(), kind, err)
 }
 
 // listFollow learns of a namespace's services by lists until ctx ends.

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	mcp "istio.io/api/mcp/v1alpha1"
 
+	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -45,7 +46,7 @@ func newTestMirror(t testing.TB, c Config) (*mirror, nothing) {
 	t.Helper()
 	catalog := nothing{t, map[registry.Key][]registry.Instance{}}
 	log := slog.New(slog.DiscardHandler)
-	return newMirror(c.withDefaults(), log, catalog, newState(catalog, log)), catalog
+	return newMirror(c.withDefaults(), log, catalog, newState(catalog)), catalog
 }
 
 var serverTypes = []string{
@@ -173,7 +174,7 @@ func TestConvert(t *testing.T) {
 		{ID: "10.0.0.2:80", Address: "10.0.0.2", Ports: []registry.Port{{Number: 80}}, Weight: new(2.0), Health: registry.HealthPassing, Cluster: "DEFAULT", Locality: registry.Locality{Zone: "DEFAULT"}},
 		{ID: "[::1]:2147483647", Address: "::1", Ports: []registry.Port{{Number: math.MaxInt32}}, Weight: new(1.0), Health: registry.HealthPassing, Cluster: "DEFAULT", Locality: registry.Locality{Zone: "DEFAULT"}},
 	}
-	if !equalInstances(got, want) {
+	if !plugin.EqualInstances(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 }

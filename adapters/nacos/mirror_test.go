@@ -167,7 +167,7 @@ func newBench(t *testing.T, c Config) *bench {
 	b := &book{services: map[string]string{}, problems: map[string]string{}}
 	log := slog.New(slog.DiscardHandler)
 	be := &bench{t: t, b: b, src: &script{answers: map[serviceID]string{}, clock: 1}, end: func() {}}
-	be.m = newMirror(c.withDefaults(), log, b, newState(b, log))
+	be.m = newMirror(c.withDefaults(), log, b, newState(b))
 	t.Cleanup(func() { be.end() })
 	return be
 }
@@ -362,6 +362,25 @@ func TestSubscriptionWithoutPush(t *testing.T) {
 	})
 }
 
+// TestSubscriptionWithoutPushOfTwoNamespaces shows that the push of one service is not taken for a sign that another of the same name is subscribed.
+func TestSubscriptionWithoutPushOfTwoNamespaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{})
+		dev := serviceID{"dev", "G", "web"}
+		be.src.set(web, "10.0.0.1")
+		be.src.set(dev, "10.1.0.1")
+		be.session()
+		be.m.add(web)
+		be.m.add(dev)
+		synctest.Wait()
+		be.push(web, 1, "10.0.0.1")
+		be.src.set(dev, "10.1.0.2") // the server forgot the subscription, and pushes nothing
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		be.b.want(t, "the change of the other", map[string]string{"public/G/web": "10.0.0.1:80", "dev/G/web": "10.1.0.2:80"})
+	})
+}
+
 // TestFailures shows which failures end a session, which are tried again, and that none removes anything.
 func TestFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -378,8 +397,17 @@ func TestFailures(t *testing.T) {
 		be.b.want(t, "allowed", map[string]string{"public/G/web": "10.0.0.1:80"})
 		be.b.wantState(t, "allowed", "")
 
-		be.src.fail(&serverError{code: codeBadParameter, message: "illegal"})
+		be.src.fail(&serverError{code: codeForbidden, message: "authorization failed!"})
 		be.list(web, db)
+		be.b.wantState(t, "another one, refused", "refuses to show service public/G/db")
+		be.src.fail(&serverError{code: 500, message: "broken"})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		be.b.wantState(t, "no more refused, but broken", "service public/G/db: ")
+		if strings.Contains(be.b.degraded, "refuses") {
+			t.Errorf("what is over is still shown: %s", be.b.degraded)
+		}
+		be.src.fail(&serverError{code: codeBadParameter, message: "illegal"})
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		be.b.wantState(t, "an illegal name", "")
@@ -449,8 +477,7 @@ func TestNamespaces(t *testing.T) {
 				config: c, log: be.m.log, mirror: be.m, state: be.m.state,
 				api: &httpAPI{server: target, client: s.Client(), auth: newAuth(c, s.Client(), be.m.log)},
 			}
-			be.m.state.expect()
-			ok, _ := d.complete(t.Context(), &scope{namespace: "dev", wire: "dev"}, nil, time.Now())
+			ok, _ := d.complete(t.Context(), &scope{namespace: "dev", wire: "dev", arrived: be.m.state.listing.Expect()}, nil, time.Now())
 			if ok != (test.want == "") || be.b.synced != ok {
 				t.Errorf("believed %t, synced %t", ok, be.b.synced)
 			}
@@ -490,7 +517,7 @@ func TestListsThatAreNone(t *testing.T) {
 		config: c, log: be.m.log, mirror: be.m, state: be.m.state,
 		api: &httpAPI{server: target, client: s.Client(), auth: newAuth(c, s.Client(), be.m.log)},
 	}
-	l := lister{d: d, scope: &scope{namespace: publicNamespace, wire: publicNamespace}}
+	l := lister{d: d, scope: &scope{namespace: publicNamespace, wire: publicNamespace, arrived: be.m.state.listing.Expect()}}
 	listed := func() []string {
 		var names []string
 		for id, s := range be.m.services {
@@ -501,7 +528,6 @@ func TestListsThatAreNone(t *testing.T) {
 		slices.Sort(names)
 		return names
 	}
-	be.m.state.expect()
 	for _, step := range []struct {
 		what    string
 		answers []string

@@ -42,8 +42,8 @@ type service struct {
 	// listed says that the service was in the last list, or told of since; seen is when that was said last.
 	listed bool
 	seen   time.Time
-	// awaited says that the first listing waits for it.
-	awaited bool
+	// arrived is to be called when the first answer is in, or the service is gone.
+	arrived func()
 	// published says that the catalog has it, with shown.
 	published bool
 	shown     []registry.Instance
@@ -70,7 +70,9 @@ type service struct {
 	// made since.
 	unread bool
 	// absent says that a query was made since the service is no more listed.
-	absent   bool
+	absent bool
+	// protected says that the service's protectThreshold is reached. A server does not push that another one was set, so it is asked.
+	protected bool
 	failures plugin.Backoff
 	failed   bool
 	problem  string
@@ -126,8 +128,7 @@ func (m *mirror) begin(polling bool) (number uint64) {
 		s.pushed, s.tries = false, 0
 		if s.failed {
 			s.failed = false
-			m.state.set(s.id.String(), faultService, nil)
-			m.state.set(s.id.String(), faultAuth, nil)
+			m.state.faults.Clear(s.id.String())
 		}
 		s.failures.Reset()
 		m.carryLocked(s, nil)
@@ -160,10 +161,10 @@ func (m *mirror) carryLocked(s *service, instances []registry.Instance) {
 // graceStateLocked shows whether something is kept that the server does not say.
 func (m *mirror) graceStateLocked() {
 	if m.carrying == 0 {
-		m.state.set("grace", faultGrace, nil)
+		m.state.faults.Clear("grace")
 		return
 	}
-	m.state.set("grace", faultGrace, fmt.Errorf(
+	m.state.faults.Set("grace", faultGrace, fmt.Errorf(
 		"instances known before the connection was lost are kept until their clients have registered again, for %v at most (remove_grace)",
 		m.config.RemoveGrace))
 }
@@ -211,14 +212,13 @@ func (m *mirror) addLocked(id serviceID, now time.Time) bool {
 	}
 	s := &service{
 		id: id, key: registry.Key{Namespace: canonicalNamespace(id.namespace), Group: id.group, Name: id.name},
-		listed: true, seen: now, awaited: true,
+		listed: true, seen: now, arrived: m.state.listing.Expect(),
 		failures: plugin.Backoff{First: 250 * time.Millisecond, Most: 15 * time.Second},
 	}
 	m.services[id] = s
 	m.byKey[s.key] = append(m.byKey[s.key], s)
 	named := groupedName{Name: id.name, GroupName: id.group}
 	m.byName[named] = append(m.byName[named], s)
-	m.state.expect()
 	m.queue.add(s, now)
 	return true
 }
@@ -277,7 +277,7 @@ func (m *mirror) groups() []string {
 	}
 	out := make([]string, 0, len(groups))
 	for g := range groups {
-		if matchAny(m.config.Groups, g) {
+		if m.config.Groups.Match(g) {
 			out = append(out, g)
 		}
 	}
@@ -301,8 +301,9 @@ func (m *mirror) push(session uint64, group, name string, info *model.Service, e
 		delete(m.dropped, named)
 		ambiguous = false
 	}
-	for _, s := range all {
-		s.pushed = true
+	// Nobody can say which of several services a push was about, so that none of them has been shown to be subscribed.
+	if len(all) == 1 && !ambiguous {
+		all[0].pushed = true
 	}
 	if err == nil && (ambiguous || len(all) > 1) {
 		for _, s := range all {
@@ -341,7 +342,8 @@ func (m *mirror) answerLocked(s *service, instances []registry.Instance, info *m
 		m.carryLocked(s, kept)
 	}
 	problem := ""
-	if info.ReachProtectionThreshold {
+	if s.protected = info.ReachProtectionThreshold; s.protected {
+		m.queue.add(s, time.Now().Add(plugin.Jitter(time.Duration(m.config.PollInterval))))
 		problem = "protectThreshold is reached: too few instances are healthy, so nacos counts all of them as healthy; mend the instances, or lower the threshold"
 	}
 	m.problemLocked(s, problem)
@@ -364,12 +366,12 @@ func (m *mirror) settleLocked(s *service) {
 
 // publishLocked tells the catalog what is to be shown of a service.
 func (m *mirror) publishLocked(s *service) {
-	shown, _ := union(s.latest, s.carried)
-	if !s.published || !equalInstances(shown, s.shown) {
+	shown, _ := plugin.UnionInstances(s.latest, s.carried)
+	if !s.published || !plugin.EqualInstances(shown, s.shown) {
 		s.published, s.shown = true, shown
 		m.tellLocked(s.key)
 	}
-	m.arrivedLocked(s)
+	s.arrived()
 	if !s.listed && len(s.latest) == 0 {
 		m.queue.add(s, time.Now())
 	}
@@ -381,7 +383,7 @@ func (m *mirror) tellLocked(key registry.Key) {
 	published := false
 	for _, s := range m.byKey[key] {
 		if s.published {
-			all, _ = union(all, s.shown)
+			all, _ = plugin.UnionInstances(all, s.shown)
 			published = true
 		}
 	}
@@ -390,14 +392,6 @@ func (m *mirror) tellLocked(key registry.Key) {
 		return
 	}
 	m.catalog.Set(registry.Service{Key: key}, all)
-}
-
-// arrivedLocked says that the first answer about a service is in.
-func (m *mirror) arrivedLocked(s *service) {
-	if s.awaited {
-		s.awaited = false
-		m.state.arrived()
-	}
 }
 
 func (m *mirror) problemLocked(s *service, text string) {
@@ -432,7 +426,7 @@ func (m *mirror) nextLocked(s *service) step {
 		return stepQuery
 	case !s.listed && s.absent && s.answered && len(s.latest) == 0 && len(s.carried) == 0:
 		return stepRemove
-	case m.polling:
+	case m.polling, s.protected:
 		return stepPoll
 	}
 	return stepNothing
@@ -490,9 +484,7 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 	s.session = session
 	if do == stepSubscribe {
 		s.tries++
-		if s.subscribed = time.Now(); !m.polling && !s.pushed && s.tries < subscribeTries {
-			m.queue.add(s, s.subscribed.Add(pushWait))
-		}
+		s.subscribed = time.Now()
 	}
 	if do == stepQuery && !s.listed {
 		s.absent = true
@@ -503,6 +495,9 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 	}
 	switch m.nextLocked(s) {
 	case stepNothing:
+		if !m.polling && !s.pushed && s.tries < subscribeTries {
+			m.queue.add(s, s.subscribed.Add(pushWait)) // a queue holds one visit, so that any other takes this one away
+		}
 	case stepPoll:
 		m.queue.add(s, time.Now().Add(plugin.Jitter(time.Duration(m.config.PollInterval))))
 	default:
@@ -519,7 +514,8 @@ func (m *mirror) failedLocked(s *service, err error) error {
 	if hasCode(err, codeBadParameter) {
 		// Asking again is of no use. It must not hold up everything else.
 		m.problemLocked(s, fmt.Sprintf("the server does not take a request about it, so its last state is kept: %v; rename it, or exclude it under config.services", err))
-		m.arrivedLocked(s)
+		m.mendedLocked(s) // of what failed before
+		s.arrived()
 		s.session = m.session
 		return nil
 	}
@@ -531,7 +527,7 @@ func (m *mirror) failedLocked(s *service, err error) error {
 		err = fmt.Errorf("service %s: %w", s.id, err)
 	}
 	s.failed = true
-	m.state.set(s.id.String(), kind, err)
+	m.state.faults.Set(s.id.String(), kind, err)
 	m.queue.add(s, time.Now().Add(s.failures.Next()))
 	return nil
 }
@@ -544,8 +540,7 @@ func (m *mirror) mendedLocked(s *service) {
 	if s.failed {
 		s.failed = false
 		s.failures.Reset()
-		m.state.set(s.id.String(), faultService, nil)
-		m.state.set(s.id.String(), faultAuth, nil)
+		m.state.faults.Clear(s.id.String())
 	}
 }
 
@@ -568,7 +563,7 @@ func (m *mirror) removedLocked(s *service) {
 		m.dropped[named] = time.Now()
 	}
 	m.problemLocked(s, "")
-	m.arrivedLocked(s)
+	s.arrived()
 	if s.published {
 		s.published = false
 		m.tellLocked(s.key)
