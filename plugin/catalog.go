@@ -63,6 +63,7 @@ type service struct {
 	// guarded by catalog.mu
 	instances int
 	serving   bool // its ServiceEntry won its name, so its instances are published
+	counted   bool // it is among the services that were counted
 }
 
 // slot is one resource name and who wants it.
@@ -122,8 +123,7 @@ func (c *catalog) service(key registry.Key) *service {
 	s := c.services[key]
 	if s == nil {
 		s = &service{key: key}
-		c.services[key] = s
-		c.countsChangedLocked()
+		c.services[key] = s // the counts follow with its first commit, in one message
 	}
 	return s
 }
@@ -262,9 +262,9 @@ func (c *catalog) commitLocked(s *service, result *translate.Result, instances i
 	if old == nil {
 		old = &translate.Result{}
 	}
-	if instances != s.instances {
+	if !s.counted || instances != s.instances {
 		c.instances += instances - s.instances
-		s.instances = instances
+		s.instances, s.counted = instances, true
 		c.countsChangedLocked()
 	}
 

@@ -98,18 +98,18 @@ func noteDefaults(s *jsonschema.Schema, values any) {
 }
 
 // decode returns the configuration in raw over the defaults. Everything that is wrong with it is in the error, as *FieldError with the
-// whole path; an error is never about anything else.
+// whole path; an error is never about anything else. With an error the configuration is what could be read of it.
 func (t *configType[C]) decode(raw []byte) (C, error) {
-	return t.decodeOver(raw, copyOf(t.defaults))
+	return t.decodeOver(raw, copyOf(t.defaults), validateValue[C])
 }
 
-// decodeAlone is decode without defaults.
-func (t *configType[C]) decodeAlone(raw []byte) (C, error) {
+// decodeAlone is decode without defaults, and with a check in place of the method Validate.
+func (t *configType[C]) decodeAlone(raw []byte, check func(C) error) (C, error) {
 	var c C
-	return t.decodeOver(raw, c)
+	return t.decodeOver(raw, c, check)
 }
 
-func (t *configType[C]) decodeOver(raw []byte, c C) (C, error) {
+func (t *configType[C]) decodeOver(raw []byte, c C, check func(C) error) (C, error) {
 	var zero C
 	raw = bytes.TrimSpace(raw)
 	if len(raw) == 0 || bytes.Equal(raw, []byte("null")) {
@@ -120,8 +120,9 @@ func (t *configType[C]) decodeOver(raw []byte, c C) (C, error) {
 		return zero, &FieldError{Field: t.block, Reason: "not JSON: " + err.Error()}
 	}
 	v = dropNulls(v)
-	if err := t.check(v); err != nil {
-		return zero, err
+	wrong := t.check(v)
+	if wrong != nil {
+		v = prune(v, wrong)
 	}
 	clean, err := json.Marshal(v)
 	if err != nil {
@@ -130,6 +131,9 @@ func (t *configType[C]) decodeOver(raw []byte, c C) (C, error) {
 	d := json.NewDecoder(bytes.NewReader(clean))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&c); err != nil {
+		if wrong != nil {
+			return zero, t.schemaErrors(wrong)
+		}
 		field, reason := t.block, err.Error()
 		if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && e.Field != "" {
 			field += "." + e.Field
@@ -137,12 +141,108 @@ func (t *configType[C]) decodeOver(raw []byte, c C) (C, error) {
 		}
 		return zero, &FieldError{Field: field, Reason: reason}
 	}
+	if wrong == nil {
+		return c, t.errorOf(check(c))
+	}
+	return c, errors.Join(t.schemaErrors(wrong), t.rest(wrong, func() error { return check(c) }))
+}
+
+// validateValue calls the method Validate of c or *c, if there is one.
+func validateValue[C any](c C) error {
 	if v, ok := any(&c).(interface{ Validate() error }); ok {
-		if err := v.Validate(); err != nil {
-			return zero, t.errorOf(err)
+		return v.Validate()
+	}
+	return nil
+}
+
+// invalid is one thing that the schema finds wrong.
+type invalid struct {
+	FieldError
+	location []string // in the document
+	unusable bool     // the value at the location cannot be used; otherwise something is missing there
+}
+
+// schemaErrors returns what the schema found as errors.
+func (t *configType[C]) schemaErrors(wrong []invalid) error {
+	all := make([]error, len(wrong))
+	for i := range wrong {
+		all[i] = &wrong[i].FieldError
+	}
+	return errors.Join(all...)
+}
+
+// rest returns what a check of the remaining configuration finds, after the schema found something wrong and what cannot be used was
+// left out. It drops what may come of that: what is about the same fields, or names one of them.
+func (t *configType[C]) rest(wrong []invalid, check func() error) (err error) {
+	// A check may rely on what the schema promises.
+	defer func() {
+		if p := recover(); p != nil {
+			err = nil
+		}
+	}()
+	var all []error
+	for _, f := range fieldErrors(t.errorOf(check())) {
+		if !slices.ContainsFunc(wrong, func(w invalid) bool { return w.explains(f) }) {
+			all = append(all, f)
 		}
 	}
-	return c, nil
+	return errors.Join(all...)
+}
+
+// explains says whether f may be there because of w alone.
+func (w invalid) explains(f *FieldError) bool {
+	if inBlock(f.Field, w.Field) || inBlock(w.Field, f.Field) && strings.Contains(f.Field, ".") {
+		return true
+	}
+	name := w.Field[strings.LastIndexByte(w.Field, '.')+1:]
+	name, _, _ = strings.Cut(name, "[")
+	return name != "" && slices.Contains(strings.FieldsFunc(f.Reason, func(r rune) bool {
+		return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r)
+	}), name)
+}
+
+// inBlock says whether a path is that of a block or of something in it.
+func inBlock(path, block string) bool {
+	rest, ok := strings.CutPrefix(path, block)
+	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+}
+
+// prune returns doc without what cannot be used. Lists keep their length.
+func prune(doc any, wrong []invalid) any {
+	for _, w := range wrong {
+		if !w.unusable {
+			continue
+		}
+		if len(w.location) == 0 {
+			return map[string]any{}
+		}
+		within, last := doc, len(w.location)-1
+		for _, token := range w.location[:last] {
+			within = child(within, token)
+		}
+		switch x := within.(type) {
+		case map[string]any:
+			delete(x, w.location[last])
+		case []any:
+			if i, err := strconv.Atoi(w.location[last]); err == nil && i >= 0 && i < len(x) {
+				x[i] = nil
+			}
+		}
+	}
+	return doc
+}
+
+// child returns what a document has at one step of a location, nil if there is nothing.
+func child(doc any, token string) any {
+	switch x := doc.(type) {
+	case map[string]any:
+		return x[token]
+	case []any:
+		if i, err := strconv.Atoi(token); err == nil && i >= 0 && i < len(x) {
+			return x[i]
+		}
+	}
+	return nil
 }
 
 // errorOf turns an error about the block into one whose *FieldErrors have whole paths.
@@ -202,45 +302,51 @@ func dropNulls(v any) any {
 	return v
 }
 
-// check validates a decoded document against the schema.
-func (t *configType[C]) check(v any) error {
+// check validates a decoded document against the schema and returns what is wrong, in the order of the texts.
+func (t *configType[C]) check(v any) []invalid {
 	err := t.checker.Validate(v)
 	if err == nil {
 		return nil
 	}
 	e, ok := errors.AsType[*validate.ValidationError](err)
 	if !ok {
-		return &FieldError{Field: t.block, Reason: err.Error()}
+		return []invalid{{FieldError: FieldError{Field: t.block, Reason: err.Error()}, unusable: true}}
 	}
-	var all []error
+	var all []invalid
 	seen := make(map[FieldError]bool)
-	t.leaves(e, v, func(f FieldError) {
-		if !seen[f] {
-			seen[f] = true
-			all = append(all, &f)
+	t.leaves(e, v, func(f invalid) {
+		if !seen[f.FieldError] {
+			seen[f.FieldError] = true
+			all = append(all, f)
 		}
 	})
-	slices.SortStableFunc(all, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return errors.Join(all...)
+	slices.SortStableFunc(all, func(a, b invalid) int { return strings.Compare(a.Error(), b.Error()) })
+	return all
 }
 
 // leaves calls f with what a validation error comes down to.
-func (t *configType[C]) leaves(e *validate.ValidationError, doc any, f func(FieldError)) {
+func (t *configType[C]) leaves(e *validate.ValidationError, doc any, f func(invalid)) {
 	at := pathOf(t.block, doc, e.InstanceLocation)
+	unusable := func(reason string) {
+		f(invalid{FieldError{Field: at, Reason: reason}, e.InstanceLocation, true})
+	}
 	switch k := e.ErrorKind.(type) {
 	case *kind.AdditionalProperties:
 		known := t.properties(e.SchemaURL)
 		for _, name := range k.Properties {
-			f(FieldError{Field: joinPath(at, name), Reason: "unknown field" + suggest(name, known)})
+			f(invalid{
+				FieldError{Field: joinPath(at, name), Reason: "unknown field" + suggest(name, known)},
+				append(slices.Clone(e.InstanceLocation), name), true,
+			})
 		}
 		return
 	case *kind.Required:
 		for _, name := range k.Missing {
-			f(FieldError{Field: joinPath(at, name), Reason: "is required"})
+			f(invalid{FieldError{Field: joinPath(at, name), Reason: "is required"}, e.InstanceLocation, false})
 		}
 		return
 	case *kind.Type:
-		f(FieldError{Field: at, Reason: fmt.Sprintf("must be %s, not %s", article(k.Want), articleOf(k.Got))})
+		unusable(fmt.Sprintf("must be %s, not %s", article(k.Want), articleOf(k.Got)))
 		return
 	case *kind.Enum:
 		var want []string
@@ -248,19 +354,19 @@ func (t *configType[C]) leaves(e *validate.ValidationError, doc any, f func(Fiel
 			want = append(want, fmt.Sprint(w))
 		}
 		got := fmt.Sprint(k.Got)
-		f(FieldError{Field: at, Reason: fmt.Sprintf("must be one of %s, not %s", strings.Join(want, ", "), clip(strconv.Quote(got), 80)) + didYouMean(got, want)})
+		unusable(fmt.Sprintf("must be one of %s, not %s", strings.Join(want, ", "), clip(strconv.Quote(got), 80)) + didYouMean(got, want))
 		return
 	case *kind.Pattern:
 		if k.Want == durationPattern {
-			f(FieldError{Field: at, Reason: errDuration.Error()})
+			unusable(errDuration.Error())
 		} else {
-			f(FieldError{Field: at, Reason: "must match " + k.Want}) // the value may be a secret
+			unusable("must match " + k.Want) // the value may be a secret
 		}
 		return
 	case *kind.OneOf, *kind.AnyOf:
 		var reasons []string
 		for _, c := range e.Causes {
-			t.leaves(c, doc, func(l FieldError) {
+			t.leaves(c, doc, func(l invalid) {
 				if l.Field != at {
 					l.Reason = l.Field + ": " + l.Reason
 				}
@@ -270,11 +376,11 @@ func (t *configType[C]) leaves(e *validate.ValidationError, doc any, f func(Fiel
 		if len(reasons) == 0 {
 			reasons = []string{"fits more than one form"}
 		}
-		f(FieldError{Field: at, Reason: strings.Join(reasons, ", or ")})
+		unusable(strings.Join(reasons, ", or "))
 		return
 	}
 	if len(e.Causes) == 0 {
-		f(FieldError{Field: at, Reason: e.ErrorKind.LocalizedString(message.NewPrinter(language.English))})
+		unusable(e.ErrorKind.LocalizedString(message.NewPrinter(language.English)))
 		return
 	}
 	for _, c := range e.Causes {

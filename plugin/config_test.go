@@ -50,6 +50,12 @@ func (s sample) Validate() error {
 			errors.New("nothing fits"),
 		)
 	}
+	if s.Address == "names tls" {
+		return errors.Join(&FieldError{Field: "mode", Reason: "needs tls"}, &FieldError{Field: "small", Reason: "x is too small"})
+	}
+	if s.Address == "panic" {
+		panic("relies on the schema")
+	}
 	return nil
 }
 
@@ -103,6 +109,23 @@ func TestConfigViolations(t *testing.T) {
 		{"secret of a wrong type", `{"address":"x","token":["abc"]}`, []string{"config.token: must be a string, not a list"}},
 		{"list", `[]`, []string{"config: must be an object, not a list"}},
 		{"not JSON", `{`, []string{"config: not JSON: unexpected EOF"}},
+		{"schema and validate", `{"address":"wrong","adress":"y","mode":"fats","on":1}`, []string{
+			"config.adress: unknown field; did you mean address?",
+			`config.mode: must be one of fast, slow, not "fats"; did you mean fast?`,
+			"config.on: must be true or false, not a number",
+			"config.address: is wrong", "config.ports[0].number: does not fit", "config: nothing fits",
+		}},
+		// What validate says of a value that cannot be used, of the block around it, and what names it, is left out.
+		{"schema before validate", `{"address":"wrong","ports":[{"number":"a"}]}`, []string{
+			"config.ports[0].number: must be an integer, not a string", "config.address: is wrong", "config: nothing fits",
+		}},
+		{"schema before validate, a block", `{"address":"wrong","ports":[5]}`, []string{
+			"config.ports[0]: must be an object, not a number", "config.address: is wrong", "config: nothing fits",
+		}},
+		{"schema before validate, by name", `{"address":"names tls","tls":5,"ratio":"x"}`, []string{
+			"config.ratio: must be a number, not a string", "config.tls: must be an object, not a number", "config.small: x is too small",
+		}},
+		{"validate that panics", `{"address":"panic","on":1}`, []string{"config.on: must be true or false, not a number"}},
 		{"validate", `{"address":"wrong"}`, []string{"config.address: is wrong", "config.ports[0].number: does not fit", "config: nothing fits"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

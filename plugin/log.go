@@ -25,6 +25,13 @@ func newLogger(w io.Writer) *slog.Logger {
 	return slog.New(&handler{out: &output{w: w}, level: level})
 }
 
+// takeStandardLog sends to the logger what code in this process writes to the default loggers of packages log and slog. The former is where net/http
+// and others leave what their callers can do nothing with, and is for debugging; without this, the bridge would have to guess what level it is.
+func takeStandardLog(l *slog.Logger) {
+	slog.SetLogLoggerLevel(slog.LevelDebug)
+	slog.SetDefault(l)
+}
+
 // handler is a slog.Handler. Groups become prefixes of keys: "group.key".
 type handler struct {
 	out    *output

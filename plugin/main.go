@@ -74,7 +74,8 @@ func WithCollections(names ...string) AnyOption {
 //
 // The name is the adapter's: lower-case letters, digits and dashes. C is the type of its configuration, a struct with json tags;
 // the tags jsonschema_description and jsonschema (github.com/invopop/jsonschema) describe its fields. C must not contain itself. A C or *C with a
-// method Validate() error may find more wrong than the schema does: *[FieldError], several by errors.Join. newAdapter starts
+// method Validate() error may find more wrong than the schema does: *[FieldError], several by errors.Join. So that all is reported at once, it is
+// called even if the schema found something wrong, without the values that cannot be used; what it then says of these is dropped. newAdapter starts
 // nothing; an error of it is shown as one of the configuration, with the field if it is a *FieldError.
 //
 // Exit codes: 0 when the host ended the plugin or is gone, 1 when the adapter failed, 2 when the process was not started by a host.
@@ -110,6 +111,7 @@ An adapter that is not built in is an executable called isthmus-adapter-%s in th
 	}
 
 	log := newLogger(stderr)
+	takeStandardLog(log)
 	srv, err := build()
 	if err != nil {
 		log.Error("adapter is not usable; its author must mend it", "adapter", name, "err", err)

@@ -125,13 +125,10 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 
 	var all []error
 	var translator *translate.Translator
-	o, err := s.translate.decodeAlone(req.GetTranslate())
-	if err == nil {
+	_, err = s.translate.decodeAlone(req.GetTranslate(), func(o Translate) (err error) {
 		translator, err = translate.New(req.GetRegistry(), o.Over(s.translate.defaults))
-		if err != nil {
-			err = s.translate.errorOf(err)
-		}
-	}
+		return err
+	})
 	all = append(all, err)
 	a, err := s.newAdapter(req.GetConfig(), Env{Registry: req.GetRegistry(), Log: s.log})
 	all = append(all, err)

@@ -14,7 +14,7 @@ const hostTemplate = `{{.Name}}.service` +
 	`{{with .Namespace}}.{{.}}.ns{{end}}{{with .Partition}}.{{.}}.ap{{end}}` +
 	`{{with .Datacenter}}.{{.}}{{if or $.Namespace $.Partition}}.dc{{end}}{{end}}.consul`
 
-// Main runs the adapter as a plugin, as plugin.Main does. It does not return.
-func Main() {
-	plugin.Main("consul", New, plugin.WithDefaults(DefaultConfig), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
+// Main runs the adapter as a plugin, as plugin.Main does. It does not return. The version is that of the program which the adapter is part of.
+func Main(version string) {
+	plugin.Main("consul", New, plugin.WithVersion(version), plugin.WithDefaults(DefaultConfig), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
 }

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asPlugin) != "" {
-		Main()
+		Main("test")
 	}
 	goleak.VerifyTestMain(m)
 }

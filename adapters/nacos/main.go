@@ -6,7 +6,7 @@ import "github.com/isthmus-mesh/isthmus/plugin"
 // DEFAULT_GROUP, which is in nearly every one, made a dash. Anything else that is illegal in a host is mended and listed by translate.
 const hostTemplate = `{{.Name}}.{{.Group | dash}}.{{.Namespace}}.nacos`
 
-// Main runs the adapter as a plugin, as plugin.Main does. It does not return.
-func Main() {
-	plugin.Main("nacos", New, plugin.WithDefaults(DefaultConfig), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
+// Main runs the adapter as a plugin, as plugin.Main does. It does not return. The version is that of the program which the adapter is part of.
+func Main(version string) {
+	plugin.Main("nacos", New, plugin.WithVersion(version), plugin.WithDefaults(DefaultConfig), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
 }

@@ -1,6 +1,7 @@
 package nacos
 
 import (
+	"flag"
 	"os"
 	"testing"
 
@@ -12,7 +13,11 @@ const asPlugin = "ISTHMUS_TEST_NACOS"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asPlugin) != "" {
-		Main()
+		Main("test")
+	}
+	// Tests of real servers wait for them most of the time, whatever the number of processors.
+	if err := flag.Set("test.parallel", "64"); err != nil {
+		panic(err)
 	}
 	// Package testenv has a goroutine of its own from the start, which on Linux starts the servers.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/isthmus-mesh/isthmus/internal/testenv.init.func1.1"))

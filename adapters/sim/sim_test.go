@@ -31,7 +31,7 @@ var update = flag.Bool("update", false, "write the golden files")
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asPlugin) != "" {
-		Main()
+		Main("test")
 	}
 	goleak.VerifyTestMain(m)
 }

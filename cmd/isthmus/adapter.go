@@ -14,8 +14,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
 )
 
-// adapters are the built-in ones, by name. Each runs as a plugin and does not return.
-var adapters = map[string]func(){
+// adapters are the built-in ones, by name. Each runs as a plugin, with the version of the program, and does not return.
+var adapters = map[string]func(version string){
 	"consul": consul.Main,
 	"file":   file.Main,
 	"nacos":  nacos.Main,
@@ -39,6 +39,6 @@ func newAdapter() *cobra.Command {
 			return nil
 		}),
 		ValidArgs: names,
-		Run:       func(_ *cobra.Command, args []string) { adapters[args[0]]() },
+		Run:       func(_ *cobra.Command, args []string) { adapters[args[0]](programVersion()) },
 	}
 }
