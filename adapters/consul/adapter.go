@@ -10,9 +10,6 @@ import (
 )
 
 const (
-	// firstFetches is how many queries that do not wait may be under way at once: the first listing of many services, or all of them
-	// again after an outage.
-	firstFetches = 48
 	// listEvery is the shortest time between two listings of services in one scope. A listing wakes for every change of the catalog and
 	// costs the server time that grows with the number of services.
 	listEvery = time.Second
@@ -28,7 +25,7 @@ type Adapter struct {
 	convert converter
 }
 
-// New returns an adapter for a configuration that Validate accepts. It reads the TLS files and starts nothing.
+// New returns an adapter for a configuration that Validate accepts. It reads the files that are named and starts nothing.
 func New(c Config, env plugin.Env) (plugin.Adapter, error) {
 	a, err := newAdapter(c, env)
 	if err != nil {
@@ -55,9 +52,11 @@ func newAdapter(c Config, env plugin.Env) (*Adapter, error) {
 // Run follows the catalog until ctx ends and returns nil then. It has no other end: whatever Consul does is a matter for trying again.
 func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	st := newState(catalog)
-	fetches := make(chan struct{}, firstFetches)
+	if d, ok := catalog.(plugin.Detailer); ok {
+		a.clients.turns.crowded = func(crowded bool) { d.Detail(map[bool]string{true: inTurns}[crowded]) }
+	}
 
-	scopes := a.scopes(st, catalog, fetches)
+	scopes := a.scopes(st, catalog)
 	var wg sync.WaitGroup
 	for _, s := range scopes {
 		// Owned by Run; ends with ctx, after the watches of its services.
@@ -67,6 +66,10 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	a.clients.closeIdle()
 	return nil
 }
+
+// inTurns is how a registry with more services than connections is followed.
+const inTurns = "more services than max_connections: those that changed last are followed at once, the others within seconds; " +
+	"an https address has room for all of them"
 
 // closeIdle closes the connections of every slot. Nothing may be under way.
 func (c *clients) closeIdle() {
@@ -79,7 +82,7 @@ func (c *clients) closeIdle() {
 }
 
 // scopes returns one scope for each datacenter and namespace that is configured. All of them are expected before any begins.
-func (a *Adapter) scopes(st *state, catalog plugin.Catalog, fetches chan struct{}) []*scope {
+func (a *Adapter) scopes(st *state, catalog plugin.Catalog) []*scope {
 	orNone := func(names []string) []string {
 		if len(names) == 0 {
 			return []string{""}
@@ -89,7 +92,7 @@ func (a *Adapter) scopes(st *state, catalog plugin.Catalog, fetches chan struct{
 	var scopes []*scope
 	for _, dc := range orNone(a.config.Datacenters) {
 		for _, ns := range orNone(a.config.Namespaces) {
-			scopes = append(scopes, newScope(a, st, catalog, fetches, dc, ns))
+			scopes = append(scopes, newScope(a, st, catalog, dc, ns))
 		}
 	}
 	return scopes

@@ -1,9 +1,13 @@
 package consul
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -11,7 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/consul/api"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
@@ -19,7 +23,7 @@ import (
 
 func wantView(t *testing.T, r *recorder, want map[string][]string) {
 	t.Helper()
-	if diff := cmp.Diff(want, r.view()); diff != "" {
+	if diff := gocmp.Diff(want, r.view()); diff != "" {
 		t.Errorf("catalog (-want +got):\n%s", diff)
 	}
 }
@@ -88,7 +92,7 @@ func TestWakesWithoutChange(t *testing.T) {
 		r, _ := startFake(t, f)
 		synctest.Wait()
 		f.count("/v1/health/service/web")
-		f.count("/v1/catalog/services")
+		f.count(listPath)
 		for range 10_000 {
 			time.Sleep(time.Millisecond)
 			f.set("web", entry("web", "web-1", 80))
@@ -99,7 +103,7 @@ func TestWakesWithoutChange(t *testing.T) {
 		if n := f.count("/v1/health/service/web"); n > 25 {
 			t.Errorf("%d health queries in 10 s of empty wakes, want at most about two a second", n)
 		}
-		if n := f.count("/v1/catalog/services"); n > 11 {
+		if n := f.count(listPath); n > 11 {
 			t.Errorf("%d listings in 10 s, want one a second", n)
 		}
 		time.Sleep(2 * time.Second)
@@ -145,7 +149,7 @@ func TestErrorsRemoveNothing(t *testing.T) {
 		return answer(w, "X-Consul-Results-Filtered-By-Acls: true", body)
 	}
 	plain := func(w http.ResponseWriter, body string) bool { return answer(w, "", body) }
-	isList := func(r *http.Request) bool { return r.URL.Path == "/v1/catalog/services" }
+	isList := func(r *http.Request) bool { return r.URL.Path == listPath }
 	tests := map[string]struct {
 		answer func(http.ResponseWriter, *http.Request) bool
 		down   error
@@ -323,7 +327,7 @@ func TestReplacedNoticedByOne(t *testing.T) {
 		f.mu.Lock()
 		f.services["web"] = &fakeService{index: 20, entries: []*api.ServiceEntry{entry("web", "web-1", 81)}}
 		f.mu.Unlock()
-		f.cut("/v1/catalog/services")
+		f.cut(listPath)
 		time.Sleep(5 * time.Second)
 		wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:81 passing"}, "db": {"n1/db-1 10.0.0.1:5432 passing"}})
 		wantState(t, r, "remove_grace")
@@ -381,7 +385,7 @@ func TestComesBackWhileConfirmed(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		var back atomic.Bool
 		f.setAnswer(func(w http.ResponseWriter, r *http.Request) bool {
-			if r.URL.Path != "/v1/catalog/services" || r.URL.Query().Has("index") || !back.CompareAndSwap(false, true) {
+			if r.URL.Path != listPath || r.URL.Query().Has("index") || !back.CompareAndSwap(false, true) {
 				return false
 			}
 			time.Sleep(2 * time.Second) // the listing is armed again meanwhile
@@ -414,7 +418,7 @@ func TestIdleConnectionsCut(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		f.set("web", entry("web", "web-1", 80))
-		time.Sleep(time.Second)
+		time.Sleep(3 * time.Second)
 		wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:80 passing"}})
 		if _, calls := r.state(); calls != 0 {
 			t.Errorf("degraded: %q", r.degraded)
@@ -605,7 +609,7 @@ func TestScopes(t *testing.T) {
 		})
 		time.Sleep(10 * time.Second)
 		v := r.view()
-		if diff := cmp.Diff([]string{"n1/web-2 10.0.0.1:80 passing"}, v["dc1/web"]); diff != "" || len(v["dc2/web"]) != 1 {
+		if diff := gocmp.Diff([]string{"n1/web-2 10.0.0.1:80 passing"}, v["dc1/web"]); diff != "" || len(v["dc2/web"]) != 1 {
 			t.Errorf("catalog holds %v", v)
 		}
 		wantState(t, r, "dc2: consul answers with an error (500: No path to datacenter")
@@ -693,14 +697,41 @@ func TestUnaskableName(t *testing.T) {
 	})
 }
 
-// TestNewRefuses shows that New names each field that is wrong.
+// TestNewRefuses shows that New names each field that is wrong, also where it is a file that shows it.
 func TestNewRefuses(t *testing.T) {
 	_, err := New(Config{Address: "ftp://x", Wait: 1}, plugin.Env{})
 	if err == nil || !strings.Contains(err.Error(), "address") || !strings.Contains(err.Error(), "wait") {
 		t.Errorf("New: %v", err)
 	}
-	_, err = New(Config{Address: "https://x", TLS: TLSConfig{CAFile: "/does/not/exist"}}, plugin.Env{})
-	if err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
-		t.Errorf("New: %v", err)
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for field, configs := range map[string][]Config{
+		"tls.ca_file": {{Address: "https://x", TLS: TLSConfig{CAFile: "/does/not/exist"}}, {Address: "https://x", TLS: TLSConfig{CAFile: empty}}},
+		"token_file":  {{TokenFile: "/does/not/exist"}, {TokenFile: empty}},
+	} {
+		for _, c := range configs {
+			_, err := New(c, plugin.Env{})
+			f, ok := errors.AsType[*plugin.FieldError](err)
+			if file := cmp.Or(c.TokenFile, c.TLS.CAFile); !ok || f.Field != field || !strings.Contains(f.Reason, file) {
+				t.Errorf("New: %v, want %s with %s", err, field, file)
+			}
+		}
+	}
+}
+
+// TestAtRest goes through what other tests show, with watches that never have a connection to wait on.
+func TestAtRest(t *testing.T) {
+	atRest = true
+	defer func() { atRest = false }()
+	for name, test := range map[string]func(*testing.T){
+		"wakes": TestWakesWithoutChange, "quiet": TestQuiet, "errors": TestErrorsRemoveNothing, "replaced empty": TestReplacedEmpty,
+		"replaced unseen": TestReplacedUnseen, "replaced noticed": TestReplacedNoticedByOne, "comes back": TestComesBackWhileConfirmed,
+		"cut": TestIdleConnectionsCut, "slow": TestSlowAnswers, "partial": TestNotSyncedWhilePartial, "unreachable": TestUnreachableAtStart,
+		"empty": TestEmptyRegistry, "accept filtered": TestAcceptFiltered, "stream hides": TestStreamHidesInstances,
+		"selection": TestSelection, "scopes": TestScopes, "unaskable": TestUnaskableName,
+	} {
+		t.Run(name, test)
 	}
 }

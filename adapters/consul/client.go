@@ -24,11 +24,9 @@ import (
 )
 
 const (
-	// perTransport is how many watches share one http.Transport. Consul's HTTP/2 allows 250 streams on a connection, so over
-	// https these are one connection.
+	// perTransport is how many watches share one http.Transport over HTTP/2, of which Consul allows 250 streams on a connection, so that
+	// these are one connection. Over HTTP/1.1 all watches share one transport, which bounds their connections.
 	perTransport = 200
-	// maxConns bounds the connections of one transport. Over HTTP/1.1 each watch holds one; the rest is for those that are being closed.
-	maxConns = perTransport + 16
 	// maxBody bounds one answer, in bytes. Consul's own limit for what one service can hold is far below.
 	maxBody = 512 << 20
 	// answerTimeout is what one query may take beyond the wait that was asked for.
@@ -41,15 +39,16 @@ const httpTokenHeader = "X-Consul-Token"
 // errTooLong is the error of an answer beyond maxBody.
 var errTooLong = fmt.Errorf("answer is longer than %d MiB", maxBody>>20)
 
-// clients hands out API clients that share connections, perTransport users to a transport.
+// clients hands out API clients that share connections: over HTTP/2 perTransport users to a transport, over HTTP/1.1 all of them.
 type clients struct {
 	target target
 	auth   auth
+	turns  *turns
 	// newTransport makes one http.RoundTripper; tests put their own here.
 	newTransport func() http.RoundTripper
 
 	mu    sync.Mutex // guards slots and each slot's users
-	slots []*slot
+	slots []*slot    // the first one stays
 }
 
 // slot is one transport with its users.
@@ -68,28 +67,36 @@ func newClients(c Config) (*clients, error) {
 	if err != nil {
 		return nil, err
 	}
-	cl := &clients{target: t}
+	cl := &clients{target: t, turns: newTurns(c.MaxConnections, c.scopes())}
 	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
 	cl.auth = auth{
 		token: string(c.Token), tokenFile: c.TokenFile,
 		namespaced: len(c.Namespaces) > 0, partitioned: c.Partition != "",
 	}
+	// As for the files of TLS: what is missing at the start is a mistake in the configuration, and later a fault that may pass.
+	if _, err := cl.auth.current(); err != nil {
+		return nil, &plugin.FieldError{Field: "token_file", Reason: errors.Unwrap(err).Error()}
+	}
 	cl.newTransport = func() http.RoundTripper {
 		transport := &http.Transport{
-			DialContext:         dialer.DialContext,
 			TLSClientConfig:     tlsConfig.Clone(),
 			TLSHandshakeTimeout: 10 * time.Second,
 			ForceAttemptHTTP2:   true,
-			MaxConnsPerHost:     maxConns,
-			MaxIdleConnsPerHost: perTransport,
+			MaxConnsPerHost:     cl.turns.connections,
+			MaxIdleConnsPerHost: cl.turns.connections,
 			IdleConnTimeout:     90 * time.Second,
 			// A connection that died without a word is noticed by a ping rather than after the whole wait.
 			HTTP2: &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
 		}
-		if t.socket != "" {
-			transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return dialer.DialContext(ctx, "unix", t.socket)
+		transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			if t.socket != "" {
+				network, address = "unix", t.socket
 			}
+			conn, err := dialer.DialContext(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			return &clientConn{Conn: conn}, nil
 		}
 		return transport
 	}
@@ -169,7 +176,7 @@ func (c *clients) newSlot() (*slot, error) {
 		// authTransport has the last word on the token; one of its own keeps the client from reading a file that the environment names.
 		Token: "set by authTransport",
 		HttpClient: &http.Client{
-			Transport: &authTransport{auth: c.auth, next: transport, first: make(chan struct{}, 1)},
+			Transport: &authTransport{auth: c.auth, multiplexed: &c.turns.multiplexed, next: transport, first: make(chan struct{}, 1)},
 			// Consul redirects only what is no proper path; following it would answer another question.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
@@ -197,6 +204,16 @@ func (c *clients) acquire() *slot {
 	s.users++
 	c.slots = append(c.slots, s)
 	return s
+}
+
+// of returns the API client for the next query of who has the slot.
+func (c *clients) of(s *slot) *api.Client {
+	if c.turns.multiplexed.Load() {
+		return s.client
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.slots[0].client
 }
 
 // release gives back what acquire returned. The connections of a slot without users are closed once idle.
@@ -251,7 +268,8 @@ func (e *tokenError) Unwrap() error { return e.err }
 // partitions from CONSUL_* variables of the environment.
 type authTransport struct {
 	auth
-	next http.RoundTripper
+	multiplexed *atomic.Bool // to be told how answers come
+	next        http.RoundTripper
 
 	// Over https requests share a connection, but only once there is one: as long as connected is false they go one at a time, with
 	// a place in first, or each would dial.
@@ -282,6 +300,9 @@ func (t *authTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	res, err := t.send(r)
 	if err != nil {
 		return nil, err
+	}
+	if shared := res.ProtoMajor >= 2; shared != t.multiplexed.Load() {
+		t.multiplexed.Store(shared)
 	}
 	res.Body = &boundedBody{ReadCloser: res.Body, left: maxBody}
 	return res, nil
@@ -326,6 +347,37 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// clientConn is a connection on which a server that answers before it was asked is one that refuses the connection. Consul does so above its limit of
+// connections.
+type clientConn struct {
+	net.Conn
+	asked atomic.Bool
+}
+
+// Write implements net.Conn.
+func (c *clientConn) Write(p []byte) (int, error) {
+	c.asked.Store(true)
+	return c.Conn.Write(p)
+}
+
+// Read implements net.Conn.
+func (c *clientConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 && !c.asked.Load() {
+		answer := string(p[:n])
+		if line, _, _ := strings.Cut(answer, "\r\n"); strings.HasPrefix(line, "HTTP/1.") && strings.Contains(line, " 429") {
+			_, body, _ := strings.Cut(answer, "\r\n\r\n")
+			return 0, &refusedError{strings.TrimSpace(body)}
+		}
+	}
+	return n, err
+}
+
+// refusedError is the error of a connection on which 429 was the answer to no question.
+type refusedError struct{ body string }
+
+func (e *refusedError) Error() string { return "connection refused with status 429: " + e.body }
+
 // faultKind sorts what keeps a watch from being followed, from what concerns everything to what concerns one service, which is the order
 // in which they are shown.
 type faultKind uint8
@@ -357,6 +409,8 @@ type fault struct {
 	// interrupted says that an answer that was under way broke off, which by itself is no outage: proxies and load balancers close what
 	// they think is idle.
 	interrupted bool
+	// connections says of a faultLimit that it is about connections.
+	connections bool
 	err         error
 }
 
@@ -374,6 +428,9 @@ func classify(err error, t target) *fault {
 	if status, ok := errors.AsType[api.StatusError](err); ok {
 		return classifyStatus(status)
 	}
+	if refused, ok := errors.AsType[*refusedError](err); ok {
+		return connectionLimit(refused.body)
+	}
 	if e, ok := errors.AsType[*tokenError](err); ok {
 		return &fault{kind: faultDenied, err: fmt.Errorf("%w; put the token there, readable for this process", e)}
 	}
@@ -383,10 +440,15 @@ func classify(err error, t target) *fault {
 		err = u.Err
 	}
 	var op *net.OpError
+	if errors.As(err, &op) && op.Err == nil {
+		// Its text would be a panic.
+		op = &net.OpError{Op: op.Op, Net: op.Net, Source: op.Source, Addr: op.Addr, Err: errors.New("it broke")}
+		err = op
+	}
 	switch {
 	case errors.Is(err, errAnswerTimeout) || errors.Is(err, context.DeadlineExceeded):
 		err = errAnswerTimeout
-	case errors.As(err, &op) && op.Op == "dial":
+	case op != nil && op.Op == "dial":
 		err = op // without the ports of this side
 	case errors.Is(err, errTooLong):
 		f.kind, f.outage = faultServer, false
@@ -423,13 +485,10 @@ func classifyStatus(s api.StatusError) *fault {
 		return &fault{kind: faultDenied, err: fmt.Errorf(
 			"consul refuses the token (%d: %s); check token or token_file, and that the token has service_prefix \"\" read and node_prefix \"\" read", s.Code, body)}
 	case s.Code == http.StatusTooManyRequests && strings.Contains(body, "concurrent connections"):
-		return &fault{kind: faultLimit, err: fmt.Errorf(
-			"consul refuses more connections from here (429: %s); use an https address, which carries 200 watches on one connection, "+
-				"or raise limits.http_max_conns_per_client of the agent above the number of services", body)}
+		return connectionLimit(body)
 	case s.Code == http.StatusTooManyRequests:
 		return &fault{kind: faultLimit, err: fmt.Errorf(
-			"consul refuses more requests (429: %s); raise the agent's limits: limits.request_limits for the rate, limits.http_max_conns_per_client for "+
-				"connections (or use an https address, which needs few)", body)}
+			"consul refuses more requests (429: %s); raise limits.request_limits of the agent", body)}
 	case strings.Contains(body, "boolean expression") || strings.Contains(body, "Failed to create boolean expression evaluator"):
 		return &fault{kind: faultRequest, err: fmt.Errorf("consul does not accept filter (%d: %s); see its filtering language", s.Code, body)}
 	case s.Code >= 500:
@@ -437,4 +496,11 @@ func classifyStatus(s api.StatusError) *fault {
 	default:
 		return &fault{kind: faultRequest, err: fmt.Errorf("consul does not accept the query (%d: %s); check address, datacenters, namespaces and partition", s.Code, body)}
 	}
+}
+
+// connectionLimit is the fault of a connection that Consul did not take, with its words.
+func connectionLimit(body string) *fault {
+	return &fault{kind: faultLimit, connections: true, err: fmt.Errorf(
+		"consul refuses more connections from here (429: %s); use an https address, which needs few, lower max_connections, "+
+			"or raise limits.http_max_conns_per_client of the agent, which all programs on this machine share", body)}
 }

@@ -1,14 +1,19 @@
 package consul
 
 import (
+	"bytes"
 	"encoding/pem"
+	"io"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -146,4 +151,69 @@ func TestUnixSocket(t *testing.T) {
 	r := startHTTP(t, server, func(c *Config) { c.Address = "unix://" + socket })
 	r.await(t, 30*time.Second, "synced", func() bool { _, _, synced := r.counts(); return synced })
 	wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:80 passing"}})
+}
+
+// TestConnectionRefused shows a server that answers connections before they ask anything, as Consul does above its limit: it is said what that is, and
+// net/http has nothing to wonder about.
+func TestConnectionRefused(t *testing.T) {
+	const answer = "HTTP/1.1 429 Too Many Requests\r\nContent-Type: text/plain\r\nContent-Length: 23\r\nConnection: close\r\n\r\ntoo many, and from here"
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, answer)
+			_ = conn.Close()
+		}
+	}()
+	t.Cleanup(func() { _ = l.Close(); <-done })
+	var wondered bytes.Buffer
+	defer log.SetOutput(log.Writer())
+	log.SetOutput(&wondered)
+
+	c := config(func(c *Config) { c.Address = "http://" + l.Addr().String() })
+	cl, err := newClients(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := cl.newTransport()
+	dial := transport.(*http.Transport).DialContext
+	conn, err := dial(t.Context(), "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, err = conn.Read(make([]byte, 4096))
+	if f := classify(err, cl.target); f.kind != faultLimit || f.outage || !f.connections || !strings.Contains(f.Error(), "too many, and from here") {
+		t.Errorf("before a question: %+v", f)
+	}
+
+	for range 100 {
+		s := cl.acquire()
+		_, _, err := s.client.Catalog().Services(nil)
+		cl.release(s)
+		// The connection may also be gone when the question is written, which tells nothing.
+		if f := classify(err, cl.target); f.kind != faultLimit && !f.interrupted {
+			t.Fatalf("%v: %+v", err, f)
+		}
+	}
+	cl.closeIdle()
+	if wondered.Len() > 0 {
+		t.Errorf("net/http wondered: %s", wondered.String())
+	}
+}
+
+// TestClassifyWithoutCause shows that an error which wraps nothing is one like others.
+func TestClassifyWithoutCause(t *testing.T) {
+	f := classify(&url.Error{Op: "Get", URL: "http://x", Err: &net.OpError{Op: "read"}}, target{scheme: "http", host: "x:1"})
+	if f.kind != faultUnreachable || !f.interrupted || strings.Contains(f.Error(), "%!") {
+		t.Errorf("%+v", f)
+	}
 }

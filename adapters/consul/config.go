@@ -20,7 +20,7 @@ type Config struct {
 	Address   string        `json:"address,omitempty" jsonschema_description:"Consul agent or server: http://host:port, https://host:port, host:port (see scheme) or unix:///path/to/socket. A path after the port is a prefix of every request."`
 	Scheme    string        `json:"scheme,omitempty" jsonschema:"enum=http,enum=https" jsonschema_description:"Scheme of an address that names none. Default: http."`
 	Token     plugin.Secret `json:"token,omitempty" jsonschema_description:"ACL token, usually as ${NAME} from the environment. It needs service_prefix \"\" read and node_prefix \"\" read."`
-	TokenFile string        `json:"token_file,omitempty" jsonschema_description:"File that holds the ACL token. It is read again for every request, so a rotated token is picked up."`
+	TokenFile string        `json:"token_file,omitempty" jsonschema_description:"File that holds the ACL token. It must be there at the start, and is read again for every request, so a rotated token is picked up."`
 	TLS       TLSConfig     `json:"tls,omitempty" jsonschema_description:"TLS towards Consul, for https."`
 
 	Datacenters []string `json:"datacenters,omitempty" jsonschema_description:"Datacenters to follow. Empty: the agent's own, whose services then carry no datacenter in their key and host."`
@@ -37,6 +37,7 @@ type Config struct {
 	NodeMeta      plugin.Globs `json:"node_meta,omitempty" jsonschema_description:"Metadata keys of nodes, as globs (* any run, ? one character), that are added to the metadata of the node's instances. The service's own metadata wins. Default: none."`
 
 	Wait           plugin.Duration `json:"wait,omitempty" jsonschema_description:"How long one blocking query waits for a change, 10s to 10m. Default: 5m."`
+	MaxConnections int             `json:"max_connections,omitempty" jsonschema:"minimum=16" jsonschema_description:"Most connections to Consul over plain HTTP, where each query that waits takes one. Services beyond them are followed by turns, within seconds (see the registry's page). Keep it well below limits.http_max_conns_per_client of the agent, which are 200 from one address for all programs there together. Over https (HTTP/2) a few connections carry everything. Default: 128."`
 	RemoveGrace    plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, or after the agent was replaced, what is missing is kept, so that agents can register again. 0s removes at once. Default: 30s."`
 	AcceptFiltered bool            `json:"accept_filtered,omitempty" jsonschema_description:"Say true for a token that is meant to see only a part of the registry: that part then counts as the whole. Otherwise an answer that Consul filtered by ACL removes nothing and leaves the registry degraded."`
 }
@@ -56,12 +57,14 @@ const kindTypical = "typical"
 
 // DefaultConfig is what a configuration is laid over.
 var DefaultConfig = Config{
-	Address:     "http://127.0.0.1:8500",
-	Scheme:      "http",
-	Services:    plugin.Selection{Exclude: plugin.Globs{"consul"}},
-	Kinds:       []string{kindTypical},
-	Wait:        plugin.Duration(5 * time.Minute),
-	RemoveGrace: plugin.Duration(30 * time.Second),
+	Address:  "http://127.0.0.1:8500",
+	Scheme:   "http",
+	Services: plugin.Selection{Exclude: plugin.Globs{"consul"}},
+	Kinds:    []string{kindTypical},
+	Wait:     plugin.Duration(5 * time.Minute),
+	// Under two thirds of what an agent takes from one address.
+	MaxConnections: 128,
+	RemoveGrace:    plugin.Duration(30 * time.Second),
 }
 
 // Validate returns everything that is wrong with the configuration, as *plugin.FieldError joined.
@@ -128,8 +131,18 @@ func (c Config) Validate() error {
 	if w := time.Duration(c.Wait); w != 0 && (w < 10*time.Second || w > 10*time.Minute) {
 		bad("wait", "%v is outside 10s to 10m, which is what Consul allows and servers can bear", w)
 	}
+	switch n := needed(c.scopes()); {
+	case c.MaxConnections == 0:
+	case c.MaxConnections < leastConnections:
+		bad("max_connections", "%d are too few; %d are the least", c.MaxConnections, leastConnections)
+	case c.MaxConnections < n && err == nil && target.scheme != "https":
+		bad("max_connections", "%d are too few for so many datacenters and namespaces, which need %d over plain HTTP; raise it, or use an https address", c.MaxConnections, n)
+	}
 	return errors.Join(errs...)
 }
+
+// scopes returns how many datacenters and namespaces are followed.
+func (c Config) scopes() int { return max(len(c.Datacenters), 1) * max(len(c.Namespaces), 1) }
 
 // withDefaults returns the configuration with what cannot be empty filled in. Lists that are empty stay so: an empty exclude list
 // means that nothing is excluded.
@@ -137,6 +150,7 @@ func (c Config) withDefaults() Config {
 	c.Address = cmp.Or(c.Address, DefaultConfig.Address)
 	c.Scheme = cmp.Or(c.Scheme, DefaultConfig.Scheme)
 	c.Wait = cmp.Or(c.Wait, DefaultConfig.Wait)
+	c.MaxConnections = cmp.Or(c.MaxConnections, DefaultConfig.MaxConnections)
 	if len(c.Kinds) == 0 {
 		c.Kinds = DefaultConfig.Kinds
 	}

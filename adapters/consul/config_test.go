@@ -53,10 +53,15 @@ func TestValidate(t *testing.T) {
 			c.Services = plugin.Selection{Include: plugin.Globs{"a*", "[a"}, Exclude: plugin.Globs{""}}
 			c.NodeMeta = plugin.Globs{"["}
 		}, []string{"services.include[1]", "services.exclude[0]", "node_meta[0]"}},
-		"kinds":          {func(c *Config) { c.Kinds = []string{"typical", "proxy"} }, []string{"kinds[1]"}},
-		"wait too short": {func(c *Config) { c.Wait = plugin.Duration(time.Second) }, []string{"wait"}},
-		"wait too long":  {func(c *Config) { c.Wait = plugin.Duration(time.Hour) }, []string{"wait"}},
-		"several things": {func(c *Config) { c.Scheme = "x"; c.Address = "http://"; c.Kinds = []string{"x"} }, []string{"scheme", "address", "kinds[0]"}},
+		"kinds":                 {func(c *Config) { c.Kinds = []string{"typical", "proxy"} }, []string{"kinds[1]"}},
+		"wait too short":        {func(c *Config) { c.Wait = plugin.Duration(time.Second) }, []string{"wait"}},
+		"wait too long":         {func(c *Config) { c.Wait = plugin.Duration(time.Hour) }, []string{"wait"}},
+		"few connections":       {func(c *Config) { c.MaxConnections = 15 }, []string{"max_connections"}},
+		"least connections":     {func(c *Config) { c.MaxConnections = 16 }, nil},
+		"too few for scopes":    {func(c *Config) { c.MaxConnections, c.Datacenters = 21, []string{"a", "b", "c"} }, []string{"max_connections"}},
+		"enough for scopes":     {func(c *Config) { c.MaxConnections, c.Datacenters = 22, []string{"a", "b", "c"} }, nil},
+		"few, and need no more": {func(c *Config) { c.Address, c.MaxConnections, c.Datacenters = "https://x", 16, []string{"a", "b"} }, nil},
+		"several things":        {func(c *Config) { c.Scheme = "x"; c.Address = "http://"; c.Kinds = []string{"x"} }, []string{"scheme", "address", "kinds[0]"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -3,6 +3,9 @@ package consul_test
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,6 +33,7 @@ type catalog struct {
 	removes  int
 	synced   bool
 	degraded string
+	reasons  string        // every one that degraded had
 	changed  chan struct{} // closed and replaced at each call
 }
 
@@ -57,6 +61,7 @@ func (c *catalog) Degraded(err error) {
 		c.degraded = ""
 		if err != nil {
 			c.degraded = err.Error()
+			c.reasons += c.degraded + "\n"
 		}
 	})
 }
@@ -328,21 +333,185 @@ func TestConsulKeepsItsCatalog(t *testing.T) {
 	c.awaitWeb(t, "followed again", one(func(i registry.Instance) bool { return i.Ports[0].Number == 81 }))
 }
 
-// TestConsulConnectionLimit shows plain HTTP with more services than Consul allows connections: the first listing is complete, and the
-// state names both cures.
-func TestConsulConnectionLimit(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{ExtraHCL: "limits { http_max_conns_per_client = 80 }"})
-	var instances []testenv.ConsulInstance
-	for i := range 120 {
+// relay forwards connections to a server, and counts them.
+type relay struct {
+	net.Listener
+	target  string
+	running sync.WaitGroup
+
+	mu   sync.Mutex // guards everything below
+	open int        // connections that the client has not closed
+	most int        // the most of them at a time
+}
+
+// newRelay starts a relay for the rest of the test.
+func newRelay(t testing.TB, target string) *relay {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{Listener: l, target: target}
+	// Owned by the test; ends when the listener is closed.
+	r.running.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			// Owned by the test; ends with either side of the connection, which both have ended before the relay does.
+			r.running.Go(func() { r.forward(client) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		r.running.Wait()
+	})
+	return r
+}
+
+func (r *relay) forward(client net.Conn) {
+	defer client.Close()
+	server, err := net.Dial("tcp", r.target)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	r.count(1)
+	r.running.Go(func() {
+		_, _ = io.Copy(client, server)
+		_ = client.Close()
+	})
+	_, _ = io.Copy(server, client)
+	r.count(-1)
+}
+
+func (r *relay) count(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.open += n
+	r.most = max(r.most, r.open)
+}
+
+// TestConsulTurns shows plain HTTP with more services than connections, at Consul's own limits: all are followed, there are never more connections than
+// configured, and other programs on the machine go on registering.
+func TestConsulTurns(t *testing.T) {
+	const n = 400
+	server := startConsul(t, testenv.ConsulConfig{})
+	instances := make([]testenv.ConsulInstance, n)
+	for i := range instances {
 		id := strconv.Itoa(i)
-		instances = append(instances, testenv.ConsulInstance{Service: "svc" + id, ID: id, Address: "10.1.0.1", Port: 80})
+		instances[i] = testenv.ConsulInstance{Service: "svc" + id, ID: id, Address: "10.1.0.1", Port: 80}
+	}
+	// set registers the services of every step-th number again, with a port and a check.
+	set := func(step, port int, critical bool) {
+		t.Helper()
+		var some []testenv.ConsulInstance
+		for i := 0; i < n; i += step {
+			instances[i].Port, instances[i].Critical = port, critical
+			some = append(some, instances[i])
+		}
+		server.Register(t, some...)
+	}
+	set(1, 80, false)
+
+	// The other program makes a connection for each of its requests, without a pause.
+	other, err := api.NewClient(&api.Config{Address: server.Addr, Transport: &http.Transport{DisableKeepAlives: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	registered := 0
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err := other.Agent().ServiceRegister(&api.AgentServiceRegistration{Name: "other", Address: "10.1.0.2", Port: 1 + registered%1000}); err != nil {
+				t.Errorf("another program cannot register: %v", err)
+				return
+			}
+			registered++
+		}
+	}()
+
+	relay := newRelay(t, server.Addr)
+	c := follow(t, server, func(c *consul.Config) { c.Address = relay.Addr().String() })
+	all := func(cond func(registry.Instance) bool) func() bool {
+		return func() bool {
+			for i := range n {
+				if got := c.services["svc"+strconv.Itoa(i)]; len(got) != 1 || !cond(got[0]) {
+					return false
+				}
+			}
+			return true
+		}
+	}
+	c.awaitSynced(t)
+	c.await(t, "all services", all(func(i registry.Instance) bool { return i.Ports[0].Number == 80 }))
+	set(1, 81, false)
+	c.await(t, "a change of each service", all(func(i registry.Instance) bool { return i.Ports[0].Number == 81 }))
+	set(1, 81, true)
+	c.await(t, "a failed check of each service", all(func(i registry.Instance) bool { return i.Health == registry.HealthCritical }))
+	if _, err := server.Client.Catalog().Register(&api.CatalogRegistration{
+		Node: "external", Address: "127.0.0.1", SkipNodeUpdate: true,
+		Service: &api.AgentService{ID: "399", Service: "svc399", Port: 82},
+	}, nil); err != nil {
+		t.Fatal(err)
+	}
+	c.await(t, "one more change", func() bool { return c.services["svc399"][0].Ports[0].Number == 82 })
+	server.Deregister(t, "398")
+	c.await(t, "one service gone", func() bool { return len(c.services["svc398"]) == 0 })
+
+	close(stop)
+	<-stopped
+	relay.mu.Lock()
+	most := relay.most
+	relay.mu.Unlock()
+	t.Logf("%d connections at most; another program registered %d times", most, registered)
+	if most > 128 {
+		t.Errorf("%d connections at a time, want 128 at most", most)
+	}
+	if registered == 0 {
+		t.Error("another program registered nothing")
+	}
+	c.awaitState(t, "")
+	c.await(t, "nothing else removed", func() bool { return c.removes == 1 })
+}
+
+// TestConsulConnectionLimit shows a server that takes fewer connections than are configured: the first listing is complete, the state names the
+// cures, and then all services are followed over fewer connections.
+func TestConsulConnectionLimit(t *testing.T) {
+	const n = 120
+	server := startConsul(t, testenv.ConsulConfig{ExtraHCL: "limits { http_max_conns_per_client = 80 }"})
+	instances := make([]testenv.ConsulInstance, n)
+	for i := range instances {
+		id := strconv.Itoa(i)
+		instances[i] = testenv.ConsulInstance{Service: "svc" + id, ID: id, Address: "10.1.0.1", Port: 80}
 	}
 	server.Register(t, instances...)
 	c := follow(t, server)
 	c.awaitSynced(t)
-	c.awaitState(t, "limits.http_max_conns_per_client")
-	c.awaitState(t, "https")
-	c.await(t, "everything kept", func() bool { return len(c.services) == 120 && c.removes == 0 })
+	c.await(t, "the limit and its cures", func() bool {
+		return strings.Contains(c.reasons, "https") && strings.Contains(c.reasons, "max_connections") && strings.Contains(c.reasons, "limits.http_max_conns_per_client")
+	})
+	for i := range instances {
+		instances[i].Port = 81
+	}
+	server.Register(t, instances...)
+	c.await(t, "a change of each service", func() bool {
+		for i := range n {
+			if got := c.services["svc"+strconv.Itoa(i)]; len(got) != 1 || got[0].Ports[0].Number != 81 {
+				return false
+			}
+		}
+		return true
+	})
+	c.awaitState(t, "")
+	c.await(t, "nothing removed", func() bool { return c.removes == 0 })
 }
 
 // TestConsulFilter shows a filter expression in Consul's language, a wrong one, and a service that is there and not selected.
@@ -399,7 +568,7 @@ func TestConsulMany(t *testing.T) {
 
 // many starts a server with n services of m instances and follows it until synced. change sets the port of the first instance of svc500.
 func many(t testing.TB, n, m int) (c *catalog, change func(port int)) {
-	server := startConsul(t, testenv.ConsulConfig{ExtraHCL: "limits { http_max_conns_per_client = 10000 }"})
+	server := startConsul(t, testenv.ConsulConfig{})
 	// One node for each hundred services: a transaction takes Consul a time that grows with what its node has.
 	op := func(s, i, port int) *api.TxnOp {
 		name := "svc" + strconv.Itoa(s)

@@ -7,6 +7,10 @@
 // instances. A change of one instance therefore costs one small answer, whatever the size of the catalog. A watched service costs one
 // goroutine here, one stream or connection, and about 80 KB on the server.
 //
+// Where each query takes a connection of its own, which is so over plain HTTP, connections are bounded (max_connections) and go to the services that changed
+// last. The others rest until the scope's queries on the three tables behind such an answer (services, checks and nodes) say that something has
+// changed, and are then asked for their index, which says whether it was they.
+//
 // # What is believed
 //
 // What an answer holds is always believed. What it lacks is believed only of an answer that can be trusted to be whole, since Consul

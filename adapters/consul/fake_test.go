@@ -23,12 +23,18 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// fakeConsul answers the two queries that the adapter makes as Consul does, waits included. Any other query fails the test.
+// fakeConsul answers the queries that the adapter makes as Consul does, waits included. Any other query fails the test.
 type fakeConsul struct {
 	t testing.TB
+	// http1 makes each query take a connection, as over plain HTTP.
+	http1 bool
 
-	mu       sync.Mutex // guards everything below
-	index    uint64
+	mu       sync.Mutex    // guards everything below
+	index    uint64        // of the services' table
+	checks   uint64        // of the checks' table, which every change of an instance changes too
+	nodes    uint64        // of the nodes' table
+	now      int           // queries under way
+	most     int           // the most of them at a time
 	changed  chan struct{} // closed and replaced at each change of anything below
 	services map[string]*fakeService
 	gone     map[string]uint64 // the index at which a service lost its last instance
@@ -80,13 +86,21 @@ func (f *fakeConsul) set(name string, entries ...*api.ServiceEntry) {
 }
 
 func (f *fakeConsul) setLocked(name string, entries ...*api.ServiceEntry) {
-	f.index++
+	f.index = max(f.index, f.checks, f.nodes) + 1
 	if len(entries) == 0 {
 		delete(f.services, name)
 		f.gone[name] = f.index
 		return
 	}
 	f.services[name] = &fakeService{index: f.index, entries: entries}
+}
+
+// flip changes a service in a way that does not show in the listing: by its checks, or by a node.
+func (f *fakeConsul) flip(table *uint64, name string, entries ...*api.ServiceEntry) {
+	f.change(func() {
+		*table = max(f.index, f.checks, f.nodes) + 1
+		f.services[name] = &fakeService{index: *table, entries: entries}
+	})
 }
 
 // replace puts an empty server in the place of this one: everything but its own service is gone, and its index is low.
@@ -96,7 +110,7 @@ func (f *fakeConsul) replace(index uint64) {
 	f.services = map[string]*fakeService{"consul": f.services["consul"]}
 	f.services["consul"].index = index
 	f.gone = map[string]uint64{}
-	f.index = index
+	f.index, f.checks, f.nodes = index, 0, 0
 }
 
 func (f *fakeConsul) setDown(err error) { f.change(func() { f.down = err }) }
@@ -138,7 +152,10 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.t.Errorf("%s: passing, stale and cached gain nothing and cost the server", r.URL)
 	}
 	name, isHealth := strings.CutPrefix(r.URL.Path, "/v1/health/service/")
-	if r.URL.Path != "/v1/catalog/services" && !isHealth {
+	switch {
+	case isHealth, r.URL.Path == listPath:
+	case (r.URL.Path == checksPath || r.URL.Path == nodesPath) && q.Get("filter") == nothingOfTable:
+	default:
 		f.t.Errorf("unknown call %s %s", r.Method, r.URL)
 		w.WriteHeader(http.StatusNotFound)
 		return
@@ -147,7 +164,7 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer end.Stop()
 	for expired := wait == 0; ; {
 		f.mu.Lock()
-		body, now, filtered := f.look(name, isHealth, q.Get("filter"))
+		body, now, filtered := f.look(r.URL.Path, name, q.Get("filter"))
 		changed, down := f.changed, f.down
 		if down == nil && (expired || now > index) && (f.cuts == cuts || f.cutting != "" && f.cutting != r.URL.Path) {
 			f.mu.Unlock()
@@ -182,9 +199,21 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// The paths of the queries that are about no service.
+const (
+	listPath   = "/v1/catalog/services"
+	checksPath = "/v1/health/state/any"
+	nodesPath  = "/v1/catalog/nodes"
+)
+
 // look returns the body and the index of an answer. The caller holds mu.
-func (f *fakeConsul) look(name string, isHealth bool, filter string) (body any, index uint64, filtered bool) {
-	if !isHealth {
+func (f *fakeConsul) look(path, name, filter string) (body any, index uint64, filtered bool) {
+	switch path {
+	case checksPath:
+		return []any{}, max(f.index, f.checks), false
+	case nodesPath:
+		return []any{}, max(f.nodes, 1), false
+	case listPath:
 		names := map[string][]string{}
 		for n := range f.services {
 			names[n] = []string{}
@@ -197,6 +226,8 @@ func (f *fakeConsul) look(name string, isHealth bool, filter string) (body any, 
 		return []*api.ServiceEntry{}, f.gone[name], false
 	case s == nil:
 		return []*api.ServiceEntry{}, f.index, false
+	case filter == nothingOfService:
+		return []*api.ServiceEntry{}, s.index, s.filtered
 	case s.filtered:
 		return s.entries[:s.visible], s.index, true
 	case filter != "":
@@ -213,7 +244,14 @@ type direct struct{ f *fakeConsul }
 func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	d.f.mu.Lock()
 	down := d.f.down
+	d.f.now++
+	d.f.most = max(d.f.most, d.f.now)
 	d.f.mu.Unlock()
+	defer func() {
+		d.f.mu.Lock()
+		d.f.now--
+		d.f.mu.Unlock()
+	}()
 	if down != nil {
 		return nil, down
 	}
@@ -236,7 +274,11 @@ func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := r.Context().Err(); err != nil {
 		return nil, err
 	}
-	return rec.Result(), nil
+	res := rec.Result()
+	if !d.f.http1 {
+		res.ProtoMajor = 2
+	}
+	return res, nil
 }
 
 // recorder is a catalog that keeps what it is told.
@@ -248,6 +290,7 @@ type recorder struct {
 	synced   bool
 	degraded []string // "" stands for nil
 	problems map[string]string
+	detail   string
 	changed  chan struct{} // closed and replaced at each call
 }
 
@@ -272,6 +315,7 @@ func (r *recorder) Publish(*mcp.Resource)     { panic("BUG: not for this adapter
 func (r *recorder) Withdraw(string, string)   { panic("BUG: not for this adapter") }
 func (r *recorder) Synced()                   { r.do(func() { r.synced = true }) }
 func (r *recorder) Problem(id, reason string) { r.do(func() { r.problems[id] = reason }) }
+func (r *recorder) Detail(text string)        { r.do(func() { r.detail = text }) }
 func (r *recorder) Degraded(err error) {
 	r.do(func() {
 		if err == nil {
@@ -290,6 +334,13 @@ func (r *recorder) state() (reason string, calls int) {
 		return "", 0
 	}
 	return r.degraded[len(r.degraded)-1], len(r.degraded)
+}
+
+// lastDetail returns how the registry is followed.
+func (r *recorder) lastDetail() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.detail
 }
 
 // problem returns the reason listed under id, "" for none.
@@ -375,6 +426,9 @@ func start(t testing.TB, a *Adapter) (r *recorder, stop func()) {
 	return r, stop
 }
 
+// atRest makes startFake leave no connection to any watch, so that all of them rest. TestAtRest sets it.
+var atRest bool
+
 // startFake runs an adapter against the fake, without a network.
 func startFake(t testing.TB, f *fakeConsul, change ...func(*Config)) (*recorder, func()) {
 	t.Helper()
@@ -384,6 +438,10 @@ func startFake(t testing.TB, f *fakeConsul, change ...func(*Config)) (*recorder,
 	}
 	a.clients.newTransport = func() http.RoundTripper { return direct{f} }
 	a.clients.slots = nil
+	if atRest {
+		f.http1 = true
+		a.clients.turns.most, a.clients.turns.places = 0, 0
+	}
 	return start(t, a)
 }
 

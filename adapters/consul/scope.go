@@ -33,7 +33,6 @@ type scope struct {
 	target  target
 	state   *state
 	catalog plugin.Catalog
-	fetches chan struct{} // a place for each query that does not wait
 
 	datacenter, namespace string
 	id                    string // names the scope in states, "catalog" or "catalog dc2/ns"
@@ -65,9 +64,23 @@ type scope struct {
 	poke context.CancelCauseFunc
 	// suspected says that the next listing begins at index 0.
 	suspected bool
+	// sweep counts the times that watches which rest were told to look, and nextSweep is closed and replaced at each.
+	sweep     uint64
+	nextSweep chan struct{}
+	// swept is the index up to which a sweep was asked for.
+	swept uint64
 
-	slot *slot          // of the listings; set by run
-	wg   sync.WaitGroup // the watches
+	// senses ends the queries of sense that are under way, by their parts.
+	senses map[string]context.CancelCauseFunc
+
+	// stir asks for a sweep. It has room for one.
+	stir chan struct{}
+	// rests is closed by resting, once a watch rests.
+	rests   chan struct{}
+	resting sync.Once
+
+	slot *slot          // of the scope's own queries; set by run
+	wg   sync.WaitGroup // the watches, and what serves them
 }
 
 // listing is one answer of /v1/catalog/services.
@@ -79,14 +92,14 @@ type listing struct {
 	filtered bool
 }
 
-func newScope(a *Adapter, st *state, catalog plugin.Catalog, fetches chan struct{}, datacenter, namespace string) *scope {
+func newScope(a *Adapter, st *state, catalog plugin.Catalog, datacenter, namespace string) *scope {
 	id := "catalog"
 	if where := strings.Trim(datacenter+"/"+namespace, "/"); where != "" {
 		id += " " + where
 	}
 	return &scope{
 		config: a.config, log: a.env.Log, clients: a.clients, convert: a.convert, target: a.clients.target,
-		state: st, catalog: catalog, fetches: fetches,
+		state: st, catalog: catalog,
 		datacenter: datacenter, namespace: namespace, id: id,
 		arrived:   st.listing.Expect(),
 		gate:      make(chan struct{}),
@@ -94,6 +107,10 @@ func newScope(a *Adapter, st *state, catalog plugin.Catalog, fetches chan struct
 		watches:   map[string]*watch{},
 		unaskable: map[string]bool{},
 		back:      make(chan struct{}),
+		nextSweep: make(chan struct{}),
+		senses:    map[string]context.CancelCauseFunc{},
+		stir:      make(chan struct{}, 1),
+		rests:     make(chan struct{}),
 	}
 }
 
@@ -102,6 +119,7 @@ func (s *scope) run(ctx context.Context) {
 	s.slot = s.clients.acquire()
 	defer s.clients.release(s.slot)
 	defer s.wg.Wait()
+	s.serveRests(ctx)
 	var (
 		index, epoch uint64
 		highest      uint64 // the last answer's index, which survives errors
@@ -133,6 +151,7 @@ func (s *scope) run(ctx context.Context) {
 			}
 			index, broken, away = 0, true, away || f.outage
 			s.newEpoch(f.outage)
+			s.limited(f, nil)
 			s.state.set(s.id, f)
 			if !plugin.Pause(ctx, retry.Next(), nil) {
 				return
@@ -152,11 +171,17 @@ func (s *scope) run(ctx context.Context) {
 		if replaced {
 			s.pokeAll()
 		}
+		if away {
+			s.clients.turns.restore()
+		}
 		if broken {
 			s.announceBack()
 		}
 		broken, away = false, false
 		retry.Reset()
+		if index != l.index {
+			s.stirred(l.index, index == 0 || replaced)
+		}
 		index, highest, epoch = l.index, l.index, s.currentEpoch()
 		wait = time.Duration(s.config.Wait)
 		if s.accept(ctx, l) != nil {
@@ -192,6 +217,7 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 		}
 		w := newWatch(s, name, now)
 		s.watches[name] = w
+		s.clients.turns.join()
 		if !s.gateOpen {
 			s.untried++
 		}
@@ -287,7 +313,7 @@ func (s *scope) ask(ctx context.Context, index uint64, wait time.Duration) (list
 	err := s.query(ctx, index, wait, func(q *api.QueryOptions) (*api.QueryMeta, error) {
 		var meta *api.QueryMeta
 		var err error
-		names, meta, err = s.slot.client.Catalog().Services(q)
+		names, meta, err = s.clients.of(s.slot).Catalog().Services(q)
 		if err == nil {
 			l.index, l.filtered = meta.LastIndex, meta.ResultsFilteredByACLs
 		}
@@ -308,16 +334,14 @@ func (s *scope) ask(ctx context.Context, index uint64, wait time.Duration) (list
 func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, call func(*api.QueryOptions) (*api.QueryMeta, error)) error {
 	limit := answerTimeout
 	if index == 0 {
-		select {
-		case s.fetches <- struct{}{}:
-			defer func() { <-s.fetches }()
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		done, err := s.clients.turns.fetch(ctx)
+		if err != nil {
+			return err
 		}
+		defer done()
 	} else {
-		// Spread the ends of the waits, so that they do not come together for ever after a common start. The server adds up to a sixteenth.
-		wait -= time.Duration(rand.Int64N(int64(wait/10) + 1))
-		limit += wait + wait/16
+		wait = spread(wait)
+		limit += wait + wait/16 // which the server adds at most
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errAnswerTimeout)
 	defer cancel()
@@ -343,6 +367,11 @@ func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, cal
 		return &fault{kind: faultServer, outage: true, err: errors.New("consul has no leader")}
 	}
 	return nil
+}
+
+// spread shortens a wait by up to a tenth, so that waits do not end together for ever after a common start.
+func spread(wait time.Duration) time.Duration {
+	return wait - time.Duration(rand.Int64N(int64(wait/10)+1))
 }
 
 // confirm returns a listing that was asked for after the given time. Watches that need one together share it, and there is at most
@@ -429,12 +458,15 @@ func (s *scope) announceBack() {
 	s.back = make(chan struct{})
 }
 
-// pokeAll makes every watch begin again, at index 0.
+// pokeAll makes every watch, and every query that serves those which rest, begin again at index 0.
 func (s *scope) pokeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.watches {
 		w.begin()
+	}
+	for _, end := range s.senses {
+		end(errPoked)
 	}
 }
 

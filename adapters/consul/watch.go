@@ -20,6 +20,7 @@ type watch struct {
 	id   string // names the watch in states
 
 	slot *slot
+	turn turn
 	// known is what the catalog was told, sorted by ID; published says that it was told at all.
 	known     []registry.Instance
 	published bool
@@ -29,6 +30,12 @@ type watch struct {
 	index, epoch uint64
 	// highest is the last answer's index, which survives errors, by whether the answer came from Consul's streams: the two count differently.
 	highest map[bool]uint64
+	// streamed says that index is one of Consul's streams, filtered that its answer was without what the token may not read.
+	streamed, filtered bool
+	// sweep is the last one that began before the query with the last answer, or that the watch has looked for.
+	sweep uint64
+	// found says that there is a change, which the next query at index 0 shows.
+	found bool
 	// wait is how long the next query waits.
 	wait time.Duration
 	// lastOutage is when this watch last found the registry away or replaced.
@@ -53,6 +60,7 @@ func newWatch(s *scope, name string, now time.Time) *watch {
 	return &watch{
 		s: s, name: name, key: key, id: "service " + key.String(), seen: now,
 		highest: map[bool]uint64{},
+		turn:    newTurn(),
 		arrived: s.state.listing.Expect(),
 		retry:   plugin.Backoff{First: 500 * time.Millisecond, Most: 30 * time.Second},
 	}
@@ -70,6 +78,8 @@ func (w *watch) begin() {
 func (w *watch) run(ctx context.Context) {
 	w.slot = w.s.clients.acquire()
 	defer w.s.clients.release(w.slot)
+	turns := w.s.clients.turns
+	defer turns.leave(&w.turn)
 	tried := false
 	for {
 		back := w.prepare()
@@ -79,8 +89,15 @@ func (w *watch) run(ctx context.Context) {
 			case <-ctx.Done():
 				return
 			}
+			if !turns.take(&w.turn) {
+				err := w.rest(ctx)
+				if ctx.Err() != nil || err != nil && !errors.Is(err, errPoked) && !w.failed(ctx, err, back) {
+					return
+				}
+				continue
+			}
 		}
-		asked := time.Now()
+		asked, waited := time.Now(), w.index > 0
 		entries, meta, err := w.ask(ctx, w.s.config.Filter)
 		if !tried && ctx.Err() == nil {
 			tried = true
@@ -99,7 +116,7 @@ func (w *watch) run(ctx context.Context) {
 		case errors.Is(err, errPoked):
 			continue
 		case errors.Is(err, errMissing):
-			w.index = 0
+			w.index, w.found = 0, true
 			continue
 		case errors.Is(err, errAgain):
 			w.index = 0
@@ -115,6 +132,13 @@ func (w *watch) run(ctx context.Context) {
 		}
 		w.broken = false
 		w.retry.Reset()
+		if changed && (waited || w.found) {
+			turns.changed(&w.turn)
+		}
+		if waited {
+			turns.pass(&w.turn)
+		}
+		w.found = false
 		if changed || time.Since(asked) > time.Second {
 			w.idle = 0
 			continue
@@ -136,6 +160,9 @@ func (w *watch) prepare() (back <-chan struct{}) {
 		w.index = 0
 	}
 	w.again, w.epoch = false, s.epoch
+	if w.index == 0 {
+		w.sweep = s.sweep
+	}
 	if w.wait == 0 {
 		w.wait = time.Duration(s.config.Wait)
 	}
@@ -144,27 +171,34 @@ func (w *watch) prepare() (back <-chan struct{}) {
 
 // ask asks for the service's instances and their health, never with ?passing: health is a part of what is reported.
 func (w *watch) ask(ctx context.Context, filter string) (entries []*api.ServiceEntry, meta *api.QueryMeta, err error) {
+	ctx, done := w.interruptible(ctx)
+	defer done()
+	s := w.s
+	err = s.query(ctx, w.index, s.clients.turns.wait(w.wait), func(q *api.QueryOptions) (*api.QueryMeta, error) {
+		q.Filter = filter
+		var err error
+		entries, meta, err = s.clients.of(w.slot).Health().Service(w.name, "", false, q)
+		return meta, err
+	})
+	return entries, meta, err
+}
+
+// interruptible returns a context that begin ends. The function that it returns must be called once nothing uses it any more.
+func (w *watch) interruptible(ctx context.Context) (_ context.Context, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	s := w.s
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	w.cancel = cancel
 	if w.again {
 		cancel(errPoked)
 	}
-	s.mu.Unlock()
-	defer func() {
+	return ctx, func() {
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		w.cancel = nil
-		s.mu.Unlock()
-	}()
-	err = s.query(ctx, w.index, w.wait, func(q *api.QueryOptions) (*api.QueryMeta, error) {
-		q.Filter = filter
-		var err error
-		entries, meta, err = w.slot.client.Health().Service(w.name, "", false, q)
-		return meta, err
-	})
-	return entries, meta, err
+		cancel(nil)
+	}
 }
 
 var (
@@ -183,6 +217,7 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 		w.s.suspect()
 	}
 	w.index, w.wait = meta.LastIndex, 0
+	w.streamed, w.filtered = streamed, meta.ResultsFilteredByACLs
 	w.highest[streamed] = meta.LastIndex
 
 	next := w.s.convert.instances(entries)
@@ -340,6 +375,7 @@ func (w *watch) failed(ctx context.Context, err error, back <-chan struct{}) boo
 		w.lastOutage = time.Now()
 		w.s.suspect()
 	}
+	w.s.limited(f, &w.turn)
 	w.fault(f)
 	if f.kind == faultEmpty || f.kind == faultFiltered {
 		// These are answers: the scope is there, and its news is not about this.
