@@ -6,8 +6,8 @@ GOVER    := $(shell $(GO) env GOVERSION)
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 FUZZTIME ?= 10s
 PKGS      = $(shell $(GO) list ./... | grep -v /test/)
-# What takes too long for every run has a target of its own.
-LONG     := ^TestNacos$$
+# What starts several real servers at once runs on its own, after the tests of the packages, which run side by side.
+ALONE    := ^Test(Nacos|Rotation)$$
 
 # Tools are built once per version, outside the repository, so that the next fresh clone finds them.
 digest   = $(shell cat tools/$(1)/go.mod tools/$(1)/go.sum | cksum | cut -d' ' -f1)
@@ -42,16 +42,12 @@ test: check race e2e fuzz ## all that CI runs
 
 .PHONY: race
 race: tools ## every test but the end-to-end ones, with the race detector
-	$(GO) test -race -timeout 20m -skip '$(LONG)' $(PKGS)
+	$(GO) test -race -timeout 20m -skip '$(ALONE)' $(PKGS)
 
 .PHONY: e2e
-e2e: tools ## a real Consul, real istiods and a real Pilot, proxies behind them
-	$(GO) test -count=1 -timeout 30m ./test/e2e ./test/legacy
-
-.PHONY: nacos
-nacos: tools ## the whole suite against real Nacos servers, a quarter of an hour
-	$(GO) test -count=1 -timeout 30m -run '$(LONG)' ./adapters/nacos
-	$(GO) test -count=1 -timeout 30m ./test/nacos
+e2e: tools ## real Consul, Nacos, istiod and Pilot servers, proxies behind them
+	$(GO) test -count=1 -timeout 30m ./test/...
+	$(GO) test -count=1 -timeout 30m -run '$(ALONE)' ./adapters/nacos
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME each

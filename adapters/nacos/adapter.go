@@ -104,7 +104,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		r.scopes.named = st.listing.Expect()
 	} else {
 		for _, n := range a.config.Namespaces {
-			r.scopes.get(canonicalNamespace(n), canonicalNamespace(n), false)
+			r.scopes.get(canonicalNamespace(n), canonicalNamespace(n))
 		}
 	}
 

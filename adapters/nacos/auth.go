@@ -280,20 +280,11 @@ func parseLogin(status int, body []byte) (token string, ttl time.Duration, err e
 	var answer struct {
 		AccessToken string  `json:"accessToken"`
 		TokenTTL    float64 `json:"tokenTtl"` // seconds
-		Message     string  `json:"message"`
-		Data        any     `json:"data"`
 	}
 	err = json.Unmarshal(body, &answer)
 	switch {
 	case status != http.StatusOK:
-		text := string(body)
-		if answer.Message != "" {
-			text = answer.Message
-			if d, ok := answer.Data.(string); ok && d != "" {
-				text += ": " + d
-			}
-		}
-		return "", 0, fmt.Errorf("status %d %q", status, clip(text))
+		return "", 0, fmt.Errorf("status %d %q", status, clip(saying(body)))
 	case err != nil:
 		return "", 0, fmt.Errorf("the answer is no JSON: %w", err)
 	case answer.AccessToken == "":

@@ -2,9 +2,6 @@ package nacos
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha1"
-	"encoding/base64"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -13,28 +10,79 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	grpcapi "github.com/nacos-group/nacos-sdk-go/v2/api/grpc"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// TestSign shows what a cloud's server is sent, by both versions of its scheme.
+// TestSign shows what a cloud's server is sent, by both versions of its scheme. What is wanted was written by the SDK's own code: NamingResourceInjector.doInject
+// of v2.3.5 for what BuildNamingResourceByRequest says of each request, copied into a program of its own, with the clock set to this time.
 func TestSign(t *testing.T) {
 	now := time.UnixMilli(1700000000123)
-	mac := func(key, data string) string {
-		m := hmac.New(sha1.New, []byte(key))
-		m.Write([]byte(data))
-		return base64.StdEncoding.EncodeToString(m.Sum(nil))
+	keys := Config{AccessKey: "ak", SecretKey: "sk"}
+	temporary, regional := keys, keys
+	temporary.SecurityToken = "st"
+	regional.Region = "cn-hangzhou"
+	for _, test := range []struct {
+		what, group, name string
+		config            Config
+		want              map[string]string
+	}{
+		{"a service", "G", "web", keys, map[string]string{"ak": "ak", "data": "1700000000123@@G@@web", "signature": "qOyO8qyquzhqLSHljWX8UM/+GBI="}},
+		{"a list", "G", "", keys, map[string]string{"ak": "ak", "data": "1700000000123@@G@@", "signature": "QA/n6K2GGHRoa2zpOAgm66iq/LA="}},
+		{"a name with @@", "G", "a@@b", keys, map[string]string{"ak": "ak", "data": "1700000000123@@a@@b", "signature": "JNY8CijLa5quu7WgJMixngUvNAA="}},
+		{"anything else", "", "", keys, map[string]string{"ak": "ak", "data": "1700000000123", "signature": "Eum4BXZBhgaYXJPL3bBiBkFTmu0="}},
+		{
+			"a service, temporary key", "G", "web", temporary,
+			map[string]string{"ak": "ak", "data": "1700000000123@@G@@web", "signature": "qOyO8qyquzhqLSHljWX8UM/+GBI=", "Spas-SecurityToken": "st"},
+		},
+		{
+			"a service, v4", "G", "web", regional,
+			map[string]string{"ak": "ak", "data": "1700000000123@@G@@web", "signature": "2SIgmfJMbUdNBo8Q+OtLwyd2kYg=", "signatureVersion": "v4"},
+		},
+		{
+			"a list, v4", "G", "", regional,
+			map[string]string{"ak": "ak", "data": "1700000000123@@G@@", "signature": "xx4ApUErkTY6z9hJvqTJxt8l9vw=", "signatureVersion": "v4"},
+		},
+		{
+			"anything else, v4", "", "", regional,
+			map[string]string{"ak": "ak", "data": "1700000000123", "signature": "crw1eeLlgdgMkq2MwyvnSGXV6wQ=", "signatureVersion": "v4"},
+		},
+	} {
+		h := map[string]string{}
+		newAuth(test.config, nil, nil).signTo(h, resource(test.group, test.name), now)
+		if diff := cmp.Diff(test.want, h); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.what, diff)
+		}
 	}
-	const data = "1700000000123@@G@@web"
-	h := map[string]string{}
-	newAuth(Config{AccessKey: "ak", SecretKey: "sk", SecurityToken: "st"}, nil, nil).signTo(h, "G@@web", now)
-	if diff := cmp.Diff(map[string]string{"ak": "ak", "data": data, "signature": mac("sk", data), "Spas-SecurityToken": "st"}, h); diff != "" {
-		t.Errorf("version 1 (-want +got):\n%s", diff)
+}
+
+// TestSigned shows for which resource each request is signed.
+func TestSigned(t *testing.T) {
+	answers := &canned{answer: &grpcapi.Payload{Metadata: &grpcapi.Metadata{}, Body: &anypb.Any{Value: []byte(`{"resultCode":200,"count":0,"serviceInfo":{"hosts":[]}}`)}}}
+	c := &conn{client: answers, sign: newAuth(Config{AccessKey: "ak", SecretKey: "sk"}, nil, nil)}
+	ctx := t.Context()
+	for _, ask := range []func() error{
+		func() error { _, err := c.subscribe(ctx, "public", "G", "web"); return err },
+		func() error { _, err := c.query(ctx, "public", "G", "a@@b"); return err },
+		func() error { return c.unsubscribe(ctx, "public", "G", "web") },
+		func() error { _, _, err := c.listPage(ctx, "public", "G", 1, 10); return err },
+		func() error { return c.fuzzyWatch(ctx, "public", "public>>*>>*", nil, true) },
+		func() error { return c.health(ctx) },
+	} {
+		if err := ask(); err != nil {
+			t.Error(err)
+		}
 	}
-	h = map[string]string{}
-	newAuth(Config{AccessKey: "ak", SecretKey: "sk", Region: "cn-hangzhou"}, nil, nil).signTo(h, "", now)
-	// The key as the SDK derives it for 2023-11-14 in cn-hangzhou.
-	key := signingKey("sk", "20231114", "cn-hangzhou")
-	if diff := cmp.Diff(map[string]string{"ak": "ak", "data": "1700000000123", "signature": mac(key, "1700000000123"), "signatureVersion": "v4"}, h); diff != "" {
-		t.Errorf("version 4 (-want +got):\n%s", diff)
+	var got []string
+	for _, p := range answers.asked {
+		_, data, _ := strings.Cut(p.GetMetadata().GetHeaders()["data"], "@@")
+		got = append(got, p.GetMetadata().GetType()+" "+data)
+	}
+	want := []string{
+		"SubscribeServiceRequest G@@web", "ServiceQueryRequest a@@b", "SubscribeServiceRequest G@@web", "ServiceListRequest G@@", "NamingFuzzyWatchRequest ", "HealthCheckRequest ",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("signed (-want +got):\n%s", diff)
 	}
 }
 

@@ -34,8 +34,8 @@ type Config struct {
 	Groups     plugin.Globs     `json:"groups,omitempty" jsonschema_description:"Groups to follow, by name or glob (* any run, ? one character). Names alone spare the server's list of everything. Default: [\"*\"]."`
 	Services   plugin.Selection `json:"services,omitempty" jsonschema_description:"Which services to follow, by name."`
 
-	ClusterLocality string    `json:"cluster_locality,omitempty" jsonschema:"enum=none,enum=region,enum=zone,enum=sub_zone" jsonschema_description:"Part of the locality that an instance's cluster names. Default: none; the cluster is a label in any case."`
-	Ports           []PortKey `json:"ports,omitempty" jsonschema_description:"More ports of an instance, out of its metadata."`
+	ClusterLocality string    `json:"cluster_locality,omitempty" jsonschema:"enum=none,enum=region,enum=zone,enum=sub_zone" jsonschema_description:"Part of the locality that an instance's cluster names: region; zone, which needs translate.locality.region too; sub_zone, which needs a region and a zone too (translate.locality.zone_key). The cluster DEFAULT names none. Default: none; the cluster is a label in any case."`
+	Ports           []PortKey `json:"ports,omitempty" jsonschema_description:"More ports of an instance, out of its metadata. A value that is no port number is listed as a problem."`
 
 	ListInterval plugin.Duration `json:"list_interval,omitempty" jsonschema_description:"How often services are listed where the server does not tell of them, 500ms to 10m. Sooner after a change, seldomer where a list takes long. Default: 5s."`
 	PollInterval plugin.Duration `json:"poll_interval,omitempty" jsonschema_description:"How often each service is asked for over HTTP, 1s to 10m. Default: 10s."`

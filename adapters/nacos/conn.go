@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -86,7 +87,7 @@ type conn struct {
 
 // signer adds what proves who asks to the headers of a request.
 type signer interface {
-	// headers returns new headers for a request about a resource, "GROUP@@NAME" or "".
+	// headers returns new headers for a request about a resource, as the function of that name has it, or "".
 	headers(ctx context.Context, resource string) (map[string]string, error)
 	// renew gets another token after one was refused, and reports whether there is one.
 	renew(ctx context.Context, s server, refused string) bool
@@ -327,7 +328,7 @@ func (c *conn) receive(handle func(typ string, r *serverRequest, err error)) err
 func (c *conn) subscribe(ctx context.Context, namespace, group, name string) (model.Service, error) {
 	var response rpc_response.SubscribeServiceResponse
 	err := c.call(ctx, requestTimeout, resource(group, name), rpc_request.NewSubscribeServiceRequest(namespace, name, group, "", true), &response)
-	return response.ServiceInfo, err
+	return known(response.ServiceInfo, err)
 }
 
 // unsubscribe takes back a subscription.
@@ -340,14 +341,32 @@ func (c *conn) unsubscribe(ctx context.Context, namespace, group, name string) e
 func (c *conn) query(ctx context.Context, namespace, group, name string) (model.Service, error) {
 	var response rpc_response.QueryServiceResponse
 	err := c.call(ctx, requestTimeout, resource(group, name), rpc_request.NewServiceQueryRequest(namespace, name, group, "", false, 0), &response)
-	return response.ServiceInfo, err
+	return known(response.ServiceInfo, err)
+}
+
+// known returns an answer about a service, which is an error if it does not say the instances.
+func known(info model.Service, err error) (model.Service, error) {
+	if err == nil && info.Hosts == nil {
+		err = errNoHosts
+	}
+	return info, err
 }
 
 // listPage asks for one page of a group's services, counted from 1.
 func (c *conn) listPage(ctx context.Context, namespace, group string, page, size int) (names []string, total int, err error) {
-	var response rpc_response.ServiceListResponse
-	err = c.call(ctx, requestTimeout, "", rpc_request.NewServiceListRequest(namespace, "", group, page, size, ""), &response)
-	return response.ServiceNames, response.Count, err
+	// An answer without a count is no list.
+	var response struct {
+		Count        *int     `json:"count"`
+		ServiceNames []string `json:"serviceNames"`
+	}
+	err = c.call(ctx, requestTimeout, resource(group, ""), rpc_request.NewServiceListRequest(namespace, "", group, page, size, ""), &response)
+	if err == nil && response.Count == nil {
+		err = errNoList
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	return response.ServiceNames, *response.Count, nil
 }
 
 // fuzzyWatch asks the server to tell of the services that match a pattern. received are those that it need not tell again.
@@ -362,8 +381,13 @@ func (c *conn) fuzzyWatch(ctx context.Context, namespace, pattern string, receiv
 	}, &response)
 }
 
-// resource names a service as signatures do.
-func resource(group, name string) string { return group + serviceKeySeparator + name }
+// resource names a service as signatures do, or a group's list by no name.
+func resource(group, name string) string {
+	if group == "" || strings.Contains(name, serviceKeySeparator) {
+		return name
+	}
+	return group + serviceKeySeparator + name
+}
 
 // abilityNames lists what the server can do, for the log.
 func (c *conn) abilityNames() []string {

@@ -2,6 +2,7 @@ package nacos
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"net"
 	"slices"
@@ -23,6 +24,21 @@ type converter struct {
 
 func newConverter(c Config) converter { return converter{ports: c.Ports, locality: c.ClusterLocality} }
 
+// answer is what the server says of a service at some time.
+type answer struct {
+	instances []registry.Instance
+	problem   string // what of it cannot be used
+	reference uint64 // the server's clock
+	protected bool   // protectThreshold is reached
+}
+
+// answer converts an answer or a push.
+func (c converter) answer(info *model.Service) answer {
+	a := answer{instances: c.instances(info.Hosts), reference: info.LastRefTime, protected: info.ReachProtectionThreshold}
+	a.problem = c.badPorts(a.instances)
+	return a
+}
+
 // instances converts the hosts of an answer, sorted by ID. Of hosts that Nacos cannot tell apart itself the last one counts.
 func (c converter) instances(hosts []model.Instance) []registry.Instance {
 	out := make([]registry.Instance, 0, len(hosts))
@@ -40,6 +56,36 @@ func (c converter) instances(hosts []model.Instance) []registry.Instance {
 	}
 	clear(out[n:])
 	return out[:n]
+}
+
+// badPorts says which metadata is no port though the configuration has it for one: the first such, and how many there are.
+func (c converter) badPorts(instances []registry.Instance) string {
+	first, n := "", 0
+	for i := range instances {
+		for _, p := range c.ports {
+			text, ok := instances[i].Meta[p.Key]
+			if !ok {
+				continue
+			}
+			if _, ok := portOf(text); ok {
+				continue
+			}
+			if n++; n == 1 {
+				first = fmt.Sprintf("instance %s has %q as %s in its metadata, which is no port number, so it is served without the port %q: register it with 1 to 65535, "+
+					"or change config.ports", instances[i].ID, clip(text), p.Key, p.Name)
+			}
+		}
+	}
+	if n > 1 {
+		return fmt.Sprintf("%s (and %d more like it)", first, n-1)
+	}
+	return first
+}
+
+// portOf reads a port number.
+func portOf(text string) (number int, ok bool) {
+	n, err := strconv.Atoi(text)
+	return n, err == nil && n >= 1 && n <= math.MaxUint16
 }
 
 // instance converts one host. Within a service Nacos tells instances apart by address, port and cluster, and so does the ID; its own
@@ -64,9 +110,12 @@ func (c converter) instance(h *model.Instance) registry.Instance {
 		i.Health = registry.HealthCritical
 	}
 	for _, p := range c.ports {
-		if n, err := strconv.Atoi(h.Metadata[p.Key]); err == nil && n != port {
+		if n, ok := portOf(h.Metadata[p.Key]); ok && n != port {
 			i.Ports = append(i.Ports, registry.Port{Name: p.Name, Number: n, Protocol: p.Protocol})
 		}
+	}
+	if cluster == defaultCluster {
+		return i // it names no place
 	}
 	switch c.locality {
 	case "region":

@@ -45,8 +45,6 @@ const defaultGroup = "DEFAULT_GROUP"
 type scope struct {
 	// namespace is its id as people write it, wire as requests do: "" besides "public" for old clients of servers before 2.4.
 	namespace, wire string
-	// secondary says that nobody need use it: what is wrong with it is no fault of the registry.
-	secondary bool
 
 	// arrived is to be called with each complete list.
 	arrived func()
@@ -92,19 +90,28 @@ type scopes struct {
 	all map[string]*scope
 }
 
-// get returns the scope of a namespace as requests write it.
-func (s *scopes) get(namespace, wire string, secondary bool) *scope {
+// get returns the scope of a namespace as requests write it. Its list is awaited from then on.
+func (s *scopes) get(namespace, wire string) *scope {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sc := s.all[wire]
 	if sc == nil {
-		sc = &scope{namespace: namespace, wire: wire, secondary: secondary, exists: namespace == publicNamespace, arrived: func() {}}
+		sc = &scope{namespace: namespace, wire: wire, exists: namespace == publicNamespace, arrived: s.state.listing.Expect()}
 		s.all[wire] = sc
-		if !secondary {
-			sc.arrived = s.state.listing.Expect()
-		}
 	}
 	return sc
+}
+
+// leave forgets a scope that the server at hand does not have.
+func (s *scopes) leave(wire string) {
+	s.mu.Lock()
+	sc := s.all[wire]
+	delete(s.all, wire)
+	s.mu.Unlock()
+	if sc != nil {
+		s.state.faults.Clear(sc.id())
+		sc.arrived()
+	}
 }
 
 // namespaces returns the namespaces that have been followed, sorted.
@@ -113,7 +120,7 @@ func (s *scopes) namespaces() []string {
 	defer s.mu.Unlock()
 	var names []string
 	for _, sc := range s.all {
-		if !sc.secondary {
+		if sc.wire != "" {
 			names = append(names, sc.namespace)
 		}
 	}
@@ -124,19 +131,21 @@ func (s *scopes) namespaces() []string {
 // run learns of services until ctx ends, or an error ends the session.
 func (d *discovery) run(ctx context.Context, group *group) {
 	follow := func(namespace string) {
-		sc := d.scopes.get(namespace, namespace, false)
-		// Owned by the session, whose group waits for it; ends with ctx.
-		group.do(func() error { return d.follow(ctx, sc) })
-		if namespace != publicNamespace {
-			return
+		all := []*scope{d.scopes.get(namespace, namespace)}
+		switch {
+		case namespace != publicNamespace:
+		case d.conn != nil && d.conn.abilities == nil:
+			// Awaited before the list of the other can arrive.
+			all = append(all, d.scopes.get(namespace, ""))
+		default:
+			d.scopes.leave("")
+			d.mirror.catalog.Problem(emptyProblem, "")
+			d.mirror.list("", nil, time.Now())
 		}
-		if d.conn != nil && d.conn.abilities == nil {
-			second := d.scopes.get(namespace, "", true)
-			// As above.
-			group.do(func() error { return d.listFollow(ctx, second) })
-			return
+		for _, sc := range all {
+			// Owned by the session, whose group waits for it; ends with ctx.
+			group.do(func() error { return d.follow(ctx, sc) })
 		}
-		d.mirror.list("", nil, time.Now())
 	}
 	if !d.config.allNamespaces() {
 		for _, n := range d.config.Namespaces {
@@ -171,7 +180,7 @@ func (d *discovery) run(ctx context.Context, group *group) {
 			for _, n := range names {
 				if !known[n] {
 					known[n] = true
-					sc := d.scopes.get(n, n, false)
+					sc := d.scopes.get(n, n)
 					sc.mu.Lock()
 					sc.exists = true
 					sc.mu.Unlock()
@@ -244,6 +253,8 @@ func (d *discovery) fuzzyFollow(ctx context.Context, sc *scope) error {
 				over, refused = true, true
 			case err != nil && (isTransport(err) || hasCode(err, codeUnregistered)):
 				return fmt.Errorf("%w: %w", errSession, err)
+			case isForbidden(err):
+				fault = fmt.Errorf("%w; name the groups that the user may read under config.groups", err)
 			case err != nil:
 				fault = err
 			}
@@ -397,7 +408,7 @@ func (d *discovery) doubt(ctx context.Context, sc *scope) error {
 	sc.mu.Lock()
 	exists := sc.exists
 	sc.mu.Unlock()
-	if exists || sc.secondary || d.config.AcceptEmpty {
+	if exists || d.config.AcceptEmpty {
 		return nil
 	}
 	const cure = "write its id as the console shows it, not its name"
@@ -419,16 +430,17 @@ func (d *discovery) doubt(ctx context.Context, sc *scope) error {
 
 // listFault says what is wrong with learning a namespace's services.
 func (d *discovery) listFault(sc *scope, err error) {
-	if sc.secondary {
-		d.log.Debug("a list failed", slog.String("namespace", sc.wire), slog.Any("err", err))
-		return
-	}
 	kind := faultList
-	if isRefused(err) {
+	switch {
+	case isRefused(err) && sc.wire == "":
 		kind = faultAuth
-		err = fmt.Errorf("the server refuses to list the services of namespace %q: %w; give the user read on it", sc.namespace, err)
-	} else {
-		err = fmt.Errorf("list the services of namespace %q: %w", sc.namespace, err)
+		err = fmt.Errorf(`the server refuses to list the services of namespace "", which is "public" as some clients write it: %w; give the user read on it too, `+
+			`by the resource ":*:*"`, err)
+	case isRefused(err):
+		kind = faultAuth
+		err = fmt.Errorf("the server refuses to list the services of namespace %q: %w; give the user read on it", sc.wire, err)
+	default:
+		err = fmt.Errorf("list the services of namespace %q: %w", sc.wire, err)
 	}
 	d.state.faults.Set(sc.id(), kind, err)
 }
@@ -448,10 +460,12 @@ type lister struct {
 	d     *discovery
 	scope *scope
 
-	total int // of the last complete list
-	round int
-	quick int // rounds that follow quickly yet
-	retry plugin.Backoff
+	total  int // of the last complete list
+	round  int
+	groups []string // those that were asked for last, where they are not all
+	look   int      // rounds to the next look for the groups of the empty namespace
+	quick  int      // rounds that follow quickly yet
+	retry  plugin.Backoff
 }
 
 // errHalf is a list that was not whole, because it changed while it was read.
@@ -474,7 +488,7 @@ func (l *lister) runFor(ctx context.Context, d time.Duration) error {
 		wait := plugin.Jitter(interval)
 		switch {
 		case err != nil:
-			l.d.listFault(l.scope, err)
+			l.failed(ctx, err)
 			wait = l.retry.Next()
 		case changed:
 			l.quick = quickRounds
@@ -498,9 +512,12 @@ func (l *lister) once(ctx context.Context) (changed bool, err error) {
 	l.round++
 	groups, named := l.d.config.namedGroups()
 	if !named && l.scope.wire == "" {
-		// The HTTP API knows no such namespace.
-		groups, named = l.d.mirror.groups(), true
+		if groups, err = l.emptyGroups(ctx); err != nil {
+			return false, err
+		}
+		named = true
 	}
+	l.groups = groups
 	if l.total > longList && l.round%fullEvery != 0 {
 		total := 0
 		if named {
@@ -549,6 +566,44 @@ func (l *lister) once(ctx context.Context) (changed bool, err error) {
 	_, changed = l.d.complete(ctx, l.scope, ids, asked)
 	l.total = total
 	return changed, nil
+}
+
+// failed says what is wrong with a list.
+func (l *lister) failed(ctx context.Context, err error) {
+	if l.scope.wire == "" && isRefused(err) {
+		// A user may well read "public" only, as requests write it. Such a user is shown all else. Where the same is refused there too, that is what
+		// is wrong, and is said of it.
+		for _, g := range l.groups {
+			if _, _, err := l.d.conn.listPage(ctx, l.scope.namespace, g, 1, 1); err != nil {
+				return
+			}
+		}
+		l.scope.arrived()
+	}
+	l.d.listFault(l.scope, err)
+}
+
+// emptyProblem is the id of the problem that groups of the empty namespace cannot be found.
+const emptyProblem = `namespace ""`
+
+// emptyGroups returns the groups of the empty namespace that are to be followed: those of services that are known, and those that a look now and then
+// finds. The server's lists of all groups take that namespace for "public".
+func (l *lister) emptyGroups(ctx context.Context) ([]string, error) {
+	if l.look--; l.look > 0 {
+		return l.d.mirror.groups(l.groups), nil
+	}
+	found, err := l.d.api.emptyGroups(ctx)
+	problem := ""
+	switch {
+	case isAbsent(err), isRefused(err):
+		problem = fmt.Sprintf(`the server does not say which groups the namespace "" has, which is "public" as some clients write it: %v; `+
+			"name the groups under config.groups to have all of its services", err)
+	case err != nil:
+		return nil, err
+	}
+	l.d.mirror.catalog.Problem(emptyProblem, problem)
+	l.look = fullEvery
+	return l.d.mirror.groups(found), nil
 }
 
 // cure says what to do where the list of all groups cannot be had.

@@ -22,7 +22,8 @@
 //   - a service is removed when it is missing in a complete list and a query says that it has no instance;
 //   - after an outage, and after a move to another server, what was known stays until an answer of the new connection shows it, or
 //     remove_grace has passed: the clients of Nacos register again what they run;
-//   - a namespace that lists nothing counts as empty only if it is known to exist.
+//   - a namespace that lists nothing counts as empty only if it is known to exist;
+//   - the first listing does without a service that is refused only where another one is shown at that moment: then it is not who asks that is refused.
 //
 // While any of this holds something back the registry is degraded, with the reason in words.
 package nacos

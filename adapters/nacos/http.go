@@ -1,6 +1,7 @@
 package nacos
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -130,6 +131,25 @@ func (e *errStatus) Error() string {
 	return fmt.Sprintf("%s: nacos answers status %d %q", e.path, e.status, clip(e.text))
 }
 
+// saying returns what an answer that is no success says. Of one in JSON that is its message and data, or its error: the rest, such as a time, is
+// another at each request, and would make each failure a new one.
+func saying(body []byte) string {
+	var answer struct {
+		Message string `json:"message"`
+		Error   string `json:"error"`
+		Data    any    `json:"data"`
+	}
+	_ = json.Unmarshal(body, &answer) // fields that decoded are set whatever the error
+	text := cmp.Or(answer.Message, answer.Error)
+	if text == "" {
+		return string(body)
+	}
+	if d, ok := answer.Data.(string); ok && d != "" {
+		text += ": " + d
+	}
+	return text
+}
+
 // isAbsent reports whether err says that the server has no such API.
 func isAbsent(err error) bool {
 	e, ok := errors.AsType[*errStatus](err)
@@ -177,7 +197,7 @@ func (h *httpAPI) getOnce(ctx context.Context, path, resource string, query url.
 		return token, err
 	}
 	if status != http.StatusOK {
-		return token, &errStatus{path: path, status: status, text: string(body)}
+		return token, &errStatus{path: path, status: status, text: saying(body)}
 	}
 	// From 2.2 on answers have an envelope with a code of its own.
 	var envelope struct {
@@ -279,6 +299,31 @@ func (h *httpAPI) listAllPage(ctx context.Context, namespace string, page, size 
 	return v1.List, *v1.Count, nil
 }
 
+// emptyGroups asks for the groups that have services in the empty namespace. Only servers before 3.0 tell, along with all else that they have: no
+// request can name that namespace.
+func (h *httpAPI) emptyGroups(ctx context.Context) ([]string, error) {
+	var answer struct {
+		Services map[string][]string `json:"services"` // by namespace, as "GROUP@@NAME"
+	}
+	const path = "/v1/ns/service/names"
+	err := h.get(ctx, path, "", nil, &answer)
+	if err == nil && answer.Services == nil {
+		err = fmt.Errorf("%s: %w", path, errNoList)
+	}
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	var groups []string
+	for _, n := range answer.Services[""] {
+		if g, _ := splitGrouped("", n); g != "" && !seen[g] {
+			seen[g] = true
+			groups = append(groups, g)
+		}
+	}
+	return groups, nil
+}
+
 // errNoList is an answer that is JSON and no list.
 var errNoList = errors.New("the answer is no list")
 
@@ -302,7 +347,8 @@ func (h *httpAPI) listGroupPage(ctx context.Context, namespace, group string, pa
 
 // query asks for the present state of a service.
 func (h *httpAPI) query(ctx context.Context, namespace, group, name string) (model.Service, error) {
-	q := url.Values{"namespaceId": {namespace}, "serviceName": {resource(group, name)}, "groupName": {group}, "healthyOnly": {"false"}}
+	grouped := group + serviceKeySeparator + name
+	q := url.Values{"namespaceId": {namespace}, "serviceName": {grouped}, "groupName": {group}, "healthyOnly": {"false"}}
 	var answer struct {
 		model.Service
 		// Hosts is required: an answer without it is no service.
@@ -312,12 +358,13 @@ func (h *httpAPI) query(ctx context.Context, namespace, group, name string) (mod
 		LastRefTime any `json:"lastRefTime"`
 		CacheMillis any `json:"cacheMillis"`
 	}
-	err := h.get(ctx, "/v1/ns/instance/list", resource(group, name), q, &answer)
+	const path = "/v1/ns/instance/list"
+	err := h.get(ctx, path, grouped, q, &answer)
+	if err == nil && answer.Hosts == nil {
+		err = fmt.Errorf("%s: %w", path, errNoHosts)
+	}
 	if err != nil {
 		return model.Service{}, err
-	}
-	if answer.Hosts == nil {
-		return model.Service{}, errors.New("/v1/ns/instance/list: the answer holds no hosts")
 	}
 	s := answer.Service
 	s.Hosts = *answer.Hosts

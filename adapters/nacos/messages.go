@@ -117,6 +117,9 @@ func (e *serverError) Error() string {
 	return fmt.Sprintf("nacos answers %d %q", e.code, clip(e.message))
 }
 
+// errNoHosts is an answer or a push that does not say which instances a service has. Where it has none servers say so, by an empty list.
+var errNoHosts = errors.New("it holds no list of instances")
+
 // hasCode reports whether err is the server's answer with the code.
 func hasCode(err error, code int) bool {
 	e, ok := errors.AsType[*serverError](err)
@@ -197,6 +200,9 @@ func decodeRequest(p *grpcapi.Payload) (*serverRequest, error) {
 			RequestID:   id.RequestID,
 			ServiceInfo: model.Service{Name: id.ServiceInfo.Name, GroupName: id.ServiceInfo.GroupName},
 		}, fmt.Errorf("decode %s: %w", p.GetMetadata().GetType(), err)
+	}
+	if typ := p.GetMetadata().GetType(); typ == typePush && r.ServiceInfo.Hosts == nil {
+		return r, fmt.Errorf("decode %s: %w", typ, errNoHosts)
 	}
 	return r, nil
 }

@@ -1,24 +1,32 @@
 package nacos
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"math"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	grpcapi "github.com/nacos-group/nacos-sdk-go/v2/api/grpc"
 	"github.com/nacos-group/nacos-sdk-go/v2/common/remote/rpc/rpc_response"
 	"github.com/nacos-group/nacos-sdk-go/v2/model"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	mcp "istio.io/api/mcp/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
+	"github.com/isthmus-mesh/isthmus/translate"
 )
 
 // nothing is a catalog that checks what it is given.
@@ -57,6 +65,7 @@ var seeds = []string{
 	`{"requestId":"1","serviceInfo":{"name":"web","groupName":"G","hosts":[{"ip":"10.0.0.1","port":80,"weight":1,"healthy":true,"enabled":true,"metadata":{"a":"b"}}],"lastRefTime":1}}`,
 	`{"requestId":"1","serviceInfo":{"name":"G@@web","hosts":[{"ip":"","port":70000},{"ip":"x","port":1},{"ip":"x","port":1}]}}`,
 	`{"requestId":"1","serviceInfo":{"name":"web","groupName":"G","hosts":null}}`,
+	`{"requestId":"1","serviceInfo":{"name":"web","groupName":"G"}}`, `{"requestId":"1","serviceInfo":{"name":"web","groupName":"G","hosts":[]}}`,
 	`{"requestId":"1","serviceInfo":{"name":"web","groupName":"G","hosts":[{"port":-1}]}}`,
 	`{"requestId":"1","groupKeyPattern":"public>>*>>*","syncType":"FUZZY_WATCH_INIT_NOTIFY","contexts":[{"serviceKey":"public@@G@@web","changedType":"ADD_SERVICE"}]}`,
 	`{"requestId":"1","groupKeyPattern":"public>>*>>*","syncType":"FINISH_FUZZY_WATCH_INIT_NOTIFY"}`,
@@ -99,6 +108,17 @@ func FuzzServerRequest(f *testing.F) {
 	})
 }
 
+// canned is a server that has one answer to everything, and keeps what it was asked.
+type canned struct {
+	answer *grpcapi.Payload
+	asked  []*grpcapi.Payload
+}
+
+func (c *canned) Request(_ context.Context, p *grpcapi.Payload, _ ...grpc.CallOption) (*grpcapi.Payload, error) {
+	c.asked = append(c.asked, p)
+	return c.answer, nil
+}
+
 // FuzzResponse shows the same of every answer to a request.
 func FuzzResponse(f *testing.F) {
 	for _, s := range seeds {
@@ -106,12 +126,22 @@ func FuzzResponse(f *testing.F) {
 	}
 	for _, s := range []string{
 		`{"resultCode":200,"serviceInfo":{"hosts":[{"ip":"a","port":1}]}}`, `{"resultCode":500,"errorCode":403,"message":"no"}`,
+		`{"resultCode":200}`, `{"resultCode":200,"serviceInfo":{}}`, `{"resultCode":200,"serviceInfo":{"hosts":null}}`, `{"resultCode":200,"serviceInfo":{"hosts":[]}}`,
 		`{"resultCode":200,"count":2,"serviceNames":["a","b"]}`, `{"resultCode":200,"connectionId":"c","supportAbilityNegotiation":true}`,
 	} {
 		f.Add("ErrorResponse", []byte(s))
 		f.Add("X", []byte(s))
 	}
 	f.Fuzz(func(t *testing.T, typ string, body []byte) {
+		c := &conn{client: &canned{answer: &grpcapi.Payload{Metadata: &grpcapi.Metadata{Type: typ}, Body: &anypb.Any{Value: body}}}, sign: newAuth(Config{}, nil, nil)}
+		for _, ask := range []func(context.Context, string, string, string) (model.Service, error){c.subscribe, c.query} {
+			if info, err := ask(t.Context(), "public", "G", "web"); err == nil && info.Hosts == nil {
+				t.Error("an answer without instances was taken for an empty service")
+			}
+		}
+		if _, _, err := c.listPage(t.Context(), "public", "G", 1, 10); err == nil && !bytes.Contains(bytes.ToLower(body), []byte("count")) {
+			t.Error("an answer without a count was taken for a list")
+		}
 		p := &grpcapi.Payload{Metadata: &grpcapi.Metadata{Type: typ}, Body: &anypb.Any{Value: body}}
 		for _, into := range []any{
 			&rpc_response.SubscribeServiceResponse{}, &rpc_response.QueryServiceResponse{}, &rpc_response.ServiceListResponse{},
@@ -162,7 +192,7 @@ func TestConvert(t *testing.T) {
 	c := newConverter(Config{Ports: []PortKey{{Name: "grpc", Key: "gRPC_port", Protocol: "grpc"}}, ClusterLocality: "zone"})
 	got := c.instances([]model.Instance{
 		{Ip: "10.0.0.2", Port: 80, Weight: 0, Healthy: false, Enable: false},
-		{Ip: "10.0.0.1", Port: 80, Weight: 0.5, Healthy: true, Enable: true, ClusterName: "blue", Metadata: map[string]string{"gRPC_port": "90"}},
+		{Ip: "10.0.0.1", Port: 80, Weight: 0.5, Healthy: true, Enable: true, Ephemeral: true, ClusterName: "blue", Metadata: map[string]string{"gRPC_port": "90"}},
 		{Ip: "10.0.0.2", Port: 80, Weight: 2, Healthy: true, Enable: true, ClusterName: "DEFAULT"},
 		{Ip: "::1", Port: math.MaxUint64, Weight: 1, Healthy: true, Enable: true},
 	})
@@ -171,11 +201,69 @@ func TestConvert(t *testing.T) {
 			ID: "10.0.0.1:80/blue", Address: "10.0.0.1", Ports: []registry.Port{{Number: 80}, {Name: "grpc", Number: 90, Protocol: "grpc"}},
 			Meta: map[string]string{"gRPC_port": "90"}, Weight: new(0.5), Health: registry.HealthPassing, Cluster: "blue", Locality: registry.Locality{Zone: "blue"},
 		},
-		{ID: "10.0.0.2:80", Address: "10.0.0.2", Ports: []registry.Port{{Number: 80}}, Weight: new(2.0), Health: registry.HealthPassing, Cluster: "DEFAULT", Locality: registry.Locality{Zone: "DEFAULT"}},
-		{ID: "[::1]:2147483647", Address: "::1", Ports: []registry.Port{{Number: math.MaxInt32}}, Weight: new(1.0), Health: registry.HealthPassing, Cluster: "DEFAULT", Locality: registry.Locality{Zone: "DEFAULT"}},
+		{ID: "10.0.0.2:80", Address: "10.0.0.2", Ports: []registry.Port{{Number: 80}}, Weight: new(2.0), Health: registry.HealthPassing, Cluster: "DEFAULT"},
+		{ID: "[::1]:2147483647", Address: "::1", Ports: []registry.Port{{Number: math.MaxInt32}}, Weight: new(1.0), Health: registry.HealthPassing, Cluster: "DEFAULT"},
 	}
 	if !plugin.EqualInstances(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+}
+
+// TestLocality shows where each value of cluster_locality puts an instance in the mesh, and what it needs for that.
+func TestLocality(t *testing.T) {
+	yes := translate.LocalityOptions{Region: "eu"}
+	zoned := translate.LocalityOptions{Region: "eu", ZoneKey: "zone"}
+	for _, test := range []struct {
+		part, cluster string
+		o             translate.LocalityOptions
+		want          string
+		problem       string // part of it
+	}{
+		{"none", "blue", yes, "eu", ""},
+		{"none", "blue", translate.LocalityOptions{}, "", ""},
+		{"region", "blue", translate.LocalityOptions{}, "blue", ""},
+		{"zone", "blue", yes, "eu/blue", ""},
+		{"zone", "blue", translate.LocalityOptions{}, "", "set translate.locality.region"},
+		{"sub_zone", "blue", zoned, "eu/eu-a/blue", ""},
+		{"sub_zone", "blue", yes, "eu", "register the zone"},
+		{"sub_zone", "blue", translate.LocalityOptions{}, "", "set translate.locality.region"},
+		// DEFAULT is what Nacos calls the cluster of who names none.
+		{"region", "DEFAULT", translate.LocalityOptions{}, "", ""},
+		{"region", "", translate.LocalityOptions{}, "", ""},
+		{"zone", "DEFAULT", yes, "eu", ""},
+		{"sub_zone", "DEFAULT", zoned, "eu/eu-a", ""},
+	} {
+		tr, err := translate.New("nacos", translate.Options{Locality: test.o})
+		if err != nil {
+			t.Fatal(err)
+		}
+		instances := newConverter(Config{ClusterLocality: test.part}).instances([]model.Instance{
+			{Ip: "10.0.0.1", Port: 80, Weight: 1, Healthy: true, Enable: true, ClusterName: test.cluster, Metadata: map[string]string{"zone": "eu-a"}},
+		})
+		r := tr.Service(registry.Service{Key: registry.Key{Name: "web", Group: "G", Namespace: "public"}}, instances, nil)
+		var got []string
+		for _, e := range r.Endpoints {
+			var m mcp.Resource
+			var w networking.WorkloadEntry
+			if err := proto.Unmarshal(e.Resource, &m); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.GetBody().UnmarshalTo(&w); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, w.GetLocality())
+		}
+		var problems []string
+		for _, p := range r.Problems {
+			problems = append(problems, p.Reason)
+		}
+		what := fmt.Sprintf("%s of %q with %+v", test.part, test.cluster, test.o)
+		if diff := cmp.Diff([]string{test.want}, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+		if p := strings.Join(problems, "\n"); !strings.Contains(p, test.problem) || (p == "") != (test.problem == "") {
+			t.Errorf("%s: problems %q, want %q", what, p, test.problem)
+		}
 	}
 }
 

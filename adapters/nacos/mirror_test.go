@@ -30,6 +30,13 @@ type book struct {
 	degraded string
 	synced   bool
 	sets     int
+	// instances are those of each service, and least is the smallest number of them.
+	instances map[string][]registry.Instance
+	least     map[string]int
+}
+
+func newBook() *book {
+	return &book{services: map[string]string{}, problems: map[string]string{}, instances: map[string][]registry.Instance{}, least: map[string]int{}}
 }
 
 func (b *book) Set(svc registry.Service, instances []registry.Instance) {
@@ -39,7 +46,11 @@ func (b *book) Set(svc registry.Service, instances []registry.Instance) {
 	for _, i := range instances {
 		ids = append(ids, i.ID)
 	}
-	b.services[svc.Key.String()] = strings.Join(ids, " ")
+	key := svc.Key.String()
+	if least, ok := b.least[key]; !ok || len(instances) < least {
+		b.least[key] = len(instances)
+	}
+	b.services[key], b.instances[key] = strings.Join(ids, " "), instances
 	b.sets++
 }
 
@@ -92,6 +103,7 @@ type script struct {
 	mu      sync.Mutex // guards everything below
 	answers map[serviceID]string
 	err     error
+	refused map[serviceID]bool // these are answered by a refusal
 	asked   []string
 	clock   uint64
 	hold    chan struct{} // not nil: answers wait until it is closed
@@ -117,6 +129,15 @@ func (s *script) fail(err error) {
 	s.err = err
 }
 
+func (s *script) refuse(ids ...serviceID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused = map[serviceID]bool{}
+	for _, id := range ids {
+		s.refused[id] = true
+	}
+}
+
 func (s *script) took() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,6 +150,9 @@ func (s *script) answer(how string, id serviceID) (model.Service, error) {
 	s.mu.Lock()
 	s.asked = append(s.asked, how+" "+id.String())
 	a, err, hold := info(s.clock, id, s.answers[id]), s.err, s.hold
+	if err == nil && s.refused[id] {
+		err = &serverError{code: codeForbidden, message: "authorization failed!"}
+	}
 	s.mu.Unlock()
 	if hold != nil {
 		<-hold
@@ -164,7 +188,7 @@ var (
 )
 
 func newBench(t *testing.T, c Config) *bench {
-	b := &book{services: map[string]string{}, problems: map[string]string{}}
+	b := newBook()
 	log := slog.New(slog.DiscardHandler)
 	be := &bench{t: t, b: b, src: &script{answers: map[serviceID]string{}, clock: 1}, end: func() {}}
 	be.m = newMirror(c.withDefaults(), log, b, newState(b))
@@ -421,6 +445,139 @@ func TestFailures(t *testing.T) {
 			t.Errorf("an unknown connection: error %v, want one that ends the session", err)
 		}
 		be.b.want(t, "all of these", map[string]string{"public/G/web": "10.0.0.1:80"})
+	})
+}
+
+// TestServiceRefused shows that the refusal of one service, while another is shown, does not hold up the first listing, that it is listed with its cure, and
+// that it removes nothing.
+func TestServiceRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{})
+		be.src.set(web, "10.0.0.1")
+		be.src.set(db, "10.0.0.2")
+		be.src.refuse(db)
+		be.session()
+		be.list(db)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if be.b.synced {
+			t.Error("synced, though nothing was shown")
+		}
+		be.b.wantState(t, "nothing but the one refused", "refuses to show service public/G/db")
+		be.list(web, db)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		be.b.want(t, "another one shown", map[string]string{"public/G/web": "10.0.0.1:80"})
+		be.b.wantState(t, "another one shown", "refuses to show service public/G/db")
+		if !be.b.synced {
+			t.Error("a refused service holds up the first listing")
+		}
+		if p := be.b.problems["service public/G/db"]; !strings.Contains(p, "refuses to show it") || !strings.Contains(p, "give the user read") {
+			t.Errorf("the problem is %q", p)
+		}
+
+		be.src.refuse()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		both := map[string]string{"public/G/web": "10.0.0.1:80", "public/G/db": "10.0.0.2:80"}
+		be.b.want(t, "allowed", both)
+		be.b.wantState(t, "allowed", "")
+		if len(be.b.problems) > 0 {
+			t.Errorf("problems %q", be.b.problems)
+		}
+
+		be.src.refuse(db)
+		be.push(db, 2, "")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		be.b.want(t, "refused later", both)
+		be.b.wantState(t, "refused later", "refuses to show service public/G/db")
+
+		cache := serviceID{publicNamespace, "G", "cache"}
+		be.src.refuse(cache)
+		be.list(web, db, cache)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		be.b.wantState(t, "a third one", "refuses to show service public/G/cache")
+		be.list(web, db)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		be.b.want(t, "the third one gone", both)
+		be.b.wantState(t, "the third one gone", "")
+		if len(be.b.problems) > 0 {
+			t.Errorf("problems %q", be.b.problems)
+		}
+	})
+}
+
+// TestEverythingRefused shows that a password that does not hold, from the start or from some time on, never makes a first listing.
+func TestEverythingRefused(t *testing.T) {
+	for name, before := range map[string]bool{"from the start": false, "after one answer": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				be := newBench(t, Config{})
+				be.src.set(web, "10.0.0.1")
+				list := be.m.state.listing.Expect()
+				be.session()
+				if before {
+					be.list(web)
+					be.b.want(t, "answered", map[string]string{"public/G/web": "10.0.0.1:80"})
+				}
+				be.src.refuse(web, db)
+				be.list(web, db)
+				list()
+				time.Sleep(time.Hour)
+				synctest.Wait()
+				be.b.wantState(t, name, "refuses to show service")
+				if be.b.synced || len(be.b.problems) > 0 {
+					t.Errorf("synced %t, problems %q", be.b.synced, be.b.problems)
+				}
+			})
+		})
+	}
+}
+
+// TestPortsOfMetadata shows that a configured port whose metadata is no port number is listed.
+func TestPortsOfMetadata(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{Ports: []PortKey{{Name: "grpc", Key: "gRPC_port"}}})
+		be.session()
+		be.list(web)
+		for _, test := range []struct {
+			values []string
+			want   string
+		}{
+			{[]string{"90"}, ""},
+			{[]string{"abc"}, `instance 10.0.0.1:80 has "abc" as gRPC_port in its metadata`},
+			{[]string{"0"}, `has "0" as gRPC_port`},
+			{[]string{"70000"}, `has "70000" as gRPC_port`},
+			{[]string{""}, `has "" as gRPC_port`},
+			{[]string{"90", "x", "y"}, `instance 10.0.0.2:80 has "x" as gRPC_port in its metadata, which is no port number, so it is served without the port "grpc": ` +
+				`register it with 1 to 65535, or change config.ports (and 1 more like it)`},
+			{[]string{"80"}, ""},
+		} {
+			i := info(2, web, "10.0.0.1 10.0.0.2 10.0.0.3")
+			i.Hosts = i.Hosts[:len(test.values)]
+			for n, v := range test.values {
+				i.Hosts[n].Metadata = map[string]string{"gRPC_port": v}
+			}
+			be.m.push(be.m.session, "G", "web", &i, nil)
+			synctest.Wait()
+			p := be.b.problems["service public/G/web"]
+			if !strings.Contains(p, test.want) || (p == "") != (test.want == "") {
+				t.Errorf("%q: problem %q, want %q", test.values, p, test.want)
+			}
+			if got := be.b.instances["public/G/web"]; len(got) != len(test.values) {
+				t.Errorf("%q: %d instances", test.values, len(got))
+			}
+		}
+		i := info(2, web, "10.0.0.1")
+		i.ReachProtectionThreshold, i.Hosts[0].Metadata = true, map[string]string{"gRPC_port": "abc"}
+		be.m.push(be.m.session, "G", "web", &i, nil)
+		synctest.Wait()
+		if p := be.b.problems["service public/G/web"]; !strings.Contains(p, "protectThreshold") || !strings.Contains(p, "abc") {
+			t.Errorf("both at once: problem %q", p)
+		}
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +23,9 @@ type serviceID struct{ namespace, group, name string }
 func (id serviceID) String() string {
 	return canonicalNamespace(id.namespace) + "/" + id.group + "/" + id.name
 }
+
+// part names the service among the parts of the registry that may have a fault.
+func (id serviceID) part() string { return "service " + id.namespace + "/" + id.group + "/" + id.name }
 
 // source is where services are asked for: a connection, or the HTTP API.
 type source interface {
@@ -73,9 +77,9 @@ type service struct {
 	absent bool
 	// protected says that the service's protectThreshold is reached. A server does not push that another one was set, so it is asked.
 	protected bool
-	failures plugin.Backoff
-	failed   bool
-	problem  string
+	failures  plugin.Backoff
+	failed    bool
+	problem   string
 }
 
 // mirror keeps the catalog equal to what the sessions say. It outlives them.
@@ -98,6 +102,8 @@ type mirror struct {
 	// session is the number of the present one, 0 before the first.
 	session uint64
 	polling bool
+	// answered is the service that the session has answered last, nil for none.
+	answered *service
 	// graceEnd is when the grace period of the present session ends; zero once it has.
 	graceEnd time.Time
 	// carrying counts the services of which something is shown that the session's answer lacks.
@@ -117,7 +123,7 @@ func (m *mirror) begin(polling bool) (number uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.session++
-	m.polling = polling
+	m.polling, m.answered = polling, nil
 	m.graceEnd = time.Time{}
 	if grace := time.Duration(m.config.RemoveGrace); m.session > 1 && grace > 0 {
 		m.graceEnd = time.Now().Add(grace)
@@ -128,7 +134,7 @@ func (m *mirror) begin(polling bool) (number uint64) {
 		s.pushed, s.tries = false, 0
 		if s.failed {
 			s.failed = false
-			m.state.faults.Clear(s.id.String())
+			m.state.faults.Clear(s.id.part())
 		}
 		s.failures.Reset()
 		m.carryLocked(s, nil)
@@ -267,11 +273,14 @@ func (m *mirror) addAll(ids map[serviceID]bool) {
 	}
 }
 
-// groups returns the groups of the services that are known, and the default one.
-func (m *mirror) groups() []string {
+// groups returns those of the groups, of the groups of the services that are known, and of the default one, that are to be followed.
+func (m *mirror) groups(more []string) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	groups := map[string]bool{defaultGroup: true}
+	for _, g := range more {
+		groups[g] = true
+	}
 	for id := range m.services {
 		groups[id.group] = true
 	}
@@ -288,7 +297,7 @@ func (m *mirror) groups() []string {
 // push takes in what the server sent of a service, or that it sent something that cannot be read. A push does not say the namespace: where
 // several services have the name, each is asked for.
 func (m *mirror) push(session uint64, group, name string, info *model.Service, err error) {
-	instances := m.convert.instances(info.Hosts)
+	a := m.convert.answer(info)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if session != m.session {
@@ -320,7 +329,7 @@ func (m *mirror) push(session uint64, group, name string, info *model.Service, e
 			continue
 		}
 		s.pushes++
-		m.answerLocked(s, instances, info, false)
+		m.answerLocked(s, a, false)
 	}
 }
 
@@ -331,22 +340,26 @@ const droppedFor = 10 * time.Second
 const unreadableRetry = 5 * time.Second
 
 // answerLocked takes in an answer about a service. confirmed says that it came from a query that was made because of an empty one.
-func (m *mirror) answerLocked(s *service, instances []registry.Instance, info *model.Service, confirmed bool) {
-	s.answered, s.latest, s.reference = true, instances, info.LastRefTime
+func (m *mirror) answerLocked(s *service, a answer, confirmed bool) {
+	m.answered = s
+	s.answered, s.latest, s.reference = true, a.instances, a.reference
 	s.doubtful, s.unread = false, false
 	if s.carried != nil {
 		// What the session has shown is no more a matter of grace.
 		kept := slices.DeleteFunc(slices.Clone(s.carried), func(c registry.Instance) bool {
-			return slices.ContainsFunc(instances, func(i registry.Instance) bool { return i.ID == c.ID })
+			return slices.ContainsFunc(a.instances, func(i registry.Instance) bool { return i.ID == c.ID })
 		})
 		m.carryLocked(s, kept)
 	}
-	problem := ""
-	if s.protected = info.ReachProtectionThreshold; s.protected {
+	var problems []string
+	if s.protected = a.protected; s.protected {
 		m.queue.add(s, time.Now().Add(plugin.Jitter(time.Duration(m.config.PollInterval))))
-		problem = "protectThreshold is reached: too few instances are healthy, so nacos counts all of them as healthy; mend the instances, or lower the threshold"
+		problems = append(problems, "protectThreshold is reached: too few instances are healthy, so nacos counts all of them as healthy; mend the instances, or lower the threshold")
 	}
-	m.problemLocked(s, problem)
+	if a.problem != "" {
+		problems = append(problems, a.problem)
+	}
+	m.problemLocked(s, strings.Join(problems, "; "))
 	if confirmed {
 		m.publishLocked(s)
 		return
@@ -394,11 +407,19 @@ func (m *mirror) tellLocked(key registry.Key) {
 	m.catalog.Set(registry.Service{Key: key}, all)
 }
 
+// problemLocked says what is wrong with a service, "" for nothing. What is listed is that of all services of its key.
 func (m *mirror) problemLocked(s *service, text string) {
-	if s.problem != text {
-		s.problem = text
-		m.catalog.Problem("service "+s.key.String(), text)
+	if s.problem == text {
+		return
 	}
+	s.problem = text
+	var all []string
+	for _, o := range m.byKey[s.key] {
+		if o.problem != "" && !slices.Contains(all, o.problem) {
+			all = append(all, o.problem)
+		}
+	}
+	m.catalog.Problem("service "+s.key.String(), strings.Join(all, "; "))
 }
 
 // step is what a visit does.
@@ -464,6 +485,8 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 	case stepRemove:
 		err = src.unsubscribe(ctx, s.id.namespace, s.id.group, s.id.name)
 	}
+	a := m.convert.answer(&info)
+	definite := isRefused(err) && m.showsAnother(ctx, src)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -474,7 +497,7 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 		return errSession
 	}
 	if err != nil {
-		return m.failedLocked(s, err)
+		return m.failedLocked(s, err, definite)
 	}
 	m.mendedLocked(s)
 	if do == stepRemove {
@@ -490,8 +513,8 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 		s.absent = true
 	}
 	// A push that came meanwhile is newer unless the server's clock says otherwise.
-	if s.pushes == pushes || info.LastRefTime > s.reference {
-		m.answerLocked(s, m.convert.instances(info.Hosts), &info, do == stepQuery && doubtful)
+	if s.pushes == pushes || a.reference > s.reference {
+		m.answerLocked(s, a, do == stepQuery && doubtful)
 	}
 	switch m.nextLocked(s) {
 	case stepNothing:
@@ -506,8 +529,22 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 	return nil
 }
 
-// failedLocked takes in that a request about a service failed: it is made again later. What is known of the service stays.
-func (m *mirror) failedLocked(s *service, err error) error {
+// showsAnother reports whether the server shows a service at this moment that it has shown before. Then a refusal is about the service that it refuses.
+// Otherwise it may be about who asks: a wrong password must not look like a registry of nothing.
+func (m *mirror) showsAnother(ctx context.Context, src source) bool {
+	m.mu.Lock()
+	other := m.answered
+	m.mu.Unlock()
+	if other == nil {
+		return false
+	}
+	_, err := src.query(ctx, other.id.namespace, other.id.group, other.id.name)
+	return err == nil
+}
+
+// failedLocked takes in that a request about a service failed: it is made again later. What is known of the service stays. definite says that it was
+// refused, and others were not.
+func (m *mirror) failedLocked(s *service, err error, definite bool) error {
 	if hasCode(err, codeUnregistered) || isTransport(err) {
 		return fmt.Errorf("%w: %w", errSession, err)
 	}
@@ -519,6 +556,17 @@ func (m *mirror) failedLocked(s *service, err error) error {
 		s.session = m.session
 		return nil
 	}
+	if definite {
+		// It must not hold up everything else.
+		s.arrived()
+		if !s.listed && !s.published {
+			m.mendedLocked(s)
+			m.removedLocked(s)
+			return nil
+		}
+		m.problemLocked(s, fmt.Sprintf("the server refuses to show it, and shows others, so its last state is kept: %v; give the user read on its namespace and group, "+
+			"or exclude it by config.groups or config.services", err))
+	}
 	kind := faultService
 	if isRefused(err) {
 		kind = faultAuth
@@ -527,7 +575,7 @@ func (m *mirror) failedLocked(s *service, err error) error {
 		err = fmt.Errorf("service %s: %w", s.id, err)
 	}
 	s.failed = true
-	m.state.faults.Set(s.id.String(), kind, err)
+	m.state.faults.Set(s.id.part(), kind, err)
 	m.queue.add(s, time.Now().Add(s.failures.Next()))
 	return nil
 }
@@ -540,7 +588,7 @@ func (m *mirror) mendedLocked(s *service) {
 	if s.failed {
 		s.failed = false
 		s.failures.Reset()
-		m.state.faults.Clear(s.id.String())
+		m.state.faults.Clear(s.id.part())
 	}
 }
 
@@ -553,6 +601,9 @@ func (m *mirror) removedLocked(s *service) {
 	}
 	m.queue.drop(s)
 	m.carryLocked(s, nil)
+	if m.answered == s {
+		m.answered = nil
+	}
 	delete(m.services, s.id)
 	same := func(o *service) bool { return o == s }
 	m.byKey[s.key] = slices.DeleteFunc(m.byKey[s.key], same)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -20,7 +21,12 @@ type Backend struct {
 	// Address and Port are where it listens.
 	Address string
 	Port    int
+
+	stop func()
 }
+
+// Stop ends the server as one that is told to: what it was asked for is answered, and whoever comes then is refused.
+func (b Backend) Stop() { b.stop() }
 
 // Addr returns host:port.
 func (b Backend) Addr() string { return net.JoinHostPort(b.Address, fmt.Sprint(b.Port)) }
@@ -30,7 +36,13 @@ func StartHTTPBackend(t testing.TB, name string) Backend {
 	t.Helper()
 	l, b := listenBackend(t, name)
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) })}
-	serve(t, name, func() error { return srv.Serve(l) }, func() { srv.Close() }, http.ErrServerClosed)
+	b.stop = serve(t, name, func() error { return srv.Serve(l) }, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), callTime)
+		defer cancel()
+		if srv.Shutdown(ctx) != nil {
+			srv.Close()
+		}
+	}, http.ErrServerClosed)
 	return b
 }
 
@@ -40,7 +52,7 @@ func StartGRPCBackend(t testing.TB, name string) Backend {
 	l, b := listenBackend(t, name)
 	srv := grpc.NewServer()
 	testpb.RegisterTestServiceServer(srv, grpcBackend{name: name})
-	serve(t, name, func() error { return srv.Serve(l) }, srv.Stop, grpc.ErrServerStopped)
+	b.stop = serve(t, name, func() error { return srv.Serve(l) }, srv.GracefulStop, grpc.ErrServerStopped)
 	return b
 }
 
@@ -54,17 +66,19 @@ func listenBackend(t testing.TB, name string) (net.Listener, Backend) {
 	return l, Backend{Name: name, Address: "127.0.0.1", Port: port}
 }
 
-// serve runs a server until the test ends.
-func serve(t testing.TB, name string, run func() error, stop func(), stopped error) {
+// serve runs a server until the returned function stops it, or the test ends.
+func serve(t testing.TB, name string, run func() error, stop func(), stopped error) (stopOnce func()) {
 	done := make(chan error, 1)
 	// Owned by the test; ends when the cleanup stops the server.
 	go func() { done <- run() }()
-	t.Cleanup(func() {
+	stopOnce = sync.OnceFunc(func() {
 		stop()
 		if err := <-done; err != nil && !errors.Is(err, stopped) {
 			t.Errorf("backend %s: %v", name, err)
 		}
 	})
+	t.Cleanup(stopOnce)
+	return stopOnce
 }
 
 type grpcBackend struct {

@@ -72,6 +72,19 @@ func (g *Gate) Shut() {
 	}
 }
 
+// LocalPorts are the ports from which the connections to the server come, which is how the server may tell them apart.
+func (g *Gate) LocalPorts() []int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var ports []int
+	for c := range g.conns {
+		if local, ok := c.LocalAddr().(*net.TCPAddr); ok && c.RemoteAddr().String() == g.target {
+			ports = append(ports, local.Port)
+		}
+	}
+	return ports
+}
+
 func (g *Gate) forward(l net.Listener, client net.Conn) {
 	defer client.Close()
 	server, err := net.Dial("tcp", g.target)

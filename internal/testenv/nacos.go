@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -127,11 +128,12 @@ type Nacos struct {
 	// IstioAddr is where the server's own bridge listens.
 	IstioAddr string
 
-	cfg    NacosConfig
-	proc   *process
-	binary string
-	port   int
-	client *http.Client
+	cfg     NacosConfig
+	proc    *process
+	binary  string
+	port    int
+	cluster []string // the addresses of all nodes, none for a server on its own
+	client  *http.Client
 
 	mu        sync.Mutex // guards everything below
 	password  string     // of the user nacos
@@ -139,8 +141,73 @@ type Nacos struct {
 	tokenTime time.Time
 }
 
+// nacosStart lets one server at a time start: it keeps two processors busy meanwhile, and gives up after ten seconds in which it could not create its
+// database.
+var nacosStart sync.Mutex
+
 // StartNacos starts a Nacos server of one node and waits until it serves.
 func StartNacos(t testing.TB, cfg NacosConfig) *Nacos {
+	t.Helper()
+	n := newNacos(t, cfg)
+	func() {
+		nacosStart.Lock()
+		defer nacosStart.Unlock()
+		n.proc.startReady(t, func() {
+			if err := os.RemoveAll(filepath.Join(n.proc.dir, "data")); err != nil { // of a start that failed
+				t.Fatalf("nacos: %v", err)
+			}
+			n.choosePorts(t)
+			n.launch(t)
+		}, n.ready)
+	}()
+	if cfg.Auth {
+		n.createAdmin(t)
+	}
+	return n
+}
+
+// StartNacosCluster starts a cluster of so many nodes, open to everyone, and waits until all of them serve. Only the build of 3.x can: that of 2.x
+// waits for a leader without end, since its Raft does nothing (see Nacos.DeleteService).
+func StartNacosCluster(t testing.TB, cfg NacosConfig, nodes int) []*Nacos {
+	t.Helper()
+	all := make([]*Nacos, nodes)
+	for i := range all {
+		all[i] = newNacos(t, cfg)
+	}
+	const attempts = 3
+	for attempt := 1; ; attempt++ {
+		var addrs []string
+		for _, n := range all {
+			n.choosePorts(t)
+			addrs = append(addrs, n.Addr)
+		}
+		for _, n := range all {
+			n.cluster = addrs
+			n.launch(t)
+		}
+		var failed error
+		clash := false
+		for _, n := range all {
+			if failed == nil {
+				failed = n.proc.waitReady(t, n.ready)
+			}
+			clash = clash || strings.Contains(n.proc.since(), "already in use")
+		}
+		if failed == nil {
+			return all
+		}
+		for _, n := range all {
+			n.proc.signal(syscall.SIGKILL)
+			<-n.proc.exited()
+		}
+		if !clash || attempt == attempts {
+			t.Fatal(failed)
+		}
+		t.Log("nacos: a port was taken by another process, trying others")
+	}
+}
+
+func newNacos(t testing.TB, cfg NacosConfig) *Nacos {
 	t.Helper()
 	if cfg.Version.Name == "" {
 		cfg.Version = Nacos3
@@ -148,31 +215,35 @@ func StartNacos(t testing.TB, cfg NacosConfig) *Nacos {
 	n := &Nacos{Version: cfg.Version, cfg: cfg, binary: cfg.Version.tool.fetch(t), client: &http.Client{Timeout: callTime, Transport: &http.Transport{}}}
 	t.Cleanup(n.client.CloseIdleConnections)
 	n.proc = newProcess(t, cfg.Version.Name)
-	n.proc.startReady(t, func() {
-		n.port = n.freePort(t)
-		n.Addr, n.GRPC = loopback(n.port), loopback(n.port+1000)
-		n.IstioAddr = loopback(FreePort(t))
-		n.launch(t)
-	}, n.ready)
-	if cfg.Auth {
-		n.createAdmin(t)
-	}
 	return n
 }
 
-// freePort returns a port of which the ports that Nacos derives are free too.
-func (n *Nacos) freePort(t testing.TB) int {
+// choosePorts takes a port of which the ports that Nacos derives are free too, and nobody else's in this process.
+func (n *Nacos) choosePorts(t testing.TB) {
 	t.Helper()
 	for {
-		port := FreePort(t)
-		ok := true
-		for _, offset := range []int{1000, 1001, -1000} {
-			ok = ok && probe(port+offset) == nil
-		}
-		if ok {
-			return port
+		n.port = FreePort(t)
+		if reservePorts(n.port+1000, n.port+1001, n.port-1000) {
+			break
 		}
 	}
+	n.Addr, n.GRPC = loopback(n.port), loopback(n.port+1000)
+	n.IstioAddr = loopback(FreePort(t))
+}
+
+// reservePorts takes ports as FreePort does, all of them or none.
+func reservePorts(ports ...int) bool {
+	handedOut.Lock()
+	defer handedOut.Unlock()
+	for _, p := range ports {
+		if p < firstPort || p > lastPort || handedOut.ports[p] || probe(p) != nil {
+			return false
+		}
+	}
+	for _, p := range ports {
+		handedOut.ports[p] = true
+	}
+	return true
 }
 
 func (n *Nacos) launch(t testing.TB) {
@@ -190,6 +261,9 @@ func (n *Nacos) launch(t testing.TB) {
 		"nacos.istio.mcp.server.enabled":                strconv.FormatBool(n.cfg.Istio),
 		"nacos.extension.naming.istio.enabled":          strconv.FormatBool(n.cfg.Istio),
 		"nacos.istio.mcp.server.port":                   n.IstioAddr[strings.LastIndexByte(n.IstioAddr, ':')+1:],
+		// The 3 s each that 3.1 waits for its own database, and in a cluster for a leader, are too short where many servers start at once.
+		"db.pool.config.connectionTimeout":    "60000",
+		"nacos.namespace.migrate.retry.times": "60",
 		// As in the properties that Nacos is distributed with.
 		"nacos.security.ignore.urls": "/,/error,/v1/auth/**,/v3/auth/**,/actuator/**",
 	}
@@ -217,8 +291,14 @@ func (n *Nacos) launch(t testing.TB) {
 		"--add-opens", "java.base/java.lang=ALL-UNNAMED", "--add-opens", "java.base/java.util=ALL-UNNAMED",
 		"--add-opens", "java.base/java.util.concurrent=ALL-UNNAMED", "--add-opens", "java.base/java.util.concurrent.atomic=ALL-UNNAMED",
 		"--add-opens", "java.base/java.math=ALL-UNNAMED", "--add-opens", "java.base/java.time=ALL-UNNAMED",
-		"-Dnacos.standalone=true", "-Dnacos.home=" + n.proc.dir, "-Dnacos.logs.path=" + n.proc.dir + "/logs",
+		"-Dnacos.home=" + n.proc.dir, "-Dnacos.logs.path=" + n.proc.dir + "/logs",
 		"-Dspring.config.additional-location=file:" + n.proc.dir + "/conf/",
+	}
+	if len(n.cluster) == 0 {
+		args = append(args, "-Dnacos.standalone=true")
+	} else {
+		n.proc.writeFile(t, "conf/cluster.conf", strings.Join(n.cluster, "\n")+"\n")
+		args = append(args, "-Dnacos.standalone=false", "-DembeddedStorage=true")
 	}
 	if !n.cfg.DefaultPushDelay {
 		args = append(args, "-Dnacos.naming.push.pushTaskDelay=0")
@@ -267,7 +347,8 @@ func (n *Nacos) createAdmin(t testing.TB) {
 // Password is that of the user nacos.
 func (n *Nacos) Password() string { return n.password }
 
-func (n *Nacos) login(user, password string) (string, error) {
+// Login returns a token of a user.
+func (n *Nacos) Login(user, password string) (string, error) {
 	res, err := n.client.PostForm("http://"+n.Addr+"/nacos/v1/auth/users/login", url.Values{"username": {user}, "password": {password}})
 	if err != nil {
 		return "", err
@@ -311,7 +392,7 @@ func (n *Nacos) freshToken() (string, error) {
 	if n.token != "" && time.Since(n.tokenTime) < 2*time.Second {
 		return n.token, nil
 	}
-	token, err := n.login("nacos", n.password)
+	token, err := n.Login("nacos", n.password)
 	if err != nil {
 		return "", err
 	}
@@ -322,11 +403,17 @@ func (n *Nacos) freshToken() (string, error) {
 // Admin makes a request of the HTTP API with every right, and returns the answer's body. The path is without /nacos.
 func (n *Nacos) Admin(t testing.TB, method, path string, form url.Values) string {
 	t.Helper()
+	return n.http(t, method, path, n.withToken(t, form))
+}
+
+// withToken adds what proves every right, if there is access control.
+func (n *Nacos) withToken(t testing.TB, form url.Values) url.Values {
+	t.Helper()
 	if n.cfg.Auth {
 		form = cloneValues(form)
 		form.Set("accessToken", n.Token(t))
 	}
-	return n.http(t, method, path, form)
+	return form
 }
 
 func cloneValues(v url.Values) url.Values {
@@ -339,23 +426,34 @@ func cloneValues(v url.Values) url.Values {
 
 func (n *Nacos) http(t testing.TB, method, path string, form url.Values) string {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+n.Addr+"/nacos"+path+"?"+form.Encode(), nil)
+	body, err := n.tryHTTP(t.Context(), method, path, form)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return body
+}
+
+func (n *Nacos) tryHTTP(ctx context.Context, method, path string, form url.Values) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+n.Addr+"/nacos"+path+"?"+form.Encode(), nil)
+	if err != nil {
+		return "", err
+	}
 	res, err := n.client.Do(req)
 	if err != nil {
-		t.Fatalf("nacos: %s %s: %v", method, path, err)
+		return "", fmt.Errorf("nacos: %s %s: %w", method, path, err)
 	}
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
-	if err != nil || res.StatusCode != http.StatusOK {
-		t.Fatalf("nacos: %s %s: %s, error %v: %.500s", method, path, res.Status, err, body)
+	if err != nil {
+		return "", fmt.Errorf("nacos: %s %s: %s: %w", method, path, res.Status, err)
 	}
-	return string(body)
+	if res.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("nacos: %s %s: %s: %.500s", method, path, res.Status, body)
+	}
+	return string(body), nil
 }
 
-// CreateUser creates a user with read on the namespaces.
+// CreateUser creates a user with read on the namespaces, or on NAMESPACE:GROUP:* only. It can log in within 15 s.
 func (n *Nacos) CreateUser(t testing.TB, name, password string, namespaces ...string) {
 	t.Helper()
 	prefix := "/v1/auth"
@@ -367,7 +465,10 @@ func (n *Nacos) CreateUser(t testing.TB, name, password string, namespaces ...st
 	n.Admin(t, http.MethodPost, users, url.Values{"username": {name}, "password": {password}})
 	n.Admin(t, http.MethodPost, roles, url.Values{"username": {name}, "role": {role}})
 	for _, ns := range namespaces {
-		n.Admin(t, http.MethodPost, permissions, url.Values{"role": {role}, "resource": {ns + ":*:*"}, "action": {"r"}})
+		if !strings.Contains(ns, ":") {
+			ns += ":*:*"
+		}
+		n.Admin(t, http.MethodPost, permissions, url.Values{"role": {role}, "resource": {ns}, "action": {"r"}})
 	}
 }
 
@@ -377,6 +478,72 @@ func (n *Nacos) CreateNamespace(t testing.TB, id string) {
 	if n.Version.v3 {
 		n.Admin(t, http.MethodPost, "/v3/admin/core/namespace", url.Values{"namespaceId": {id}, "namespaceName": {id}})
 	}
+}
+
+// DeleteNamespace deletes a namespace of a 3.x server, but not the services in it.
+func (n *Nacos) DeleteNamespace(t testing.TB, id string) {
+	t.Helper()
+	n.Admin(t, http.MethodDelete, "/v3/admin/core/namespace", url.Values{"namespaceId": {id}})
+}
+
+// Protect sets the part of a service's instances below which, if no more of them are healthy, all count as healthy. Only 3.x can, see DeleteService.
+func (n *Nacos) Protect(t testing.TB, namespace, group, name string, threshold float64) {
+	t.Helper()
+	form := url.Values{
+		"namespaceId": {namespace}, "groupName": {group}, "serviceName": {name}, "ephemeral": {"true"},
+		"protectThreshold": {strconv.FormatFloat(threshold, 'f', -1, 64)},
+	}
+	method := http.MethodPut
+	if _, err := n.tryHTTP(t.Context(), http.MethodGet, "/v3/admin/ns/service", n.withToken(t, form)); err != nil {
+		method = http.MethodPost
+	}
+	n.Admin(t, method, "/v3/admin/ns/service", form)
+}
+
+// Connections are the ids of the connections that clients of a name have to the server. They end in the port that a connection comes from.
+func (n *Nacos) Connections(t testing.TB, app string) []string {
+	t.Helper()
+	path, _ := n.loader()
+	body := n.Admin(t, http.MethodGet, path+"/current", nil)
+	if n.Version.v3 {
+		var result struct {
+			Data json.RawMessage `json:"data"`
+		}
+		if err := json.Unmarshal([]byte(body), &result); err != nil {
+			t.Fatalf("nacos: connections: %v: %.500s", err, body)
+		}
+		body = string(result.Data)
+	}
+	var all map[string]struct {
+		MetaInfo struct {
+			AppName string `json:"appName"`
+		} `json:"metaInfo"`
+	}
+	if err := json.Unmarshal([]byte(body), &all); err != nil {
+		t.Fatalf("nacos: connections: %v: %.500s", err, body)
+	}
+	var ids []string
+	for id, c := range all {
+		if c.MetaInfo.AppName == app {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// SendAway makes the server ask a connection to leave: for the server at an address, or with "" for any.
+func (n *Nacos) SendAway(t testing.TB, id, to string) {
+	t.Helper()
+	path, method := n.loader()
+	n.Admin(t, method, path+"/reloadClient", url.Values{"connectionId": {id}, "redirectAddress": {to}})
+}
+
+// loader is where connections are moved between servers.
+func (n *Nacos) loader() (path, method string) {
+	if n.Version.v3 {
+		return "/v3/admin/core/loader", http.MethodPost
+	}
+	return "/v2/core/loader", http.MethodGet
 }
 
 // Kill ends the server as kill -9 does.
@@ -420,10 +587,26 @@ func (n *Nacos) Persist(t testing.TB, namespace, group, name string, i NacosInst
 // neither persistent instances nor deletion: there the server's own cleaning of empty services does it, from a minute after its start on.
 func (n *Nacos) DeleteService(t testing.TB, namespace, group, name string) {
 	t.Helper()
-	if !n.Version.v3 {
-		return
+	if err := n.TryDeleteService(t.Context(), namespace, group, name); err != nil {
+		t.Fatal(err)
 	}
-	n.Admin(t, http.MethodDelete, "/v3/admin/ns/service", url.Values{"namespaceId": {namespace}, "groupName": {group}, "serviceName": {name}})
+}
+
+// TryDeleteService is DeleteService without the verdict.
+func (n *Nacos) TryDeleteService(ctx context.Context, namespace, group, name string) error {
+	if !n.Version.v3 {
+		return nil
+	}
+	form := url.Values{"namespaceId": {namespace}, "groupName": {group}, "serviceName": {name}}
+	token, err := n.freshToken()
+	if err != nil {
+		return fmt.Errorf("nacos: %w", err)
+	}
+	if token != "" {
+		form.Set("accessToken", token)
+	}
+	_, err = n.tryHTTP(ctx, http.MethodDelete, "/v3/admin/ns/service", form)
+	return err
 }
 
 // NacosClient is a connection of an application: what it registers is there for as long as it lives.

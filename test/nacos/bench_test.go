@@ -84,9 +84,9 @@ func instancesOf(s, weight int) []testenv.NacosInstance {
 
 // BenchmarkChange measures, for one changed instance among many, the time from the registration in Nacos to the update received by a bare subscriber of
 // Nacos, by a delta sink of Isthmus, and on 2.x by a client of the server's own bridge, in the same run. It reports medians, and the 99th percentile of
-// what Isthmus adds.
+// what Isthmus adds, beside that of what a second bare subscriber does.
 //
-//	go test ./test/nacos -run '^$' -bench Change -benchtime 100x -timeout 60m
+//	go test ./test/nacos ./adapters/nacos -run '^$' -bench 'Change|Idle' -benchtime 100x -timeout 60m
 func BenchmarkChange(b *testing.B) {
 	for _, version := range testenv.NacosVersions {
 		for _, services := range []int{1000, 10_000} {
@@ -115,18 +115,20 @@ func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int) {
 	isthmus.WaitReady(b)
 	b.Logf("isthmus ready after %v", time.Since(begin).Round(100*time.Millisecond))
 
-	// (a): a subscriber of the services that change.
+	// (a): a subscriber of the services that change, and a second one: by how much they differ is by how much anybody's second connection does.
 	const changing = 50
-	bare, delta, own := newInbox(), newInbox(), newInbox()
-	subscriber := server.Client(b)
-	for s := range changing {
-		subscriber.Subscribe(b, "public", "DEFAULT_GROUP", "svc-"+strconv.Itoa(s), func(info model.Service) {
-			for _, i := range info.Hosts {
-				if i.Weight > 1 {
-					bare.put(strings.TrimPrefix(info.Name, "DEFAULT_GROUP@@")+" "+strconv.FormatFloat(i.Weight, 'f', -1, 64), 0)
+	bare, second, delta, own := newInbox(), newInbox(), newInbox(), newInbox()
+	for _, in := range []*inbox{bare, second} {
+		subscriber := server.Client(b)
+		for s := range changing {
+			subscriber.Subscribe(b, "public", "DEFAULT_GROUP", "svc-"+strconv.Itoa(s), func(info model.Service) {
+				for _, i := range info.Hosts {
+					if i.Weight > 1 {
+						in.put(strings.TrimPrefix(info.Name, "DEFAULT_GROUP@@")+" "+strconv.FormatFloat(i.Weight, 'f', -1, 64), 0)
+					}
 				}
-			}
-		})
+			})
+		}
 	}
 	// (b): a delta sink of Isthmus.
 	var changes int
@@ -150,7 +152,7 @@ func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int) {
 		})
 	}
 
-	var toBare, toDelta, toOwn, added []time.Duration
+	var toBare, toDelta, toOwn, added, apart []time.Duration
 	var deltaBytes, ownBytes []int
 	for b.Loop() {
 		changes++
@@ -159,9 +161,9 @@ func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int) {
 		expect(what)
 		at := time.Now()
 		register(s, weight)
-		x, y := bare.get(b, what), delta.get(b, what)
+		x, y, other := bare.get(b, what), delta.get(b, what), second.get(b, what)
 		toBare, toDelta = append(toBare, x.at.Sub(at)), append(toDelta, y.at.Sub(at))
-		added = append(added, y.at.Sub(x.at))
+		added, apart = append(added, y.at.Sub(x.at)), append(apart, other.at.Sub(x.at))
 		deltaBytes = append(deltaBytes, y.bytes)
 		if !version.V3() {
 			z := own.get(b, what)
@@ -171,7 +173,7 @@ func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int) {
 	}
 	for i, d := range added {
 		if d > 5*time.Millisecond {
-			b.Logf("change %d of %d: isthmus added %v", i, len(added), d)
+			b.Logf("change %d of %d: isthmus added %v, the second subscriber %v", i, len(added), d, apart[i])
 		}
 	}
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -180,6 +182,7 @@ func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int) {
 	b.ReportMetric(ms(quantile(toDelta, 0.5)), "ms-isthmus-p50")
 	b.ReportMetric(ms(quantile(added, 0.5)), "ms-added-p50")
 	b.ReportMetric(ms(quantile(added, 0.99)), "ms-added-p99")
+	b.ReportMetric(ms(quantile(apart, 0.99)), "ms-second-bare-p99")
 	b.ReportMetric(float64(quantile(deltaBytes, 0.5)), "B-isthmus")
 	if !version.V3() {
 		b.ReportMetric(ms(quantile(toOwn, 0.5)), "ms-own-bridge-p50")

@@ -78,6 +78,10 @@ func TestCallsFollowNacos(t *testing.T) {
 				client.WaitReaches(t, "one", "two", "three")
 				app.Register(t, "public", "DEFAULT_GROUP", "echo", up(three))
 				client.WaitReaches(t, "three")
+				// Nothing goes to them any more, so that nobody misses them.
+				one.Stop()
+				two.Stop()
+				client.WaitReaches(t, "three")
 				stop()
 				c.check(t)
 			})
