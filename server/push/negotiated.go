@@ -135,7 +135,8 @@ func (n *Negotiated) changes() (r Response, full, ok, known bool) {
 		if enc != nil {
 			size = enc.Size + maxFrame
 		}
-		if i > 0 && r.Size+removedSize+size > MaxDelta {
+		// A part has something in it, however large: what the sink holds already does not count.
+		if (r.Resources > 0 || len(r.Removed) > 0) && r.Size+removedSize+size > MaxDelta {
 			cursor = changes[i-1].Revision
 			break
 		}

@@ -232,6 +232,52 @@ func TestNegotiatedParts(t *testing.T) {
 	}
 }
 
+// setLarge sets a service whose entry has more than [MaxDelta].
+func setLarge(t testing.TB, name string) op {
+	t.Helper()
+	part := func(name string, spec proto.Message) *resource.Part {
+		body, err := anypb.New(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := proto.Marshal(&mcp.Resource{Metadata: &mcp.Metadata{Name: name, CreateTime: &timestamppb.Timestamp{Seconds: 1}}, Body: body})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := resource.Parse(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	s := resource.NewService("dc1", "web")
+	s.SetEntry(part(name, &networking.ServiceEntry{Hosts: []string{"web.example.org"}}))
+	for i := range 8 {
+		label := map[string]string{"l": strings.Repeat("x", MaxDelta/7)}
+		s.SetInstance(part(fmt.Sprintf("%s-%d", name, i), &networking.WorkloadEntry{Address: "10.0.0.1", Labels: label}))
+	}
+	return op{Collection: entries, Name: name, Value: s.Resource(resource.Inline)}
+}
+
+// A part that begins with what the sink holds already is not empty because what follows is large.
+func TestNegotiatedPartsAfterHeld(t *testing.T) {
+	st := store.New[*resource.Resource](store.Options{})
+	apply(st, setLarge(t, "ns/a"), set(t, "ns/b", "b"), setLarge(t, "ns/c"))
+	s := newLegacySink(t, NewHub(st, always), true)
+	s.vers["ns/b"] = versions(st, resource.Form{})["ns/b"]
+	s.connect()
+	for range 2 {
+		r, full, ok := s.step()
+		if !ok || full || r.Resources != 1 {
+			t.Fatalf("there is a response: %v, full: %v, with %d resources; want one part with one", ok, full, r.Resources)
+		}
+		s.ack(r, true)
+	}
+	if d := cmp.Diff(versions(st, resource.Form{}), s.vers); d != "" {
+		t.Errorf("(-store +sink):\n%s", d)
+	}
+}
+
 // All of a collection is not sent to a sink that can resume if it is too large for one message.
 func TestNegotiatedResume(t *testing.T) {
 	st := store.New[*resource.Resource](store.Options{})
