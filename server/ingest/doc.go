@@ -15,6 +15,10 @@
 // kept back and listed as a problem there, and is served when the first one gives it up. So which one is served depends neither on
 // time nor on luck, and is the same on every replica.
 //
+// An instance of a service has a name as well, that of its WorkloadEntry. If its service is kept back, it goes with it and claims
+// nothing. If only the name of the instance is another registry's, sinks of the shape workload do not get it; inline it is an
+// endpoint of its service, which needs no name.
+//
 // # Held collections
 //
 // [Ingest.Ready] is the gate of package push: a collection is open when every registry that may publish to it has completed a

@@ -49,10 +49,10 @@ type Ingest struct {
 	metrics *metrics
 
 	mu         sync.Mutex
-	registries []*Registry                   // in the order of the configuration; set once
-	vips       map[netip.Addr]map[string]int // guarded by mu; how many services have a host that hashes to an address
-	changes    []Change                      // guarded by mu; a ring
-	next       int                           // guarded by mu; where the next change goes
+	registries []*Registry               // in the order of the configuration; set once
+	vips       map[netip.Addr][]claimant // guarded by mu; the hosts that hash to an address
+	changes    []Change                  // guarded by mu; a ring
+	next       int                       // guarded by mu; where the next change goes
 }
 
 // Change is one change of the store, for people.
@@ -135,7 +135,7 @@ func New(st *store.Store[*resource.Resource], registries []string, o Options, lo
 	if o.Selector == nil {
 		o.Selector = func(name string) string { return name }
 	}
-	i := &Ingest{options: o, store: st, log: log, metrics: newMetrics(st), vips: make(map[netip.Addr]map[string]int)}
+	i := &Ingest{options: o, store: st, log: log, metrics: newMetrics(st), vips: make(map[netip.Addr][]claimant)}
 	for _, c := range []prometheus.Collector{
 		i.metrics.changes, i.metrics.refused, i.metrics.resources, i.metrics.synced, i.metrics.stale,
 		i.metrics.problems, i.metrics.services, i.metrics.instances, i.metrics.revision,
@@ -148,7 +148,7 @@ func New(st *store.Store[*resource.Resource], registries []string, o Options, lo
 		r := &Registry{
 			ingest: i, name: name, order: n, log: log.With("registry", name),
 			services: make(map[string]*service), of: make(map[string]*service), plain: make(map[key]*plain), published: make(map[string]int),
-			problems: make(map[string]string), own: make(map[string]string), shadowed: make(map[key]string),
+			problems: make(map[string]string), own: make(map[string]refusal), shadowed: make(map[key]string), kept: make(map[string]int),
 		}
 		r.status = Status{Registry: name, Since: time.Now()}
 		i.registries = append(i.registries, r)
@@ -156,6 +156,7 @@ func New(st *store.Store[*resource.Resource], registries []string, o Options, lo
 		i.metrics.stale.WithLabelValues(name).Set(0)
 		i.metrics.problems.WithLabelValues(name).Set(0)
 		i.metrics.refused.WithLabelValues(name).Add(0)
+		r.countServedLocked()
 	}
 	return i, nil
 }
@@ -214,59 +215,115 @@ func (i *Ingest) commitLocked(registry string, ops []op) bool {
 		return false
 	}
 	now := time.Now()
-	for n := range ops {
-		// The two shapes of a ServiceEntry are one change for people: the inline one, which changes whenever the other does.
-		coll, shape := resource.Collection(ops[n].Collection)
-		if shape == resource.Workload && coll == collection.ServiceEntry {
-			continue
+	for len(ops) > 0 {
+		n := 1
+		for n < len(ops) && sameName(ops[0], ops[n]) {
+			n++
 		}
-		c := Change{Time: now, Collection: coll, Name: ops[n].Name, Op: "upsert", Registry: registry, Revision: rev}
-		if ops[n].Remove {
-			c.Op = "remove"
-		} else {
-			c.Version, c.Registry = ops[n].Value.Version(), ops[n].Value.Registry()
+		if o := seen(ops[:n]); o != nil {
+			i.noteLocked(o, registry, now, rev)
 		}
-		if len(i.changes) < maxChanges {
-			i.changes = append(i.changes, c)
-			i.next = len(i.changes) % maxChanges
-		} else {
-			i.changes[i.next] = c
-			i.next = (i.next + 1) % maxChanges
-		}
+		ops = ops[n:]
 	}
 	return true
 }
 
-// vipLocked returns the address of a host, "" if a smaller host hashes to the same one.
-func (i *Ingest) vipLocked(host string) string {
-	addr := resource.VIP(host)
-	for other := range i.vips[addr] {
-		if other < host {
-			return ""
+// sameName says whether two operations are about the shapes of one resource.
+func sameName(a, b op) bool {
+	collA, _ := resource.Collection(a.Collection)
+	collB, _ := resource.Collection(b.Collection)
+	return collA == collB && a.Name == b.Name
+}
+
+// seen returns the operation that stands for those on all shapes of one resource, which are one change for people; nil if none
+// changed anything. The inline shape, which comes first, changes whenever the other does, but for what is there in one shape only.
+func seen(ops []op) (o *op) {
+	for n := range ops {
+		if ops[n].Changed && (o == nil || o.Remove) {
+			o = &ops[n]
 		}
 	}
-	return addr.String()
+	return o
+}
+
+// noteLocked notes a change for people.
+func (i *Ingest) noteLocked(o *op, registry string, now time.Time, rev store.Revision) {
+	coll, _ := resource.Collection(o.Collection)
+	c := Change{Time: now, Collection: coll, Name: o.Name, Op: "upsert", Registry: registry, Revision: rev}
+	if o.Remove {
+		c.Op = "remove"
+	} else {
+		c.Version, c.Registry = o.Value.Version(), o.Value.Registry()
+	}
+	i.metrics.changes.WithLabelValues(registry, coll, c.Op).Inc()
+	if len(i.changes) < maxChanges {
+		i.changes = append(i.changes, c)
+		i.next = len(i.changes) % maxChanges
+		return
+	}
+	i.changes[i.next] = c
+	i.next = (i.next + 1) % maxChanges
+}
+
+// claimant is a host that hashes to an address.
+type claimant struct {
+	host     string
+	services int  // that have it
+	first    bool // the address is its first choice
+}
+
+// before says whether the address is c's rather than d's: it goes to those whose first choice it is, and then by name. So it hangs on nothing but the
+// set of hosts.
+func (c *claimant) before(d *claimant) bool {
+	if c.first != d.first {
+		return c.first
+	}
+	return c.host < d.host
+}
+
+// hasVIPLocked says whether a host has an address that it hashes to.
+func (i *Ingest) hasVIPLocked(host string, addr netip.Addr) bool {
+	all := i.vips[addr]
+	n := slices.IndexFunc(all, func(c claimant) bool { return c.host == host })
+	return n >= 0 && !slices.ContainsFunc(all, func(c claimant) bool { return c.host != host && c.before(&all[n]) })
+}
+
+// vipLocked returns the address of a host, "" if both that it hashes to are those of others. Of 100,000 hosts some 30 need their second one.
+func (i *Ingest) vipLocked(host string) string {
+	for _, addr := range resource.VIPs(host) {
+		if i.hasVIPLocked(host, addr) {
+			return addr.String()
+		}
+	}
+	return ""
 }
 
 // countHostLocked notes that a service has (delta 1) or had (delta -1) a host, and returns the services whose address that
-// may change: those of the other hosts that hash to the same address.
+// may change: those of other hosts that hash to the same address, and have or want it.
 func (i *Ingest) countHostLocked(host string, delta int) (others []string) {
-	addr := resource.VIP(host)
-	hosts := i.vips[addr]
-	if hosts == nil {
-		hosts = make(map[string]int, 1)
-		i.vips[addr] = hosts
-	}
-	hosts[host] += delta
-	if hosts[host] <= 0 {
-		delete(hosts, host)
-	}
-	if len(hosts) == 0 {
-		delete(i.vips, addr)
-	}
-	for other := range hosts {
-		if other != host {
-			others = append(others, other)
+	choices := resource.VIPs(host)
+	for n, addr := range choices {
+		if n > 0 && addr == choices[0] {
+			break
+		}
+		all := i.vips[addr]
+		at := slices.IndexFunc(all, func(c claimant) bool { return c.host == host })
+		if at < 0 {
+			at = len(all)
+			all = append(all, claimant{host: host, first: n == 0})
+		}
+		all[at].services += delta
+		me := all[at]
+		if me.services <= 0 {
+			all = slices.Delete(all, at, at+1)
+		}
+		if i.vips[addr] = all; len(all) == 0 {
+			delete(i.vips, addr)
+		}
+		for _, c := range all {
+			if me.before(&c) && (c.first || !i.hasVIPLocked(c.host, resource.VIPs(c.host)[0])) {
+				others = append(others, c.host)
+			}
 		}
 	}
 	return others
@@ -288,6 +345,8 @@ type ServiceStatus struct {
 	Hosts     []string `json:"hosts"`
 	Endpoints int      `json:"endpoints"`
 	Version   string   `json:"version"`
+	// ShadowedBy is the registry that owns the name; the service is kept back then. It is empty if the service is served.
+	ShadowedBy string `json:"shadowed_by,omitempty"`
 }
 
 // Services returns the services of all registries, by registry and name.
@@ -298,12 +357,11 @@ func (i *Ingest) Services() []ServiceStatus {
 	for _, r := range i.registries {
 		first := len(out)
 		for name, s := range r.services {
-			if e := s.svc.Entry(); e != nil {
-				out = append(out, ServiceStatus{
-					Registry: r.name, Name: name, Hosts: e.Hosts(), Endpoints: s.svc.Len(),
-					Version: s.svc.Resource(resource.Inline).Version(),
-				})
-			}
+			out = append(out, ServiceStatus{
+				Registry: r.name, Name: name, Hosts: s.svc.Entry().Hosts(), Endpoints: s.svc.Len(),
+				Version:    s.svc.Resource(resource.Inline).Version(),
+				ShadowedBy: r.shadowed[key{collection.ServiceEntry, name}],
+			})
 		}
 		slices.SortFunc(out[first:], func(a, b ServiceStatus) int { return strings.Compare(a.Name, b.Name) })
 	}

@@ -5,13 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -64,6 +70,16 @@ func instance(service, name, address string) *pluginv1.Upsert {
 	return &pluginv1.Upsert{Service: service, Resource: raw(name, &networking.WorkloadEntry{Address: address})}
 }
 
+// workload is a WorkloadEntry that stands for itself.
+func workload(name, address string) *pluginv1.Upsert {
+	return &pluginv1.Upsert{Resource: raw(name, &networking.WorkloadEntry{Address: address})}
+}
+
+// external is a ServiceEntry that stands for itself.
+func external(name, host string) *pluginv1.Upsert {
+	return &pluginv1.Upsert{Resource: raw(name, &networking.ServiceEntry{Hosts: []string{host}, Resolution: networking.ServiceEntry_DNS})}
+}
+
 func route(name, host string) *pluginv1.Upsert {
 	return &pluginv1.Upsert{Resource: raw(name, &networking.VirtualService{Hosts: []string{host}})}
 }
@@ -76,6 +92,8 @@ func upserts(u ...*pluginv1.Upsert) *pluginv1.WatchResponse {
 	return &pluginv1.WatchResponse{Upserts: u}
 }
 
+const routes = "networking.istio.io/VirtualService"
+
 var synced = &pluginv1.WatchResponse{Synced: true}
 
 // served returns what sinks of both shapes get, as text: host and endpoints by name.
@@ -87,7 +105,7 @@ func (e env) served() (inline, workload map[string]string) {
 		if shape == resource.Workload {
 			out = workload
 		}
-		for _, coll := range []string{collection.ServiceEntry, collection.WorkloadEntry, "networking.istio.io/VirtualService"} {
+		for _, coll := range []string{collection.ServiceEntry, collection.WorkloadEntry, routes} {
 			all, _ := e.st.All(resource.Key(coll, shape))
 			for c := range all {
 				var res mcp.Resource
@@ -135,8 +153,7 @@ func TestShapes(t *testing.T) {
 	e := newEnv(t, Options{}, "dc1")
 	r := e.Registry("dc1")
 	r.Begin([]string{collection.ServiceEntry})
-	external := &pluginv1.Upsert{Resource: raw("dc1/external", &networking.ServiceEntry{Hosts: []string{"api.example.org"}, Resolution: networking.ServiceEntry_DNS})}
-	r.Apply(upserts(instance("dc1/web", "dc1/web-1", "10.0.0.1"), entry("dc1/web", "web.example.org"), entry("dc1/none", "none.example.org"), external, route("dc1/r", "r.example.org")))
+	r.Apply(upserts(instance("dc1/web", "dc1/web-1", "10.0.0.1"), entry("dc1/web", "web.example.org"), entry("dc1/none", "none.example.org"), external("dc1/external", "api.example.org"), route("dc1/r", "r.example.org")))
 	e.want(map[string]string{
 		"se dc1/web": "web.example.org 10.0.0.1", "se dc1/none": "none.example.org", "se dc1/external": "api.example.org", "vs dc1/r": "r.example.org",
 	}, map[string]string{
@@ -149,7 +166,6 @@ func TestShapes(t *testing.T) {
 // holds them all.
 func TestReady(t *testing.T) {
 	e := newEnv(t, Options{}, "a", "b")
-	const routes = "networking.istio.io/VirtualService"
 	if e.Ready(collection.ServiceEntry) || e.Ready(routes) || !e.Ready("core/MeshConfig") {
 		t.Error("before the first listing: ServiceEntry or VirtualService is open, or an unknown collection is held")
 	}
@@ -209,12 +225,7 @@ func TestListing(t *testing.T) {
 
 // An outage is one warning and its end one line, whatever the plugin says in between.
 func TestOutageIsLoggedOnce(t *testing.T) {
-	var log bytes.Buffer
-	i, err := New(store.New[*resource.Resource](store.Options{}), []string{"dc1"}, Options{},
-		slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
+	i, log := logged(t, "dc1")
 	r := i.Registry("dc1")
 	r.Begin(nil)
 	for _, reason := range []string{"", "connection refused", "connection refused", "no leader", "", ""} {
@@ -247,11 +258,167 @@ func TestOwnership(t *testing.T) {
 			t.Errorf("problems of b: %v, of a: %v", p, a.Problems())
 		}
 		b.Apply(upserts(instance("ns/web", "ns/web-c", "10.0.0.3"))) // behind the scenes
-		a.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, "ns/web"), gone("networking.istio.io/VirtualService", "ns/r")}})
+		a.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, "ns/web"), gone(routes, "ns/r")}})
 		e.want(map[string]string{"se ns/web": "b.example.org 10.0.0.2 10.0.0.3", "vs ns/r": "b"},
 			map[string]string{"se ns/web": "b.example.org selector", "we ns/web-b": "10.0.0.2 web", "we ns/web-c": "10.0.0.3 web", "vs ns/r": "b"})
 		if p := b.Problems(); len(p) != 0 {
 			t.Errorf("problems of b afterwards: %v", p)
+		}
+	}
+}
+
+// logged returns an Ingest that logs into the text.
+func logged(t *testing.T, registries ...string) (*Ingest, *bytes.Buffer) {
+	t.Helper()
+	var log bytes.Buffer
+	i, err := New(store.New[*resource.Resource](store.Options{}), registries, Options{}, slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i, &log
+}
+
+func problem(id, reason string) *pluginv1.WatchResponse {
+	return &pluginv1.WatchResponse{Problems: []*pluginv1.Problem{{Id: id, Reason: reason}}}
+}
+
+// A problem is logged when it is new, when its reason changes and when it comes back after it was solved; not when the plugin says it
+// again, nor when it does so in a new listing, however many broke off in between.
+func TestProblemIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i, log := logged(t, "dc1")
+		r := i.Registry("dc1")
+		for _, step := range []struct {
+			do   func()
+			want int // lines
+		}{
+			{func() { r.Begin(nil) }, 0},
+			{func() { r.Apply(problem("service web", "no address")) }, 1},
+			{func() { r.Apply(problem("service web", "no address")) }, 0},
+			{func() { r.Apply(problem("service api", "no port")); r.Apply(synced) }, 2}, // and one for the listing
+			{func() { r.Down(errors.New("killed")); r.Begin(nil) }, 0},
+			{func() { r.Apply(problem("service web", "no address")) }, 0},
+			{func() { r.Down(errors.New("killed")); r.Begin(nil) }, 0},
+			{func() { r.Apply(problem("service api", "no port")); r.Apply(problem("service web", "no address")) }, 0},
+			{func() { r.Apply(problem("service web", "port 0")) }, 1},
+			{func() { r.Apply(problem("service web", "")) }, 0},
+			{func() { r.Apply(problem("service web", "port 0")) }, 1},
+		} {
+			log.Reset()
+			step.do()
+			if got := strings.Count(log.String(), "\n"); got != step.want {
+				t.Errorf("%d lines, want %d:\n%s", got, step.want, log)
+			}
+		}
+		if want := `level=WARN msg="problem in the registry" registry=dc1 id="service web" reason="port 0"`; !strings.Contains(log.String(), want) {
+			t.Errorf("the log lacks %s:\n%s", want, log)
+		}
+		if got := len(r.Problems()); got != 2 || r.Status().Problems != got {
+			t.Errorf("%d problems are listed", got)
+		}
+	})
+}
+
+// However many problems there are, the log takes 20 lines a minute about those of one registry, and one that counts the others and says
+// where all are listed. Those of other registries are not concerned.
+func TestManyProblemsAreFewLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i, log := logged(t, "dc1", "dc2")
+		r, other := i.Registry("dc1"), i.Registry("dc2")
+		lines := func(text string) int { return strings.Count(log.String(), text) }
+		const one, summary = "problem in the registry", "more problems than are logged one by one"
+		many := func(r *Registry, kind string, n int) {
+			for first := 0; first < n; first += 100 {
+				m := &pluginv1.WatchResponse{}
+				for n := range 100 {
+					m.Problems = append(m.Problems, &pluginv1.Problem{Id: fmt.Sprint(kind, " ", first+n), Reason: "no address"})
+				}
+				r.Apply(m)
+			}
+		}
+		r.Begin(nil)
+		many(r, "service", maxProblems)
+		if lines(one) != maxLines || lines(summary) != 0 {
+			t.Errorf("during the listing: %d lines and %d summaries", lines(one), lines(summary))
+		}
+		r.Apply(synced)
+		if want := fmt.Sprintf(`registry=dc1 problems=%d all=%d see=/api/v1/registries`, maxProblems-maxLines, maxProblems); lines(summary) != 1 || !strings.Contains(log.String(), want) {
+			t.Errorf("at the end of the listing: %d summaries; want %s", lines(summary), want)
+		}
+		if got := len(r.Problems()); got != maxProblems {
+			t.Errorf("%d problems are listed, want %d", got, maxProblems)
+		}
+
+		// Once the window is over there is room for as many again. The first that do not get in are told at once, the others with the
+		// next message after the window.
+		log.Reset()
+		time.Sleep(linesWithin)
+		other.Begin(nil)
+		other.Apply(synced)
+		many(other, "instance", 300)
+		if lines(one) != maxLines || lines("registry=dc2 problems=80 all=100") != 1 || lines(summary) != 1 {
+			t.Errorf("after the listing: %d lines:\n%s", lines(one), log)
+		}
+		time.Sleep(linesWithin)
+		other.Apply(&pluginv1.WatchResponse{Services: 1})
+		if lines("registry=dc2 problems=200 all=300") != 1 || lines(summary) != 2 {
+			t.Errorf("after the window:\n%s", log)
+		}
+	})
+}
+
+// The names that a registry does not own and the resources that are refused are under the same bound, wherever the message that makes
+// them problems comes from.
+func TestManyNamesKeptBackAreFewLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i, log := logged(t, "a", "b")
+		m := &pluginv1.WatchResponse{}
+		for n := range 500 {
+			m.Upserts = append(m.Upserts, route(fmt.Sprint("ns/", n), "h"))
+		}
+		i.Registry("b").Apply(m)
+		i.Registry("a").Apply(m)
+		for n := range 500 {
+			m.Upserts[n] = instance("ns/none", fmt.Sprint("ns/", n), "10.0.0.1")
+		}
+		i.Registry("a").Apply(m)
+		if strings.Count(log.String(), "registry=b") != maxLines+1 || strings.Count(log.String(), "kept back") != maxLines || !strings.Contains(log.String(), "registry=b problems=480 all=500") {
+			t.Errorf("names that are kept back:\n%s", log)
+		}
+		if strings.Count(log.String(), "registry=a") != maxLines+1 || !strings.Contains(log.String(), "registry=a problems=480 all=500") {
+			t.Errorf("resources that are refused:\n%s", log)
+		}
+	})
+}
+
+// What a plugin says is bounded; the problem of an id that is too long can be solved all the same.
+func TestLongProblem(t *testing.T) {
+	e := newEnv(t, Options{}, "dc1")
+	r := e.Registry("dc1")
+	id := strings.Repeat("é", maxID)
+	r.Apply(problem(id, strings.Repeat("x", 1<<20)))
+	p := r.Problems()
+	if len(p) != 1 || len(p[0].ID) > maxID+3 || len(p[0].Reason) > maxReason+3 || !utf8.ValidString(p[0].ID) {
+		t.Fatalf("%d problems; the first of %d and %d bytes", len(p), len(p[0].ID), len(p[0].Reason))
+	}
+	r.Apply(problem(id, ""))
+	if p := r.Problems(); len(p) != 0 {
+		t.Errorf("afterwards: %v", p)
+	}
+}
+
+// A resource that was refused and is gone from the registry is no problem any longer.
+func TestRefusalEndsWithAListing(t *testing.T) {
+	e := newEnv(t, Options{}, "dc1")
+	r := e.Registry("dc1")
+	for _, want := range []int{1, 0} {
+		r.Begin(nil)
+		if want > 0 {
+			r.Apply(upserts(instance("dc1/none", "dc1/none-1", "10.0.0.1")))
+		}
+		r.Apply(synced)
+		if got := len(r.Problems()); got != want || r.Status().Problems != got {
+			t.Errorf("%d problems, want %d", got, want)
 		}
 	}
 }
@@ -308,18 +475,26 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Hosts that hash to one address: the smallest has it, and the next gets it when that one goes.
+// Each host has an address of its own, whatever others hash to and whoever comes first.
 func TestAddressConflict(t *testing.T) {
+	// Hosts that have the same first choice, small before large, and one whose first choice is the large one's second: found, not made.
+	firsts := map[netip.Addr]string{}
+	var small, large string
+	for n := 0; small == ""; n++ {
+		host := fmt.Sprintf("h%07d.example.org", n)
+		addr := resource.VIPs(host)[0]
+		if small, large = firsts[addr], host; small == "" {
+			firsts[addr] = host
+		}
+	}
+	shared, second := resource.VIPs(small)[0], resource.VIPs(large)[1]
 	e := newEnv(t, Options{}, "dc1")
-	i := e.Ingest
-	host := "web.example.org"
-	addr := resource.VIP(host)
-	i.vips[addr] = map[string]int{"a-smaller-host": 1}
 	r := e.Registry("dc1")
-	address := func() string {
-		res, ok := e.st.Get(collection.ServiceEntry, "dc1/web")
+	address := func(name string) string {
+		t.Helper()
+		res, ok := e.st.Get(collection.ServiceEntry, name)
 		if !ok {
-			t.Fatal("not served")
+			t.Fatalf("%s is not served", name)
 		}
 		var m mcp.Resource
 		var se networking.ServiceEntry
@@ -331,109 +506,317 @@ func TestAddressConflict(t *testing.T) {
 		}
 		return strings.Join(se.GetAddresses(), ",")
 	}
-	r.Apply(upserts(entry("dc1/web", host)))
-	if got := address(); got != "" {
-		t.Errorf("address %s, want none: a smaller host has it", got)
+	want := func(what, name string, addr netip.Addr) {
+		t.Helper()
+		if got := address(name); got != addr.String() {
+			t.Errorf("%s: %s has address %q, want %s", what, name, got, addr)
+		}
 	}
-	i.vips[addr] = map[string]int{"z-larger-host": 1, host: 1}
-	r.Apply(upserts(entry("dc1/web", host), instance("dc1/web", "dc1/web-1", "10.0.0.1")))
-	if got := address(); got != addr.String() {
-		t.Errorf("address %q, want %s", got, addr)
+	r.Apply(upserts(entry("dc1/large", large)))
+	want("alone", "dc1/large", shared)
+	r.Apply(upserts(entry("dc1/small", small)))
+	want("both", "dc1/small", shared)
+	want("both", "dc1/large", second)
+	r.Apply(upserts(instance("dc1/large", "dc1/large-1", "10.0.0.1")))
+	want("an instance more", "dc1/large", second)
+	r.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, "dc1/small")}})
+	want("alone again", "dc1/large", shared)
+	r.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, "dc1/large"), gone(collection.WorkloadEntry, "dc1/large-1")}})
+	if len(e.vips) > 0 {
+		t.Errorf("%d addresses are counted for no host", len(e.vips))
+	}
+	// An address goes to the host whose first choice it is.
+	e.Ingest.mu.Lock()
+	defer e.Ingest.mu.Unlock()
+	e.countHostLocked(large, 1)
+	e.countHostLocked(small, 1)
+	e.vips[second] = append(e.vips[second], claimant{host: "zzz", services: 1, first: true})
+	if got := e.vipLocked(large); got != "" {
+		t.Errorf("address %s, want none: both are those of others", got)
+	}
+	delete(e.vips, second)
+}
+
+// An instance's name belongs to the first registry that has it, too: a later one that keeps the same service and the same instances takes
+// nothing away, whatever it says and whoever comes first.
+func TestOwnershipOfInstances(t *testing.T) {
+	for _, order := range []string{"ab", "ba"} {
+		e := newEnv(t, Options{}, "a", "b")
+		a, b := e.Registry("a"), e.Registry("b")
+		a.Begin(nil)
+		b.Begin(nil)
+		for _, name := range order {
+			e.Registry(string(name)).Apply(upserts(entry("ns/web", "web.example.org"), instance("ns/web", "ns/web-1", "10.0.0.1"), instance("ns/web", "ns/web-2", "10.0.0.2")))
+			e.Registry(string(name)).Apply(synced)
+		}
+		inline := map[string]string{"se ns/web": "web.example.org 10.0.0.1 10.0.0.2"}
+		workload := map[string]string{"se ns/web": "web.example.org selector", "we ns/web-1": "10.0.0.1 web", "we ns/web-2": "10.0.0.2 web"}
+		e.want(inline, workload)
+		before := e.st.Revision()
+		b.Apply(upserts(instance("ns/web", "ns/web-1", "10.0.9.9"), instance("ns/web", "ns/web-3", "10.0.9.9")))
+		b.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.WorkloadEntry, "ns/web-2")}})
+		e.want(inline, workload)
+		if n := len(e.Changes()); e.st.Revision() != before || n != 3 && order == "ab" {
+			t.Errorf("what is kept back cost %d revisions; %d changes are shown", e.st.Revision()-before, n)
+		}
+		wantServices := []ServiceStatus{{Registry: "a", Name: "ns/web", Endpoints: 2}, {Registry: "b", Name: "ns/web", Endpoints: 2, ShadowedBy: "a"}}
+		if d := cmp.Diff(wantServices, e.Services(), cmpopts.IgnoreFields(ServiceStatus{}, "Version", "Hosts")); d != "" {
+			t.Errorf("services (-want +got):\n%s", d)
+		}
+		a.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, "ns/web")}})
+		e.want(map[string]string{"se ns/web": "web.example.org 10.0.9.9 10.0.9.9"},
+			map[string]string{"se ns/web": "web.example.org selector", "we ns/web-1": "10.0.9.9 web", "we ns/web-3": "10.0.9.9 web"})
 	}
 }
 
-// Over random runs of two registries that share a namespace, with plugins that die and list again, the store holds what a plain model
-// says.
+// A WorkloadEntry that stands for itself and an instance of another registry are one name as well.
+func TestOwnershipOfWorkloadEntries(t *testing.T) {
+	for _, first := range []string{"instance", "plain"} {
+		e := newEnv(t, Options{}, "a", "b")
+		consul, file := e.Registry("a"), e.Registry("b")
+		if first == "plain" {
+			consul, file = file, consul
+		}
+		se, ownInline := "web.example.org selector", map[string]string{"se ns/web": "web.example.org 10.0.0.1"}
+		consul.Apply(upserts(entry("ns/web", "web.example.org"), instance("ns/web", "ns/web-1", "10.0.0.1")))
+		file.Apply(upserts(workload("ns/web-1", "10.9.9.9")))
+		keptBack := file
+		if first == "instance" {
+			e.want(ownInline, map[string]string{"se ns/web": se, "we ns/web-1": "10.0.0.1 web"})
+		} else {
+			keptBack = consul
+			e.want(map[string]string{"se ns/web": "web.example.org 10.0.0.1", "we ns/web-1": "10.9.9.9 "}, map[string]string{"se ns/web": se, "we ns/web-1": "10.9.9.9 "})
+		}
+		if p := keptBack.Problems(); len(p) != 1 || p[0].ID != "resource networking.istio.io/WorkloadEntry ns/web-1" ||
+			!strings.Contains(p[0].Reason, `registry "a"`) || strings.Contains(p[0].Reason, "endpoint of its service") != (first == "plain") {
+			t.Errorf("problems: %v", p)
+		}
+		if got := keptBack.Status().Resources[collection.WorkloadEntry]; got != 0 {
+			t.Errorf("%d WorkloadEntries of the registry that is kept back are counted as served", got)
+		}
+		file.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.WorkloadEntry, "ns/web-1")}})
+		e.want(ownInline, map[string]string{"se ns/web": se, "we ns/web-1": "10.0.0.1 web"})
+	}
+}
+
+// When the owner of a name gives it up, what is served is the next one's, also where the content is the same to the byte.
+func TestHandover(t *testing.T) {
+	e := newEnv(t, Options{}, "a", "b")
+	for _, name := range []string{"a", "b"} {
+		e.Registry(name).Apply(upserts(entry("ns/web", "web.example.org"), instance("ns/web", "ns/web-1", "10.0.0.1"), route("ns/r", "r")))
+	}
+	before := e.st.Revision()
+	e.Registry("a").Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, "ns/web"), gone(routes, "ns/r")}})
+	if e.st.Revision() != before {
+		t.Errorf("the same content from another registry cost %d revisions", e.st.Revision()-before)
+	}
+	for _, k := range []key{{resource.Key(collection.WorkloadEntry, resource.Workload), "ns/web-1"}, {collection.ServiceEntry, "ns/web"}, {routes, "ns/r"}} {
+		if res, ok := e.st.Get(k.collection, k.name); !ok || res.Registry() != "b" {
+			t.Errorf("%v is not of registry b", k)
+		}
+	}
+}
+
+// Over random runs of three registries that share namespace and names, with services whose instances move, resources that stand for
+// themselves, and plugins that die and list again, the store holds what a plain model says after each message, and so do the lists
+// of what is kept back.
 func TestModel(t *testing.T) {
 	type svc struct {
 		host      string
 		instances map[string]string
 	}
+	// truth is what a plugin believes.
+	type truth struct {
+		services map[string]*svc
+		plain    map[key]string
+	}
+	names := []string{"a", "b", "c"}
 	for seed := range uint64(20) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, 11))
-			e := newEnv(t, Options{}, "a", "b")
-			truth := map[string]map[string]*svc{"a": {}, "b": {}} // what each plugin believes
-			for _, name := range []string{"a", "b"} {
+			e := newEnv(t, Options{}, names...)
+			truths := map[string]*truth{}
+			for _, name := range names {
+				truths[name] = &truth{map[string]*svc{}, map[key]string{}}
 				e.Registry(name).Begin(nil)
 			}
-			for range 400 {
-				name := []string{"a", "b"}[rnd.IntN(2)]
-				r, services := e.Registry(name), truth[name]
+			for range 300 {
+				name := names[rnd.IntN(len(names))]
+				r, tr := e.Registry(name), truths[name]
 				m := &pluginv1.WatchResponse{}
 				// A batch names a resource once, and removals are carried out first.
-				n := fmt.Sprintf("ns/s%d", rnd.IntN(5))
-				s := services[n]
-				switch rnd.IntN(10) {
-				case 0: // the plugin dies, misses something, and lists again
-					for n := range services {
-						if rnd.IntN(3) == 0 {
-							delete(services, n)
-						}
+				named := map[key]bool{}
+				remove := func(k key) {
+					named[k] = true
+					m.Removals = append(m.Removals, gone(k.collection, k.name))
+					delete(tr.plain, k)
+					if k.collection == collection.ServiceEntry {
+						delete(tr.services, k.name)
 					}
+					for _, s := range tr.services {
+						delete(s.instances, k.name)
+					}
+				}
+				publish := func(k key, text string) {
+					named[k] = true
+					switch k.collection {
+					case collection.ServiceEntry:
+						m.Upserts = append(m.Upserts, external(k.name, text))
+						delete(tr.services, k.name)
+					case collection.WorkloadEntry:
+						m.Upserts = append(m.Upserts, workload(k.name, text))
+						for _, s := range tr.services {
+							delete(s.instances, k.name)
+						}
+					default:
+						m.Upserts = append(m.Upserts, route(k.name, text))
+					}
+					tr.plain[k] = text
+				}
+				setInstance := func(service, id, address string) {
+					named[key{collection.WorkloadEntry, id}] = true
+					delete(tr.plain, key{collection.WorkloadEntry, id})
+					for _, s := range tr.services {
+						delete(s.instances, id)
+					}
+					tr.services[service].instances[id] = address
+					m.Upserts = append(m.Upserts, instance(service, id, address))
+				}
+				n := fmt.Sprintf("ns/s%d", rnd.IntN(4))
+				s := tr.services[n]
+				switch rnd.IntN(12) {
+				case 0: // the plugin dies, misses something, and lists again
+					maps.DeleteFunc(tr.services, func(string, *svc) bool { return rnd.IntN(3) == 0 })
+					maps.DeleteFunc(tr.plain, func(key, string) bool { return rnd.IntN(3) == 0 })
 					r.Down(errors.New("killed"))
 					r.Begin(nil)
-					for n, s := range services {
+					for n, s := range tr.services {
 						m.Upserts = append(m.Upserts, entry(n, s.host))
 						for w, addr := range s.instances {
 							m.Upserts = append(m.Upserts, instance(n, w, addr))
 						}
+					}
+					for k, text := range tr.plain {
+						publish(k, text)
 					}
 					m.Synced = true
 				case 1:
 					if s == nil {
 						continue
 					}
-					for w := range s.instances {
+					for _, w := range slices.Collect(maps.Keys(s.instances)) {
 						if rnd.IntN(2) == 0 { // the removal of the entry is enough
-							m.Removals = append(m.Removals, gone(collection.WorkloadEntry, w))
+							remove(key{collection.WorkloadEntry, w})
 						}
 					}
-					m.Removals = append(m.Removals, gone(collection.ServiceEntry, n))
-					delete(services, n)
+					remove(key{collection.ServiceEntry, n})
+				case 2, 3: // resources that stand for themselves
+					for range 1 + rnd.IntN(3) {
+						k := []key{
+							{collection.ServiceEntry, n}, {collection.WorkloadEntry, fmt.Sprintf("ns/w%d", rnd.IntN(6))}, {routes, fmt.Sprintf("ns/r%d", rnd.IntN(2))},
+						}[rnd.IntN(3)]
+						if named[k] {
+							continue
+						}
+						if _, have := tr.plain[k]; have && rnd.IntN(2) == 0 {
+							remove(k)
+						} else {
+							publish(k, fmt.Sprintf("10.0.1.%d", rnd.IntN(3)))
+						}
+					}
 				default:
 					if s == nil || rnd.IntN(4) == 0 {
-						host := fmt.Sprintf("%s%d.example.org", name, rnd.IntN(3))
+						host := fmt.Sprintf("h%d.example.org", rnd.IntN(4))
 						if s == nil {
 							s = &svc{instances: map[string]string{}}
-							services[n] = s
+							tr.services[n] = s
+							delete(tr.plain, key{collection.ServiceEntry, n})
 						}
 						s.host = host
 						m.Upserts = append(m.Upserts, entry(n, host))
 					}
-					for w := range 4 {
-						id := fmt.Sprintf("%s-%s%d", n, name, w)
-						switch rnd.IntN(4) {
-						case 0:
-							s.instances[id] = fmt.Sprintf("10.0.0.%d", rnd.IntN(5))
-							m.Upserts = append(m.Upserts, instance(n, id, s.instances[id]))
-						case 1:
-							m.Removals = append(m.Removals, gone(collection.WorkloadEntry, id))
-							delete(s.instances, id)
+					for w := range 6 {
+						id := fmt.Sprintf("ns/w%d", w)
+						switch rnd.IntN(6) {
+						case 0, 1:
+							setInstance(n, id, fmt.Sprintf("10.0.0.%d", rnd.IntN(4)))
+						case 2:
+							remove(key{collection.WorkloadEntry, id})
 						}
 					}
 				}
+				rnd.Shuffle(len(m.Upserts), func(i, j int) { m.Upserts[i], m.Upserts[j] = m.Upserts[j], m.Upserts[i] })
 				r.Apply(m)
-			}
-			inline, workload := map[string]string{}, map[string]string{}
-			for _, name := range []string{"b", "a"} { // a owns
-				for n, s := range truth[name] {
-					if _, both := truth["a"][n]; both && name == "b" {
-						continue
+
+				inline, byWorkload := map[string]string{}, map[string]string{}
+				owners := map[key]string{}
+				own := func(k key, name string) bool {
+					if owners[k] == "" {
+						owners[k] = name
 					}
-					var addresses []string
-					for id, addr := range s.instances {
-						addresses = append(addresses, addr)
-						workload["we "+id] = addr + " " + strings.TrimPrefix(n, "ns/")
+					return owners[k] == name
+				}
+				served, keptBack := map[string]map[string]int{}, map[string][]string{}
+				for _, name := range names {
+					tr := truths[name]
+					count := map[string]int{collection.ServiceEntry: 0, collection.WorkloadEntry: 0}
+					served[name] = count
+					claim := func(k key) bool {
+						if !own(k, name) {
+							keptBack[name] = append(keptBack[name], "resource "+k.collection+" "+k.name)
+							return false
+						}
+						count[k.collection]++
+						return true
 					}
-					slices.Sort(addresses)
-					inline["se "+n] = strings.Join(append([]string{s.host}, addresses...), " ")
-					workload["se "+n] = s.host + " selector"
+					for k, text := range tr.plain {
+						if !claim(k) {
+							continue
+						}
+						switch k.collection {
+						case collection.ServiceEntry:
+							inline["se "+k.name], byWorkload["se "+k.name] = text, text
+						case collection.WorkloadEntry:
+							inline["we "+k.name], byWorkload["we "+k.name] = text+" ", text+" "
+						default:
+							inline["vs "+k.name], byWorkload["vs "+k.name] = text, text
+						}
+					}
+					for n, s := range tr.services {
+						if !claim(key{collection.ServiceEntry, n}) {
+							continue
+						}
+						inline["se "+n] = strings.Join(append([]string{s.host}, slices.Sorted(maps.Values(s.instances))...), " ")
+						byWorkload["se "+n] = s.host + " selector"
+						for id, addr := range s.instances {
+							if claim(key{collection.WorkloadEntry, id}) {
+								byWorkload["we "+id] = addr + " " + strings.TrimPrefix(n, "ns/")
+							}
+						}
+					}
+				}
+				e.want(inline, byWorkload)
+				for _, name := range names {
+					var listed []string
+					for _, p := range e.Registry(name).Problems() {
+						listed = append(listed, p.ID)
+					}
+					slices.Sort(keptBack[name])
+					if d := cmp.Diff(keptBack[name], listed, cmpopts.EquateEmpty()); d != "" {
+						t.Errorf("registry %s: kept back (-want +got):\n%s", name, d)
+					}
+					got := e.Registry(name).Status().Resources
+					maps.DeleteFunc(got, func(coll string, n int) bool { return coll == routes && n == 0 })
+					if d := cmp.Diff(served[name], got); d != "" {
+						t.Errorf("registry %s: served (-want +got):\n%s", name, d)
+					}
+				}
+				if t.Failed() {
+					t.Fatalf("after registry %s said %v", name, m)
 				}
 			}
-			e.want(inline, workload)
-			if len(e.vips) > 6 {
-				t.Errorf("%d addresses are counted for at most 6 hosts", len(e.vips))
+			if len(e.vips) > 8 {
+				t.Errorf("%d addresses are counted for at most 4 hosts", len(e.vips))
 			}
 		})
 	}
@@ -450,6 +833,10 @@ func FuzzApply(f *testing.F) {
 	}
 	seed(upserts(entry("dc1/web", "web"), instance("dc1/web", "dc1/web-1", "10.0.0.1"), route("dc1/r", "r")))
 	seed(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, "dc1/web"), gone(collection.WorkloadEntry, "dc1/web-1")}, Synced: true})
+	seed(&pluginv1.WatchResponse{
+		Upserts:  []*pluginv1.Upsert{workload("dc1/web-1", "10.0.0.2"), external("dc1/web", "web"), entry("dc1/api", "api"), instance("dc1/api", "dc1/web-1", "10.0.0.3")},
+		Problems: []*pluginv1.Problem{{Id: "service x", Reason: "no address"}, {Id: "service x"}},
+	})
 	seed(upserts(&pluginv1.Upsert{Service: "dc1/web", Resource: raw("dc1/web", &networking.WorkloadEntry{})}, entry("dc1/web", "")))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var m pluginv1.WatchResponse

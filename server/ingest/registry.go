@@ -1,12 +1,10 @@
 package ingest
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -21,9 +19,16 @@ type key struct{ collection, name string }
 // service is a ServiceEntry with the instances that belong to it, as the plugin said.
 type service struct {
 	svc       *resource.Service
-	seen      uint64            // the listing that mentioned the entry last
-	instances map[string]uint64 // the same for each instance, by name
-	host      string            // that is counted in Ingest.vips
+	seen      uint64 // the listing that mentioned the entry last
+	instances map[string]serviceInstance
+	host      string // that is counted in Ingest.vips
+	keptBack  bool   // another registry owns the name of the entry; the instances claim no name then
+}
+
+// serviceInstance is an instance of a service, by the name of its WorkloadEntry.
+type serviceInstance struct {
+	res  *resource.Resource // for sinks of the shape workload
+	seen uint64             // the listing that mentioned it last
 }
 
 // plain is a resource that is served as it is.
@@ -47,11 +52,14 @@ type Registry struct {
 	services    map[string]*service
 	of          map[string]*service // by name of an instance
 	plain       map[key]*plain
-	published   map[string]int    // number of plain ones by collection
-	shadowed    map[key]string    // names that another registry owns, and which
-	problems    map[string]string // that the plugin listed
-	own         map[string]string // that the host found
-	resources   int               // entries, instances and plain ones
+	published   map[string]int     // number of plain ones by collection
+	shadowed    map[key]string     // names that it claims and another registry owns, and which
+	kept        map[string]int     // number of resources by collection that are kept back
+	problems    map[string]string  // that the plugin listed
+	known       map[string]string  // that it listed before the present listing
+	own         map[string]refusal // that the host found
+	lines       lines              // that were logged about all of these
+	resources   int                // entries, instances and plain ones
 }
 
 // Begin says that a plugin begins a listing. What it does not mention until it is synced will be removed then. The collections are those
@@ -61,9 +69,9 @@ func (r *Registry) Begin(collections []string) {
 	defer r.ingest.mu.Unlock()
 	r.collections = slices.Clone(collections)
 	r.listing++
+	r.forgetProblemsLocked()
 	r.status.Listing = true
 	r.setStateLocked(func(s *Status) { s.Down, s.Error, s.Detail = "", "", "" })
-	clear(r.problems)
 	r.countProblemsLocked()
 	r.ingest.store.Wake()
 }
@@ -72,6 +80,7 @@ func (r *Registry) Begin(collections []string) {
 func (r *Registry) Down(err error) {
 	r.ingest.mu.Lock()
 	defer r.ingest.mu.Unlock()
+	r.summarizeLocked(true)
 	r.setStateLocked(func(s *Status) { s.Down = err.Error() })
 }
 
@@ -98,10 +107,15 @@ func (r *Registry) mayPublishLocked(coll string) bool {
 // batch collects the operations that come out of one message of the plugin.
 type batch struct {
 	r       *Registry
-	ops     []op
-	touched map[string]*service // entries to compose again, by name
-	rehost  []string            // hosts whose address may have changed
+	touched []key       // resources whose content changed
+	claims  []key       // names that the registry claims since the batch, or claims no longer
+	others  []*Registry // other registries of which something is kept back since, or no longer
+	rehost  []string    // hosts whose address may have changed
 }
+
+func (b *batch) touch(coll, name string) { b.touched = append(b.touched, key{coll, name}) }
+
+func (b *batch) claim(coll, name string) { b.claims = append(b.claims, key{coll, name}) }
 
 // Apply carries out one message of the plugin. Nothing that the message holds can make it fail: what cannot be served is refused, counted
 // and listed, and the last good one is kept.
@@ -116,7 +130,7 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 	i := r.ingest
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	b := &batch{r: r, touched: make(map[string]*service)}
+	b := &batch{r: r}
 	for _, rm := range m.GetRemovals() {
 		b.removeLocked(rm.GetCollection(), rm.GetName())
 	}
@@ -168,6 +182,7 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 		i.metrics.instances.WithLabelValues(r.name).Set(float64(m.GetInstances()))
 	}
 	r.countProblemsLocked()
+	r.summarizeLocked(m.GetSynced())
 	if opened {
 		i.store.Wake()
 	}
@@ -178,94 +193,61 @@ func isEntry(p *resource.Part, u *pluginv1.Upsert) bool {
 	return p.Collection() == collection.ServiceEntry && u.GetService() == p.Name()
 }
 
-// noteLocked lists what was refused, and takes what is accepted again off the list.
-func (r *Registry) noteLocked(u *pluginv1.Upsert, p *resource.Part, err error) {
-	var k key
-	if p != nil {
-		k = key{p.Collection(), p.Name()}
-	}
-	if invalid, ok := errors.AsType[*resource.Invalid](err); ok {
-		k = key{invalid.Collection, invalid.Name}
-	}
-	id := "resource " + k.collection + " " + k.name
-	if k.collection == "" {
-		id = "resource of unknown kind " + strconv.QuoteToASCII(k.name)
-	}
-	if err == nil {
-		delete(r.own, id)
-		return
-	}
-	r.ingest.metrics.refused.WithLabelValues(r.name).Inc()
-	r.keepLocked(k, u.GetService())
-	reason := err.Error() + "; refused, the last good one is kept"
-	if _, have := r.own[id]; r.own[id] == reason || !have && len(r.own) >= maxProblems {
-		return
-	}
-	r.own[id] = reason
-	r.log.Warn("resource refused", "id", id, "err", err)
-}
-
-// keepLocked notes that a listing mentioned a resource, although in a form that was refused: its last good content stays.
-func (r *Registry) keepLocked(k key, serviceName string) {
-	if pl := r.plain[k]; pl != nil {
-		pl.seen = r.listing
+// claimsLocked says whether the registry has what would be served under a name if no other registry came first. The instances of a
+// service that is kept back would not be.
+func (r *Registry) claimsLocked(k key) bool {
+	if len(r.plain) > 0 && r.plain[k] != nil {
+		return true
 	}
 	switch k.collection {
 	case collection.ServiceEntry:
-		if s := r.services[k.name]; s != nil {
-			s.seen = r.listing
-		}
+		return r.services[k.name] != nil
 	case collection.WorkloadEntry:
-		if s := r.of[k.name]; s != nil && serviceName != "" {
-			s.instances[k.name] = r.listing
-		}
+		s := r.of[k.name]
+		return s != nil && !s.keptBack
 	}
-}
-
-func (r *Registry) problemLocked(id, reason string) {
-	if reason == "" {
-		delete(r.problems, id)
-		return
-	}
-	if _, have := r.problems[id]; have || len(r.problems) < maxProblems {
-		r.problems[id] = reason
-	}
-}
-
-func (r *Registry) countProblemsLocked() {
-	r.status.Problems = len(r.problems) + len(r.own) + len(r.shadowed)
-	r.ingest.metrics.problems.WithLabelValues(r.name).Set(float64(r.status.Problems))
-}
-
-// hasLocked says whether the plugin said that there is such a resource.
-func (r *Registry) hasLocked(k key) bool {
-	if k.collection == collection.ServiceEntry {
-		if s := r.services[k.name]; s != nil && s.svc.Entry() != nil {
-			return true
-		}
-	}
-	return r.plain[k] != nil
+	return false
 }
 
 // ownerLocked returns the registry whose resource of that name is served, nil if no one has it.
 func (i *Ingest) ownerLocked(k key) *Registry {
 	for _, r := range i.registries {
-		if r.hasLocked(k) {
+		if r.claimsLocked(k) {
 			return r
 		}
 	}
 	return nil
 }
 
+// resourceLocked returns what sinks of a shape get under a name that the registry owns, nil for nothing.
+func (r *Registry) resourceLocked(k key, shape resource.Shape) *resource.Resource {
+	if len(r.plain) > 0 {
+		if pl := r.plain[k]; pl != nil {
+			return pl.res
+		}
+	}
+	switch {
+	case k.collection == collection.ServiceEntry:
+		s := r.services[k.name]
+		vip := ""
+		if s.host != "" {
+			vip = r.ingest.vipLocked(s.host)
+		}
+		s.svc.SetVIP(vip)
+		return s.svc.Resource(shape)
+	case shape == resource.Workload:
+		return r.of[k.name].instances[k.name].res
+	}
+	return nil // inline, an instance is an endpoint of its service
+}
+
 // setLocked sets a resource that is served as it is.
 func (b *batch) setLocked(p *resource.Part) error {
 	r := b.r
 	k := key{p.Collection(), p.Name()}
-	if k.collection == collection.ServiceEntry && r.services[k.name] != nil {
-		b.removeLocked(k.collection, k.name) // from a service to an entry that stands for itself
-	}
 	pl := r.plain[k]
 	if pl == nil {
+		b.removeLocked(k.collection, k.name) // of a service, to stand for itself from now on
 		if err := r.limitLocked(true); err != nil {
 			return err
 		}
@@ -273,13 +255,14 @@ func (b *batch) setLocked(p *resource.Part) error {
 		r.plain[k] = pl
 		r.published[k.collection]++
 		r.resources++
+		b.claim(k.collection, k.name)
 	}
 	pl.seen = r.listing
 	if pl.res != nil && pl.res.Version() == p.Version() {
 		return nil
 	}
 	pl.res = resource.NewResource(p, r.name)
-	b.publishPlainLocked(k)
+	b.touch(k.collection, k.name)
 	return nil
 }
 
@@ -301,32 +284,27 @@ func (b *batch) setEntryLocked(p *resource.Part) error {
 		b.removeLocked(k.collection, k.name) // the other way round
 	}
 	s := r.services[p.Name()]
-	if err := r.limitLocked(s == nil || s.svc.Entry() == nil); err != nil {
+	if err := r.limitLocked(s == nil); err != nil {
 		return err
 	}
 	if s == nil {
-		s = r.newServiceLocked(p.Name())
-	}
-	if s.svc.Entry() == nil {
+		_, short, _ := strings.Cut(p.Name(), "/")
+		s = &service{
+			svc:       resource.NewService(r.name, r.ingest.options.Selector(short)),
+			instances: make(map[string]serviceInstance),
+			keptBack:  r.shadowed[k] != "",
+		}
+		r.services[p.Name()] = s
 		r.resources++
+		b.claim(k.collection, k.name)
 	}
 	s.seen = r.listing
 	if !s.svc.SetEntry(p) {
 		return nil
 	}
-	b.touched[p.Name()] = s
+	b.touch(k.collection, k.name)
 	b.countHostLocked(s)
 	return nil
-}
-
-func (r *Registry) newServiceLocked(name string) *service {
-	_, short, _ := strings.Cut(name, "/")
-	s := &service{
-		svc:       resource.NewService(r.name, r.ingest.options.Selector(short)),
-		instances: make(map[string]uint64),
-	}
-	r.services[name] = s
-	return s
 }
 
 // countHostLocked keeps the count of hosts by address after the entry changed.
@@ -349,36 +327,42 @@ func (b *batch) countHostLocked(s *service) {
 
 func (b *batch) setInstanceLocked(p *resource.Part, serviceName string) error {
 	r := b.r
-	if p.Collection() != collection.WorkloadEntry {
-		return fmt.Errorf("a %s can not be an instance of service %s; only a WorkloadEntry can", p.Collection(), serviceName)
+	k := key{p.Collection(), p.Name()}
+	if k.collection != collection.WorkloadEntry {
+		return fmt.Errorf("a %s can not be an instance of service %s; only a WorkloadEntry can", k.collection, serviceName)
 	}
 	s := r.services[serviceName]
-	if s == nil || s.svc.Entry() == nil {
+	if s == nil {
 		return fmt.Errorf("its service %q is not there; its ServiceEntry has to come first, or in the same batch", serviceName)
 	}
 	if ns := s.svc.Entry().Namespace(); ns != p.Namespace() {
 		return fmt.Errorf("it is in namespace %s and its service in %s; a workloadSelector reaches its own namespace only", p.Namespace(), ns)
 	}
-	was := r.of[p.Name()]
-	if err := r.limitLocked(was == nil); err != nil {
+	was := r.of[k.name]
+	isPlain := len(r.plain) > 0 && r.plain[k] != nil
+	if err := r.limitLocked(was == nil && !isPlain); err != nil {
 		return err
 	}
-	if was != nil && was != s { // moved
-		b.removeInstanceLocked(p.Name())
-		was = nil
-	}
-	if was == nil {
+	if was != s { // new, or of another service before, or one that stood for itself
+		b.removeLocked(k.collection, k.name)
 		r.resources++
-		r.of[p.Name()] = s
+		r.of[k.name] = s
+		if s.keptBack {
+			r.kept[k.collection]++
+		} else {
+			b.claim(k.collection, k.name)
+		}
 	}
-	s.instances[p.Name()] = r.listing
+	in := s.instances[k.name]
+	in.seen = r.listing
 	res := s.svc.SetInstance(p)
-	if res == nil {
-		return nil
+	if res != nil {
+		in.res = res
 	}
-	b.touched[serviceName] = s
-	if r.shadowed[key{collection.ServiceEntry, serviceName}] == "" {
-		b.ops = append(b.ops, op{Collection: resource.Key(collection.WorkloadEntry, resource.Workload), Name: p.Name(), Value: res})
+	s.instances[k.name] = in
+	if res != nil && !s.keptBack {
+		b.touch(k.collection, k.name)
+		b.touch(collection.ServiceEntry, serviceName)
 	}
 	return nil
 }
@@ -392,27 +376,26 @@ func (b *batch) removeInstanceLocked(name string) {
 	delete(r.of, name)
 	delete(s.instances, name)
 	r.resources--
-	if !s.svc.RemoveInstance(name) {
+	s.svc.RemoveInstance(name)
+	if s.keptBack {
+		r.kept[collection.WorkloadEntry]--
 		return
 	}
-	if e := s.svc.Entry(); e != nil {
-		b.touched[e.Name()] = s
-		if r.shadowed[key{collection.ServiceEntry, e.Name()}] != "" {
-			return
-		}
-	}
-	b.ops = append(b.ops, op{Collection: resource.Key(collection.WorkloadEntry, resource.Workload), Name: name, Remove: true})
+	b.claim(collection.WorkloadEntry, name)
+	b.touch(collection.ServiceEntry, s.svc.Entry().Name())
 }
 
 func (b *batch) removeLocked(coll, name string) {
 	r := b.r
 	k := key{coll, name}
-	delete(r.own, "resource "+coll+" "+name)
-	if pl := r.plain[k]; pl != nil {
+	if len(r.own) > 0 {
+		delete(r.own, "resource "+coll+" "+name)
+	}
+	if r.plain[k] != nil {
 		delete(r.plain, k)
 		r.published[coll]--
 		r.resources--
-		b.publishPlainLocked(k)
+		b.claim(coll, name)
 		return
 	}
 	if coll == collection.WorkloadEntry {
@@ -420,7 +403,7 @@ func (b *batch) removeLocked(coll, name string) {
 		return
 	}
 	s := r.services[name]
-	if coll != collection.ServiceEntry || s == nil || s.svc.Entry() == nil {
+	if coll != collection.ServiceEntry || s == nil {
 		return
 	}
 	// Instances without their entry can not be served.
@@ -431,7 +414,7 @@ func (b *batch) removeLocked(coll, name string) {
 	b.countHostLocked(s)
 	delete(r.services, name)
 	r.resources--
-	b.touched[name] = s
+	b.claim(coll, name)
 }
 
 // sweepLocked removes what the listing that is complete now did not mention.
@@ -440,10 +423,11 @@ func (b *batch) sweepLocked() {
 	if !r.status.Listing {
 		return
 	}
+	r.sweepRefusalsLocked()
 	removed := 0
 	for name, s := range r.services {
-		for instance, seen := range s.instances {
-			if seen != r.listing {
+		for instance, in := range s.instances {
+			if in.seen != r.listing {
 				b.removeInstanceLocked(instance)
 				removed++
 			}
@@ -464,65 +448,82 @@ func (b *batch) sweepLocked() {
 	}
 }
 
-// publishPlainLocked brings the store up to date with who owns a name.
-func (b *batch) publishPlainLocked(k key) {
-	b.settleOwnersLocked(k)
-	i := b.r.ingest
-	owner := i.ownerLocked(k)
-	var res *resource.Resource
-	if owner != nil {
-		if pl := owner.plain[k]; pl != nil {
-			res = pl.res
-		} else {
-			b.touched[k.name] = owner.services[k.name]
-			return
-		}
-	}
-	for _, shape := range shapes(k.collection) {
-		b.ops = append(b.ops, op{Collection: resource.Key(k.collection, shape), Name: k.name, Value: res, Remove: res == nil})
-	}
-}
-
 // shapes returns the shapes in which a collection is kept apart.
 func shapes(coll string) []resource.Shape {
 	if resource.Key(coll, resource.Workload) == coll {
-		return []resource.Shape{resource.Inline}
+		return inlineOnly
 	}
-	return []resource.Shape{resource.Inline, resource.Workload}
+	return allShapes
 }
 
-// settleOwnersLocked finds out who is kept back from a name, lists that, and publishes or withdraws the instances of services whose
-// standing changed.
-func (b *batch) settleOwnersLocked(k key) {
+var (
+	inlineOnly = []resource.Shape{resource.Inline}
+	allShapes  = []resource.Shape{resource.Inline, resource.Workload}
+)
+
+// settleLocked finds out who is kept back from a name, and lists that.
+func (b *batch) settleLocked(k key) {
 	i := b.r.ingest
 	owner := i.ownerLocked(k)
 	for _, r := range i.registries {
 		was := r.shadowed[k]
 		now := ""
-		if r != owner && r.hasLocked(k) {
+		if r != owner && r.claimsLocked(k) {
 			now = owner.name
 		}
 		if was == now {
 			continue
 		}
+		if r != b.r && !slices.Contains(b.others, r) {
+			b.others = append(b.others, r)
+		}
 		if now == "" {
 			delete(r.shadowed, k)
 		} else {
 			r.shadowed[k] = now
-			r.log.Warn("another registry owns the name; kept back", "collection", k.collection, "name", k.name, "owner", now)
-		}
-		if s := r.services[k.name]; s != nil && k.collection == collection.ServiceEntry {
-			for _, res := range s.svc.Instances() {
-				b.ops = append(b.ops, op{
-					Collection: resource.Key(collection.WorkloadEntry, resource.Workload), Name: res.Name(), Value: res, Remove: now != "",
-				})
+			if r.lineLocked() {
+				r.log.Warn("another registry owns the name; kept back", "collection", k.collection, "name", k.name, "owner", now)
 			}
 		}
-		r.countProblemsLocked()
+		switch {
+		case was == "":
+			b.keepBackLocked(r, k, true)
+		case now == "":
+			b.keepBackLocked(r, k, false)
+		}
 	}
 }
 
-// commitLocked composes the entries that were touched and applies everything as one.
+// keepBackLocked notes that a name of a registry is kept back, or no longer is. With a ServiceEntry go its instances.
+func (b *batch) keepBackLocked(r *Registry, k key, keptBack bool) {
+	sign := 1
+	if !keptBack {
+		sign = -1
+	}
+	r.kept[k.collection] += sign
+	s := r.services[k.name]
+	if k.collection != collection.ServiceEntry || s == nil || s.keptBack == keptBack {
+		return
+	}
+	s.keptBack = keptBack
+	r.kept[collection.WorkloadEntry] += sign * len(s.instances)
+	for name := range s.instances {
+		b.claim(collection.WorkloadEntry, name)
+	}
+}
+
+func uniq(keys []key) []key {
+	slices.SortFunc(keys, func(a, b key) int {
+		if c := strings.Compare(a.collection, b.collection); c != 0 {
+			return c
+		}
+		return strings.Compare(a.name, b.name)
+	})
+	return slices.Compact(keys)
+}
+
+// commitLocked settles who owns the names that the batch claimed or gave up, composes what was touched and applies everything as
+// one.
 func (b *batch) commitLocked() {
 	r := b.r
 	i := r.ingest
@@ -530,69 +531,66 @@ func (b *batch) commitLocked() {
 		for _, other := range i.registries {
 			for name, s := range other.services {
 				if s.host == host {
-					b.touched[name] = s
+					b.touch(collection.ServiceEntry, name)
 				}
 			}
 		}
 	}
-	var removed []op
-	for name := range b.touched {
-		k := key{collection.ServiceEntry, name}
-		b.settleOwnersLocked(k)
+	if len(b.claims) > 0 {
+		// Services first: what becomes of them decides what their instances claim.
+		b.claims = uniq(b.claims)
+		for _, k := range b.claims {
+			if k.collection == collection.ServiceEntry {
+				b.settleLocked(k)
+			}
+		}
+		b.claims = uniq(b.claims)
+		for _, k := range b.claims {
+			if k.collection != collection.ServiceEntry {
+				b.settleLocked(k)
+			}
+		}
+		r.countServedLocked()
+		for _, other := range b.others {
+			other.countServedLocked()
+			other.countProblemsLocked()
+			other.summarizeLocked(false)
+		}
+		b.touched = append(b.touched, b.claims...)
+	}
+	b.touched = uniq(b.touched)
+	ops := make([]op, 0, 2*len(b.touched))
+	for _, k := range b.touched {
 		owner := i.ownerLocked(k)
 		for _, shape := range shapes(k.collection) {
-			o := op{Collection: resource.Key(k.collection, shape), Name: name}
-			switch {
-			case owner == nil:
-				o.Remove = true
-				removed = append(removed, o)
-				continue
-			case owner.plain[k] != nil:
-				o.Value = owner.plain[k].res
-			default:
-				s := owner.services[name]
-				vip := ""
-				if s.host != "" {
-					vip = i.vipLocked(s.host)
-				}
-				s.svc.SetVIP(vip)
-				o.Value = s.svc.Resource(shape)
+			o := op{Collection: resource.Key(k.collection, shape), Name: k.name}
+			if owner != nil {
+				o.Value = owner.resourceLocked(k, shape)
 			}
-			b.ops = append(b.ops, o)
+			o.Remove = o.Value == nil
+			ops = append(ops, o)
 		}
 	}
-	b.ops = append(b.ops, removed...)
-	slices.SortStableFunc(b.ops, func(a, b op) int {
-		if c := strings.Compare(a.Collection, b.Collection); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Name, b.Name)
-	})
-	for n := range b.ops {
-		coll, shape := resource.Collection(b.ops[n].Collection)
-		if shape == resource.Workload && coll == collection.ServiceEntry {
-			continue
-		}
-		word := "upsert"
-		if b.ops[n].Remove {
-			word = "remove"
-		}
-		i.metrics.changes.WithLabelValues(r.name, coll, word).Inc()
-	}
-	if i.commitLocked(r.name, b.ops) {
+	if i.commitLocked(r.name, ops) {
 		r.status.Revision = i.store.Revision()
-	}
-	for coll, n := range r.countLocked() {
-		i.metrics.resources.WithLabelValues(r.name, coll).Set(float64(n))
 	}
 }
 
-// countLocked returns the number of resources by collection.
-func (r *Registry) countLocked() map[string]int {
+// servedLocked returns the number of resources by collection that are not kept back.
+func (r *Registry) servedLocked() map[string]int {
 	n := maps.Clone(r.published)
 	n[collection.ServiceEntry] += len(r.services)
 	n[collection.WorkloadEntry] += len(r.of)
+	for coll, kept := range r.kept {
+		n[coll] -= kept
+	}
 	return n
+}
+
+func (r *Registry) countServedLocked() {
+	for coll, n := range r.servedLocked() {
+		r.ingest.metrics.resources.WithLabelValues(r.name, coll).Set(float64(n))
+	}
 }
 
 // Status returns the registry's state.
@@ -600,28 +598,6 @@ func (r *Registry) Status() Status {
 	r.ingest.mu.Lock()
 	defer r.ingest.mu.Unlock()
 	s := r.status
-	s.Resources = r.countLocked()
+	s.Resources = r.servedLocked()
 	return s
-}
-
-// Problems returns what cannot be served as it is, by id.
-func (r *Registry) Problems() []Problem {
-	r.ingest.mu.Lock()
-	defer r.ingest.mu.Unlock()
-	out := make([]Problem, 0, len(r.problems)+len(r.own)+len(r.shadowed))
-	for id, reason := range r.problems {
-		out = append(out, Problem{id, reason})
-	}
-	for id, reason := range r.own {
-		out = append(out, Problem{id, reason})
-	}
-	for k, owner := range r.shadowed {
-		out = append(out, Problem{
-			"resource " + k.collection + " " + k.name,
-			fmt.Sprintf("registry %q, which comes first in the configuration, has a resource of the same name; kept back. "+
-				"Give one of the two another namespace (translate.namespace)", owner),
-		})
-	}
-	slices.SortFunc(out, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })
-	return out
 }

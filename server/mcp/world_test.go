@@ -1,7 +1,9 @@
 package mcp
 
 import (
+	"fmt"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 
@@ -83,7 +85,7 @@ func (w *world) entry(name, host string, resolution networking.ServiceEntry_Reso
 		Hosts: []string{host}, Resolution: resolution,
 		Ports: []*networking.ServicePort{{Number: 80, Name: "http", Protocol: "HTTP"}},
 	}))
-	svc.SetVIP(resource.VIP(host).String())
+	svc.SetVIP(resource.VIPs(host)[0].String())
 	w.apply(name)
 }
 
@@ -96,6 +98,17 @@ func (w *world) instance(service, name, address string, port uint32) {
 	w.services[service].SetInstance(part(w.t, name, &networking.WorkloadEntry{
 		Address: netip.MustParseAddr(address).String(), Ports: map[string]uint32{"http": port},
 	}))
+	w.apply(service)
+}
+
+// crowd sets many instances of a service, each with a label that makes it about so large.
+func (w *world) crowd(service string, count, size int) {
+	labels := map[string]string{"padding": strings.Repeat("x", size)}
+	for i := range count {
+		w.services[service].SetInstance(part(w.t, fmt.Sprintf("%s-%d", service, i), &networking.WorkloadEntry{
+			Address: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String(), Labels: labels,
+		}))
+	}
 	w.apply(service)
 }
 

@@ -352,10 +352,14 @@ func appendEndpoint(b, spec []byte) []byte {
 	return protowire.AppendBytes(b, spec)
 }
 
-// VIP returns the address that a host hashes to: one of 241.0.0.0-250.255.255.255. The block is reserved (RFC 1112 section 4), routed
-// nowhere, and does not overlap 240.240.0.0/16, from which istiod allocates.
-func VIP(host string) netip.Addr {
-	h := HashOf([]byte("vip"), []byte(host))
+// VIPs returns the addresses that a host hashes to, the one to take and the one for when another host has that: of 241.0.0.0-250.255.255.255. The block is
+// reserved (RFC 1112 section 4), routed nowhere, and does not overlap 240.240.0.0/16, from which istiod allocates.
+func VIPs(host string) [2]netip.Addr {
+	return [2]netip.Addr{vip("vip", host), vip("vip2", host)}
+}
+
+func vip(choice, host string) netip.Addr {
+	h := HashOf([]byte(choice), []byte(host))
 	var a [4]byte
 	binary.BigEndian.PutUint32(a[:], uint32(h[0]))
 	a[0] = 241 + byte(h[1]%10)

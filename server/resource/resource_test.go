@@ -157,7 +157,7 @@ func TestInlineWithoutEndpoints(t *testing.T) {
 // Each workaround of a form shows in what it encodes and, since content differs, in the version.
 func TestForms(t *testing.T) {
 	s := service(t, "web.service.consul")
-	s.SetVIP(VIP("web.service.consul").String())
+	s.SetVIP(VIPs("web.service.consul")[0].String())
 	s.SetInstance(part(t, "consul/web-0", workload("10.0.0.1", 80)))
 	s.SetInstance(part(t, "consul/web-1", workload("10.0.0.1", 81)))
 	s.SetInstance(part(t, "consul/web-2", workload("10.0.0.2", 80)))

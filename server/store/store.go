@@ -21,6 +21,8 @@ type Op[V Value] struct {
 	Name       string
 	Value      V
 	Remove     bool
+	// Changed is set by [Store.Apply]: the op changed something.
+	Changed bool
 }
 
 // Change is a name that changed: its newest value or, with Removed, the fact that it is gone.
@@ -82,13 +84,13 @@ func New[V Value](o Options) *Store[V] {
 }
 
 // Apply carries out a batch as one: no reader sees a part of it. An op that changes nothing (a value of the version that is there,
-// the removal of what is not) costs no revision and wakes nobody. Apply returns the store's revision afterwards and the number
-// of ops that changed something.
+// which takes the place of the one that is, or the removal of what is not) costs no revision and wakes nobody. Apply returns the store's revision afterwards and the number
+// of ops that changed something, which are marked as such in the batch.
 func (s *Store[V]) Apply(batch []Op[V]) (rev Revision, changed int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range batch {
-		if s.applyLocked(&batch[i]) {
+		if batch[i].Changed = s.applyLocked(&batch[i]); batch[i].Changed {
 			changed++
 		}
 	}
@@ -123,6 +125,7 @@ func (s *Store[V]) applyLocked(op *Op[V]) bool {
 		c.unbury(e)
 		e.Value, e.Removed = op.Value, false
 	case e.Value.Version() == op.Value.Version():
+		e.Value = op.Value // the same content, which may have come from elsewhere
 		return false
 	default:
 		e.Value = op.Value

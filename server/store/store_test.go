@@ -82,6 +82,32 @@ func TestApplyOfTheSameIsNothing(t *testing.T) {
 	}
 }
 
+// shared is a value that comes from somewhere, which is not part of its content.
+type shared struct{ version, from string }
+
+func (s shared) Version() string { return s.version }
+
+// A value of the version that is there takes its place, and the batch says which ops changed something.
+func TestApplyOfTheSameFromElsewhere(t *testing.T) {
+	s := New[shared](Options{})
+	batch := []Op[shared]{{Collection: "c", Name: "a", Value: shared{"1", "x"}}}
+	s.Apply(batch)
+	if !batch[0].Changed {
+		t.Error("a new name is not marked as changed")
+	}
+	batch = append(batch, Op[shared]{Collection: "c", Name: "b", Value: shared{"1", "y"}})
+	batch[0].Value.from = "y"
+	if rev, changed := s.Apply(batch); rev != 2 || changed != 1 || batch[0].Changed || !batch[1].Changed {
+		t.Errorf("Apply = %d, %d, %+v; want 2, 1 and only the second changed", rev, changed, batch)
+	}
+	if v, _ := s.Get("c", "a"); v.from != "y" {
+		t.Errorf("Get = %+v, want the value that came last", v)
+	}
+	if got, _, _ := s.Since("c", 1); len(got) != 1 || got[0].Name != "b" {
+		t.Errorf("Since(1) = %+v, want b", got)
+	}
+}
+
 // A reader whose cursor lies before a dropped tombstone is told so; one behind it is not.
 func TestTombstonesAreBounded(t *testing.T) {
 	s := New[text](Options{Tombstones: 2})

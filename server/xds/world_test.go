@@ -2,6 +2,7 @@ package xds
 
 import (
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 
@@ -63,8 +64,8 @@ func (w *world) hold(coll string, held bool) {
 
 func part(t testing.TB, name string, body proto.Message) *resource.Part {
 	t.Helper()
-	a, err := anypb.New(body)
-	if err != nil {
+	a := new(anypb.Any)
+	if err := anypb.MarshalFrom(a, body, proto.MarshalOptions{Deterministic: true}); err != nil {
 		t.Fatal(err)
 	}
 	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(&mcp.Resource{
@@ -80,18 +81,28 @@ func part(t testing.TB, name string, body proto.Message) *resource.Part {
 	return p
 }
 
-// entry sets a service.
-func (w *world) entry(name, host string) {
+// port is the number of a named port.
+type port struct {
+	name   string
+	number uint32
+}
+
+// entry sets a service. Without ports it has one, http on 80. A port's name is its protocol.
+func (w *world) entry(name, host string, ports ...port) {
+	if len(ports) == 0 {
+		ports = []port{{"http", 80}}
+	}
 	svc := w.services[name]
 	if svc == nil {
 		svc = resource.NewService("dc1", host)
 		w.services[name] = svc
 	}
-	svc.SetEntry(part(w.t, name, &networking.ServiceEntry{
-		Hosts: []string{host}, Resolution: networking.ServiceEntry_STATIC,
-		Ports: []*networking.ServicePort{{Number: 80, Name: "http", Protocol: "HTTP"}},
-	}))
-	svc.SetVIP(resource.VIP(host).String())
+	entry := &networking.ServiceEntry{Hosts: []string{host}, Resolution: networking.ServiceEntry_STATIC}
+	for _, p := range ports {
+		entry.Ports = append(entry.Ports, &networking.ServicePort{Number: p.number, Name: p.name, Protocol: strings.ToUpper(p.name)})
+	}
+	svc.SetEntry(part(w.t, name, entry))
+	svc.SetVIP(resource.VIPs(host)[0].String())
 	w.store.Apply(w.serviceOps(name))
 }
 
@@ -103,15 +114,20 @@ func (w *world) serviceOps(name string) []op {
 	}
 }
 
-// instance sets an instance of a service.
-func (w *world) instance(service, name, address string, weight uint32) {
-	w.store.Apply(w.instanceOps(service, name, address, weight))
+// instance sets an instance of a service. Without ports it has one, http on 8080.
+func (w *world) instance(service, name, address string, weight uint32, ports ...port) {
+	w.store.Apply(w.instanceOps(service, name, address, weight, ports...))
 }
 
-func (w *world) instanceOps(service, name, address string, weight uint32) []op {
-	r := w.services[service].SetInstance(part(w.t, name, &networking.WorkloadEntry{
-		Address: netip.MustParseAddr(address).String(), Ports: map[string]uint32{"http": 8080}, Weight: weight,
-	}))
+func (w *world) instanceOps(service, name, address string, weight uint32, ports ...port) []op {
+	if len(ports) == 0 {
+		ports = []port{{"http", 8080}}
+	}
+	entry := &networking.WorkloadEntry{Address: netip.MustParseAddr(address).String(), Ports: map[string]uint32{}, Weight: weight}
+	for _, p := range ports {
+		entry.Ports[p.name] = p.number
+	}
+	r := w.services[service].SetInstance(part(w.t, name, entry))
 	if r == nil {
 		return nil
 	}

@@ -1,0 +1,196 @@
+package ingest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/resource"
+)
+
+// Bounds of what the log says about the problems of one registry. Whatever is beyond them is listed all the same.
+const (
+	maxLines    = 20 // per linesWithin
+	linesWithin = time.Minute
+)
+
+// Bounds of what is kept of a plugin's words, in bytes.
+const (
+	maxID     = 1 << 10
+	maxReason = 4 << 10
+)
+
+// refusal is why a resource was refused.
+type refusal struct {
+	reason string
+	seen   uint64 // the listing that mentioned the resource last
+}
+
+// lines counts what was logged about problems.
+type lines struct {
+	since   time.Time // when the present window began
+	count   int       // lines in the window
+	dropped int       // lines that were not written since the last summary
+	told    bool      // a summary was written in the window
+}
+
+// lineLocked says whether one more line about a problem may be logged.
+func (r *Registry) lineLocked() bool {
+	if now := time.Now(); now.Sub(r.lines.since) >= linesWithin {
+		r.lines = lines{since: now, dropped: r.lines.dropped}
+	}
+	if r.lines.count >= maxLines {
+		r.lines.dropped++
+		return false
+	}
+	r.lines.count++
+	return true
+}
+
+// summarizeLocked writes one line for those that were not written: at once for the first in a window, and at the end of a listing
+// for all of it.
+func (r *Registry) summarizeLocked(listed bool) {
+	l := &r.lines
+	switch {
+	case l.dropped == 0:
+	case listed, time.Since(l.since) >= linesWithin, !l.told && !r.status.Listing:
+		r.log.Warn("more problems than are logged one by one", "problems", l.dropped, "all", r.status.Problems, "see", "/api/v1/registries")
+		l.dropped, l.told = 0, true
+	}
+}
+
+// noteLocked lists what was refused, and takes what is accepted again off the list.
+func (r *Registry) noteLocked(u *pluginv1.Upsert, p *resource.Part, err error) {
+	if err == nil && len(r.own) == 0 {
+		return
+	}
+	var k key
+	if p != nil {
+		k = key{p.Collection(), p.Name()}
+	}
+	if invalid, ok := errors.AsType[*resource.Invalid](err); ok {
+		k = key{invalid.Collection, invalid.Name}
+	}
+	id := "resource " + k.collection + " " + k.name
+	if k.collection == "" {
+		id = "resource of unknown kind " + strconv.QuoteToASCII(k.name)
+	}
+	if err == nil {
+		delete(r.own, id)
+		return
+	}
+	r.ingest.metrics.refused.WithLabelValues(r.name).Inc()
+	r.keepLocked(k, u.GetService())
+	reason := clip(err.Error(), maxReason) + "; refused, the last good one is kept"
+	have, listed := r.own[id]
+	if !listed && len(r.own) >= maxProblems {
+		return
+	}
+	r.own[id] = refusal{reason, r.listing}
+	if have.reason != reason && r.lineLocked() {
+		r.log.Warn("resource refused", "id", id, "err", err)
+	}
+}
+
+// keepLocked notes that a listing mentioned a resource, although in a form that was refused: its last good content stays.
+func (r *Registry) keepLocked(k key, serviceName string) {
+	if pl := r.plain[k]; pl != nil {
+		pl.seen = r.listing
+	}
+	switch k.collection {
+	case collection.ServiceEntry:
+		if s := r.services[k.name]; s != nil {
+			s.seen = r.listing
+		}
+	case collection.WorkloadEntry:
+		if s := r.of[k.name]; s != nil && serviceName != "" {
+			in := s.instances[k.name]
+			in.seen = r.listing
+			s.instances[k.name] = in
+		}
+	}
+}
+
+// problemLocked lists what the plugin says about something in the registry, and logs it if it is news.
+func (r *Registry) problemLocked(id, reason string) {
+	id, reason = clip(id, maxID), clip(reason, maxReason)
+	if reason == "" {
+		delete(r.problems, id)
+		delete(r.known, id)
+		return
+	}
+	before, listed := r.problems[id]
+	if !listed {
+		if len(r.problems) >= maxProblems {
+			return
+		}
+		before = r.known[id]
+	}
+	r.problems[id] = reason
+	if before != reason && r.lineLocked() {
+		r.log.Warn("problem in the registry", "id", id, "reason", reason)
+	}
+}
+
+// forgetProblemsLocked empties the list before a new listing. What was on it is no news if it comes again.
+func (r *Registry) forgetProblemsLocked() {
+	known := r.problems
+	if r.status.Listing { // the last listing broke off, so what was known before it may be missing
+		for id, reason := range r.known {
+			if _, have := known[id]; !have && len(known) < maxProblems {
+				known[id] = reason
+			}
+		}
+	}
+	r.known, r.problems = known, make(map[string]string)
+}
+
+func (r *Registry) countProblemsLocked() {
+	r.status.Problems = len(r.problems) + len(r.own) + len(r.shadowed)
+	r.ingest.metrics.problems.WithLabelValues(r.name).Set(float64(r.status.Problems))
+}
+
+// clip returns the beginning of a text that is too long.
+func clip(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	return strings.ToValidUTF8(text[:limit], "") + "..."
+}
+
+// Problems returns what cannot be served as it is, by id.
+func (r *Registry) Problems() []Problem {
+	r.ingest.mu.Lock()
+	defer r.ingest.mu.Unlock()
+	out := make([]Problem, 0, len(r.problems)+len(r.own)+len(r.shadowed))
+	for id, reason := range r.problems {
+		out = append(out, Problem{id, reason})
+	}
+	for id, refused := range r.own {
+		out = append(out, Problem{id, refused.reason})
+	}
+	for k, owner := range r.shadowed {
+		what := "kept back"
+		if k.collection == collection.WorkloadEntry && r.of[k.name] != nil {
+			what = "kept back from sinks of the shape workload (inline, it is an endpoint of its service)"
+		}
+		out = append(out, Problem{
+			"resource " + k.collection + " " + k.name,
+			fmt.Sprintf("registry %q, which comes first in the configuration, has a resource of the same name; %s. "+
+				"Give one of the two another namespace (translate.namespace)", owner, what),
+		})
+	}
+	slices.SortFunc(out, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })
+	return out
+}
+
+// sweepRefusalsLocked takes off the list what the listing that is complete now did not mention.
+func (r *Registry) sweepRefusalsLocked() {
+	maps.DeleteFunc(r.own, func(_ string, refused refusal) bool { return refused.seen != r.listing })
+}
