@@ -21,9 +21,11 @@ import (
 	listener "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	hcm "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	tcpproxy "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
@@ -34,9 +36,10 @@ const (
 	edsType    = typePrefix + "envoy.config.endpoint.v3.ClusterLoadAssignment"
 	ldsType    = typePrefix + "envoy.config.listener.v3.Listener"
 	rdsType    = typePrefix + "envoy.config.route.v3.RouteConfiguration"
+	ndsType    = typePrefix + "istio.networking.nds.v1.NameTable"
 )
 
-var kindOf = map[string]string{cdsType: "cds", edsType: "eds", ldsType: "lds", rdsType: "rds"}
+var kindOf = map[string]string{cdsType: "cds", edsType: "eds", ldsType: "lds", rdsType: "rds", ndsType: "nds"}
 
 // OutboundCluster is istiod's name of the cluster for one port of a host.
 func OutboundCluster(host string, port int) string {
@@ -46,11 +49,11 @@ func OutboundCluster(host string, port int) string {
 // Push is one response that a proxy got.
 type Push struct {
 	Time time.Time
-	// Kind is "cds", "eds", "lds" or "rds".
+	// Kind is "cds", "eds", "lds", "rds" or "nds".
 	Kind    string
 	Version string
 	Nonce   string
-	// Names are the names of the resources in it, sorted.
+	// Names are the names of the resources in it, sorted; the hosts in a push of the table of names.
 	Names []string
 	// Endpoints is the number of endpoints by the name of their cluster, in a push of them.
 	Endpoints map[string]int
@@ -72,15 +75,15 @@ type Recorder struct {
 	endpoints map[string]*endpoint.ClusterLoadAssignment
 	listeners map[string]*listener.Listener
 	routes    map[string]*route.RouteConfiguration
-	ended     error // why there is no stream; nil while there is one
+	hosts     map[string][]string // addresses by host, of the newest table of names
+	ended     error               // why there is no stream; nil while there is one
 }
 
 // recorderNode is the recorder's name towards istiod.
 const recorderNode = "sidecar~127.0.0.9~recorder.default~default.svc.cluster.local"
 
-// StartRecorder connects to a ready istiod as a sidecar proxy and subscribes to clusters, endpoints, listeners and
-// routes. The stream ends with the test; the next wait fails if it ends
-// earlier.
+// StartRecorder connects to a ready istiod as a sidecar that captures DNS, and subscribes to clusters, endpoints,
+// listeners, routes and the table of names. The stream ends with the test; the next wait fails if it ends earlier.
 func StartRecorder(t testing.TB, i *Istiod) *Recorder {
 	t.Helper()
 	r := &Recorder{
@@ -122,7 +125,7 @@ func (r *Recorder) end(err error) {
 
 // receive subscribes, acknowledges and records until the stream ends.
 func (r *Recorder) receive(stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient) error {
-	metadata, err := structpb.NewStruct(map[string]any{"NAMESPACE": "default", "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes"})
+	metadata, err := structpb.NewStruct(map[string]any{"NAMESPACE": "default", "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes", "DNS_CAPTURE": "true"})
 	if err != nil {
 		return err
 	}
@@ -143,7 +146,7 @@ func (r *Recorder) receive(stream discovery.AggregatedDiscoveryService_StreamAgg
 		}
 		return err
 	}
-	for _, wildcard := range []string{cdsType, ldsType} {
+	for _, wildcard := range []string{cdsType, ldsType, ndsType} {
 		state[wildcard] = &asked{}
 		if err := send(wildcard); err != nil {
 			return err
@@ -191,8 +194,16 @@ func (r *Recorder) record(res *discovery.DiscoveryResponse) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := Push{Time: time.Now(), Kind: kindOf[res.TypeUrl], Version: res.VersionInfo, Nonce: res.Nonce}
-	// Clusters and listeners are all of them each time; endpoints and routes are those that changed.
+	// Clusters, listeners and names are all of them each time; endpoints and routes are those that changed.
 	switch res.TypeUrl {
+	case ndsType:
+		hosts, err := nameTable(res)
+		if err != nil {
+			return fmt.Errorf("decode the table of names: %w", err)
+		}
+		r.hosts, p.Names = hosts, slices.Sorted(maps.Keys(hosts))
+		r.pushes = append(r.pushes, p)
+		return nil
 	case cdsType:
 		clear(r.clusters)
 	case ldsType:
@@ -247,12 +258,69 @@ func (r *Recorder) edsClusters() []string {
 	return names
 }
 
+// nameTable decodes istio/networking/nds/v1/nds.proto, of which Istio publishes no Go package of its own: a NameTable is
+// map<string, NameInfo> table = 1, and a NameInfo has repeated string ips = 1. It returns the addresses by host.
+func nameTable(res *discovery.DiscoveryResponse) (map[string][]string, error) {
+	hosts := map[string][]string{}
+	for _, table := range res.Resources {
+		entries, err := values(table.Value, 1)
+		if err != nil {
+			return nil, err
+		}
+		for _, entry := range entries {
+			keys, err := values(entry, 1)
+			if err != nil {
+				return nil, err
+			}
+			infos, err := values(entry, 2)
+			if err != nil {
+				return nil, err
+			}
+			ips, err := values(slices.Concat(infos...), 1)
+			if err != nil {
+				return nil, err
+			}
+			host := string(slices.Concat(keys...))
+			hosts[host] = []string{}
+			for _, ip := range ips {
+				hosts[host] = append(hosts[host], string(ip))
+			}
+		}
+	}
+	return hosts, nil
+}
+
+// values returns every value of a field of bytes in an encoded message.
+func values(message []byte, field protowire.Number) (all [][]byte, err error) {
+	for len(message) > 0 {
+		num, typ, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return nil, protowire.ParseError(n)
+		}
+		message = message[n:]
+		m := protowire.ConsumeFieldValue(num, typ, message)
+		if m < 0 {
+			return nil, protowire.ParseError(m)
+		}
+		if num == field && typ == protowire.BytesType {
+			value, _ := protowire.ConsumeBytes(message)
+			all = append(all, value)
+		}
+		message = message[m:]
+	}
+	return all, nil
+}
+
 func (r *Recorder) routeNames() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.routeNamesLocked()
+}
+
+func (r *Recorder) routeNamesLocked() []string {
 	var names []string
 	for _, l := range r.listeners {
-		for _, chain := range append(l.FilterChains, l.DefaultFilterChain) {
+		for _, chain := range append(slices.Clone(l.FilterChains), l.DefaultFilterChain) {
 			for _, filter := range chain.GetFilters() {
 				var manager hcm.HttpConnectionManager
 				if body := filter.GetTypedConfig(); body.MessageIs(&manager) && body.UnmarshalTo(&manager) == nil && manager.GetRds() != nil {
@@ -263,6 +331,38 @@ func (r *Recorder) routeNames() []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// Names returns the addresses under which applications beside the proxy find each host, from the newest table of names.
+func (r *Recorder) Names() map[string][]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.hosts)
+}
+
+// TCPListeners returns the clusters that connections to a port go to, sorted, by the address "IP:PORT" that they are
+// meant for. Listeners for HTTP, which tell their hosts apart by other means, are not among them.
+func (r *Recorder) TCPListeners(port int) map[string][]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	found := map[string][]string{}
+	for _, l := range r.listeners {
+		address := l.GetAddress().GetSocketAddress()
+		if int(address.GetPortValue()) != port {
+			continue
+		}
+		at := net.JoinHostPort(address.GetAddress(), strconv.Itoa(port))
+		for _, chain := range append(slices.Clone(l.FilterChains), l.DefaultFilterChain) {
+			for _, filter := range chain.GetFilters() {
+				var proxy tcpproxy.TcpProxy
+				if body := filter.GetTypedConfig(); body.MessageIs(&proxy) && body.UnmarshalTo(&proxy) == nil {
+					found[at] = append(found[at], proxy.GetCluster())
+				}
+			}
+		}
+		slices.Sort(found[at])
+	}
+	return found
 }
 
 // Pushes returns every response so far, in the order of arrival.
@@ -326,8 +426,17 @@ func (r *Recorder) WaitSubscribed(t testing.TB) {
 				return false
 			}
 		}
-		return slices.ContainsFunc(r.pushes, func(p Push) bool { return p.Kind == "cds" }) &&
-			slices.ContainsFunc(r.pushes, func(p Push) bool { return p.Kind == "lds" })
+		for _, name := range r.routeNamesLocked() {
+			if r.routes[name] == nil {
+				return false
+			}
+		}
+		for _, kind := range []string{"cds", "lds", "nds"} {
+			if !slices.ContainsFunc(r.pushes, func(p Push) bool { return p.Kind == kind }) {
+				return false
+			}
+		}
+		return true
 	})
 }
 

@@ -35,6 +35,9 @@
 // [Settle]. A stream that begins otherwise is a tool's and waits for nothing. Should the set grow later so that another profile fits,
 // everything is sent again in that profile's form.
 //
+// Up to 1.11 an istiod receives 4 MiB at most. It ends its stream over a larger response and comes back for the same one at once. The
+// state of the world cannot be sent in parts, so the response goes out all the same, is counted and logged with the cure.
+//
 // # Bytes
 //
 // A response is a header of some 60 bytes and segments that the store keeps encoded; a codec hands them to gRPC as they are. All sinks

@@ -12,6 +12,7 @@ import (
 // metrics are those of all streams.
 type metrics struct {
 	responses, bytes, acks, nacks *prometheus.CounterVec
+	oversize                      *prometheus.CounterVec
 	sinks                         *prometheus.GaugeVec
 	duration                      *prometheus.HistogramVec
 }
@@ -26,6 +27,9 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		bytes:     counter("response_bytes_total", "Bytes of these responses."),
 		acks:      counter("acks_total", "Responses that sinks acknowledged."),
 		nacks:     counter("nacks_total", "Responses that sinks refused. An istiod never does."),
+		oversize: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "isthmus_xds_oversize_total", Help: "Responses that are larger than a sink of the profile receives.",
+		}, labels[1:2]),
 		sinks: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "isthmus_xds_sinks", Help: "Open streams whose profile is known.",
 		}, labels[:2]),
@@ -34,10 +38,15 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10), // to 26 s
 		}, labels[:2]),
 	}
+	for _, p := range profiles {
+		if p.Limit > 0 {
+			m.oversize.WithLabelValues(p.Name) // is there from the start, to be watched for a rise
+		}
+	}
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.responses, m.bytes, m.acks, m.nacks, m.sinks, m.duration} {
+	for _, c := range []prometheus.Collector{m.responses, m.bytes, m.acks, m.nacks, m.oversize, m.sinks, m.duration} {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("xds metrics: %w", err)
 		}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/isthmus-mesh/isthmus/server/push"
 	"github.com/isthmus-mesh/isthmus/server/resource"
 )
 
@@ -16,26 +17,32 @@ type Profile struct {
 	Versions string
 	// Form is how resources are encoded for state of the world. A delta sink gets the same workarounds in the workload shape.
 	Form resource.Form
+	// Limit is the size in bytes of the largest response that such a sink receives, 0 if there is none. A larger one ends its stream; the sink
+	// comes back, is sent the same, and so on.
+	Limit int
 	// Why says in a sentence what is particular.
 	Why string
 }
 
-// profiles is the table, oldest first. The workarounds are harmless where they are not needed, but each costs bytes.
+// profiles is the table, oldest first. The workarounds are harmless where they are not needed, but each costs bytes. For each row
+// testdata/form_NAME.txtar shows what they do.
 var profiles = []*Profile{
 	{
 		Name: "istio-1.9", Versions: "Istio 1.9 and older",
-		Form: resource.Form{Shape: resource.Inline, PortSets: true, EmptySelector: true},
-		Why:  "Does not ask for Telemetry. Every change is a full push there.",
+		Form:  resource.Form{Shape: resource.Inline, PortSets: true, EmptySelector: true},
+		Limit: push.MaxMessage,
+		Why:   "Does not ask for Telemetry. Every change is a full push there.",
 	},
 	{
 		Name: "istio-1.10", Versions: "Istio 1.10 and 1.11",
-		Form: resource.Form{Shape: resource.Inline, PortSets: true, OmitVersion: true, EmptySelector: true},
-		Why:  "Does not ask for WasmPlugin. A version in a resource makes every update conflict on 1.11.",
+		Form:  resource.Form{Shape: resource.Inline, PortSets: true, OmitVersion: true, EmptySelector: true},
+		Limit: push.MaxMessage,
+		Why:   "Does not ask for WasmPlugin. A version in a resource makes every update conflict on 1.11.",
 	},
 	{
 		Name: "istio-1.12", Versions: "Istio 1.12",
 		Form: resource.Form{Shape: resource.Inline, PortSets: true, EmptySelector: true},
-		Why:  "Does not ask for ProxyConfig. A resource whose version is known is not looked at, from here on.",
+		Why:  "Does not ask for ProxyConfig. A resource whose version is known is not looked at, from here on; responses may have any size.",
 	},
 	{
 		Name: "istio-1.13", Versions: "Istio 1.13 to 1.23",
@@ -45,12 +52,13 @@ var profiles = []*Profile{
 	{
 		Name: "istio-1.24", Versions: "Istio 1.24 to 1.29",
 		Form: resource.Form{Shape: resource.Inline, Address: true, PortSets: true, EmptySelector: true},
-		Why:  "Asks for ServiceEntry as v1. An entry without an address makes each change of its endpoints a full push on 1.24; a change of one of several ports of one IP, or to no endpoints at all, is not seen.",
+		Why:  "Asks for ServiceEntry as v1. An entry without an address makes each change of its endpoints a full push on 1.24; a change of one of several ports of one IP, or to no endpoints at all, is not seen. From 1.25 on istiod allocates no address to a host that has none.",
 	},
 	{
 		Name: "istio-1.30", Versions: "Istio 1.30 and later",
-		Form: resource.Form{Shape: resource.Inline},
-		Why:  "Asks for TrafficExtension. Needs no workarounds; a change of endpoints is an incremental push in any form.",
+		Form: resource.Form{Shape: resource.Inline, Address: true},
+		Why: "Asks for TrafficExtension. A change of endpoints is an incremental push in any form. istiod allocates no addresses: without ours " +
+			"all raw TCP hosts of one port would share one listener, and DNS capture would know no host.",
 	},
 	{
 		Name: "tools", Versions: "whatever does not ask for MeshConfig",

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -67,7 +68,7 @@ func TestFingerprints(t *testing.T) {
 	}
 }
 
-// The table says something in every field, and no two rows have one name.
+// The table says something in every field, no two rows have one name, and for each there is a transcript that shows the bytes of its form.
 func TestTable(t *testing.T) {
 	for _, p := range profiles {
 		if p.Name == "" || p.Versions == "" || !strings.HasSuffix(p.Why, ".") {
@@ -75,6 +76,12 @@ func TestTable(t *testing.T) {
 		}
 		if q, err := profileOf(p.Name); err != nil || q != p {
 			t.Errorf("%s: found %+v, error %v", p.Name, q, err)
+		}
+		transcript, err := os.ReadFile("testdata/form_" + p.Name + ".txtar")
+		if err != nil {
+			t.Error(err)
+		} else if !strings.Contains(string(transcript), `"profile": "`+p.Name+`"`) {
+			t.Errorf("testdata/form_%s.txtar shows another profile", p.Name)
 		}
 	}
 }

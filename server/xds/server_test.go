@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -340,6 +341,8 @@ func TestMetrics(t *testing.T) {
 			"isthmus_xds_nacks_total networking.istio.io/ServiceEntry tools sotw":          1,
 			"isthmus_xds_push_duration_seconds tools sotw":                                 2,
 			"isthmus_xds_sinks tools sotw":                                                 1,
+			"isthmus_xds_oversize_total istio-1.9":                                         0,
+			"isthmus_xds_oversize_total istio-1.10":                                        0,
 			"isthmus_xds_response_bytes_total other tools sotw":                            0,
 			"isthmus_xds_response_bytes_total networking.istio.io/ServiceEntry tools sotw": 0,
 		}
@@ -352,6 +355,78 @@ func TestMetrics(t *testing.T) {
 		}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
+		}
+	})
+}
+
+// What is larger than the sink receives is counted under its profile and logged once per stream, with the cure. A sink that
+// receives any size is left alone.
+func TestOversize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, store.Options{})
+		w.fill(5500)
+		reg := prometheus.NewRegistry()
+		var logged bytes.Buffer // written while the streams run, read when nothing moves any more
+		s, err := New(w.hub, Config{}, slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn})), reg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, stop := serveBufconn(t, s)
+		defer stop()
+		client := discovery.NewAggregatedDiscoveryServiceClient(conn)
+		for _, tt := range []struct {
+			profile  string
+			warnings int
+		}{{"istio-1.9", 1}, {"istio-1.10", 1}, {"istio-1.12", 0}, {"istio-1.30", 0}, {"tools", 0}} {
+			logged.Reset()
+			stream, err := client.StreamAggregatedResources(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, url := range asked[tt.profile] {
+				if err := stream.Send(&discovery.DiscoveryRequest{TypeUrl: url}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for got := 0; got < 2; { // responses with all services
+				r := recv(t, stream)
+				if len(r.GetResources()) == 0 {
+					continue
+				}
+				got++
+				if proto.Size(r) < 4<<20 {
+					t.Fatalf("the response has %d bytes only", proto.Size(r))
+				}
+				w.entry("ns/s0", fmt.Sprintf("%s-%d.example.org", strings.ReplaceAll(tt.profile, ".", "-"), got))
+				ack(t, stream, r)
+			}
+			if err := stream.CloseSend(); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			text := logged.String()
+			if n := strings.Count(text, "response is larger than this istiod receives"); n != tt.warnings {
+				t.Errorf("%s: %d warnings, want %d:\n%s", tt.profile, n, tt.warnings, text)
+			}
+			if tt.warnings > 0 && (!strings.Contains(text, "profile="+tt.profile+" ") || !strings.Contains(text, "limit=4194304") || !strings.Contains(text, "several config sources")) {
+				t.Errorf("%s: the warning lacks profile, limit or cure:\n%s", tt.profile, text)
+			}
+		}
+		want := map[string]float64{"istio-1.9": 2, "istio-1.10": 2}
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]float64{}
+		for _, f := range families {
+			if f.GetName() == "isthmus_xds_oversize_total" {
+				for _, m := range f.GetMetric() {
+					got[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
+				}
+			}
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("isthmus_xds_oversize_total (-want +got):\n%s", d)
 		}
 	})
 }

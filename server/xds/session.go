@@ -81,6 +81,7 @@ type session struct {
 	settled    bool      // the profile is decided
 	settleAt   time.Time // when it will be if nothing new is asked for
 	profile    *Profile  // nil until it was decided once
+	warned     bool      // of a response that is larger than the sink receives
 	subs       map[string]*subscription
 	order      []*subscription // in the order in which they were asked for
 }
@@ -405,6 +406,15 @@ func (s *session) sendLocked(sub *subscription, r *push.Response, now time.Time)
 	size := len(m.header) + r.Size
 	sub.counters.responses.Inc()
 	sub.counters.bytes.Add(float64(size))
+	if s.profile != nil && s.profile.Limit > 0 && size > s.profile.Limit {
+		s.metrics.oversize.WithLabelValues(s.profile.Name).Inc()
+		if !s.warned {
+			s.warned = true
+			s.log.Warn("response is larger than this istiod receives: it will end the stream and come back for the same, again and again; "+
+				"give it several config sources, each a bridge with some of the registries, or upgrade it to 1.12 or later",
+				"address", s.address, "profile", s.profile.Name, "collection", clip(sub.collection), "bytes", size, "limit", s.profile.Limit)
+		}
+	}
 	if s.log.Enabled(context.Background(), slog.LevelDebug) {
 		s.log.Debug("push", "collection", clip(sub.collection), "nonce", r.Nonce, "revision", uint64(r.Revision), "resources", r.Resources, "removed", len(r.Removed), "bytes", size)
 	}

@@ -34,17 +34,18 @@ var update = flag.Bool("update", false, "write testdata/*.txtar anew")
 // Each file of testdata is a rule of the protocol: a script, and what then travels in both directions, in whole messages. Time is
 // fake; after each step the transcript waits until nothing moves any more.
 //
-//	entry NAME HOST                        sets a service
-//	instance SERVICE NAME ADDRESS [WEIGHT] sets an instance
-//	drop SERVICE NAME, remove NAME         remove them
-//	hold COLLECTION, open COLLECTION       a registry has not completed its first listing, has
-//	stream NAME sotw|delta                 opens a stream
-//	NAME JSON                              sends a request; TYPE(nonce) is not needed, see ack
-//	NAME ack URL [JSON]                    acknowledges the newest response for a type URL, with more fields
-//	NAME nack URL DETAIL                   refuses it
-//	NAME close                             closes the sink's side
-//	wait DURATION                          lets time pass
-//	status                                 prints what Status says
+//	entry NAME HOST [PORT=NUMBER]...  sets a service
+//	instance SERVICE NAME ADDRESS [WEIGHT] [PORT=NUMBER]...
+//	                                  sets an instance
+//	drop SERVICE NAME, remove NAME    remove them
+//	hold COLLECTION, open COLLECTION  a registry has not completed its first listing, has
+//	stream NAME sotw|delta            opens a stream
+//	NAME JSON                         sends a request; TYPE(nonce) is not needed, see ack
+//	NAME ack URL [JSON]               acknowledges the newest response for a type URL, with more fields
+//	NAME nack URL DETAIL              refuses it
+//	NAME close                        closes the sink's side
+//	wait DURATION                     lets time pass
+//	status                            prints what Status says
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) < 10 {
@@ -170,16 +171,13 @@ func (p *player) step(line string) {
 	fmt.Fprintf(&p.out, "%s\n", line)
 	switch f[0] {
 	case "entry":
-		p.w.entry(f[1], f[2])
+		p.w.entry(f[1], f[2], p.ports(f[3:])...)
 	case "instance":
-		weight := 0
-		if len(f) > 4 {
-			var err error
-			if weight, err = strconv.Atoi(f[4]); err != nil {
-				p.t.Fatal(err)
-			}
+		weight, rest := uint32(0), f[4:]
+		if len(rest) > 0 && !strings.Contains(rest[0], "=") {
+			weight, rest = p.number(rest[0]), rest[1:]
 		}
-		p.w.instance(f[1], f[2], f[3], uint32(weight))
+		p.w.instance(f[1], f[2], f[3], weight, p.ports(rest)...)
 	case "drop":
 		p.w.drop(f[1], f[2])
 	case "remove":
@@ -205,6 +203,26 @@ func (p *player) step(line string) {
 	default:
 		p.t.Fatalf("script: %s", line)
 	}
+}
+
+func (p *player) number(s string) uint32 {
+	p.t.Helper()
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return uint32(n)
+}
+
+// ports reads PORT=NUMBER.
+func (p *player) ports(words []string) []port {
+	p.t.Helper()
+	var ports []port
+	for _, word := range words {
+		name, number, _ := strings.Cut(word, "=")
+		ports = append(ports, port{name, p.number(number)})
+	}
+	return ports
 }
 
 func (p *player) open(name string, delta bool) {

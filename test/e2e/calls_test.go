@@ -21,7 +21,7 @@ func TestCallsReachInstances(t *testing.T) {
 			shop2 := register("shop", "http", testenv.StartHTTPBackend(t, "shop-2"))
 			rpc1 := register("rpc", "grpc", testenv.StartGRPCBackend(t, "rpc-1"))
 			rpc2 := register("rpc", "grpc", testenv.StartGRPCBackend(t, "rpc-2"))
-			m := startMesh(t, version, "{namespace: consul, ports: [{number: 80}]}", shop1, shop2, rpc1, rpc2)
+			m := startMesh(t, version, follow{ports: "[{number: 80}]"}, shop1, shop2, rpc1, rpc2)
 			for _, host := range []string{"shop.service.consul", "rpc.service.consul"} {
 				if hosts := m.istiod.Hosts(t); !slices.Contains(hosts, host) {
 					t.Fatalf("istiod has hosts %v, want %s among them", hosts, host)

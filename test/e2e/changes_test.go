@@ -144,7 +144,7 @@ func TestConsulChangeReachesProxy(t *testing.T) {
 	}
 	for _, version := range testenv.IstiodVersions {
 		t.Run(version.Name, func(t *testing.T) {
-			m := startMesh(t, version, byDefault, append(bystanders(20), web(1), web(2), web(3))...)
+			m := startMesh(t, version, follow{}, append(bystanders(20), web(1), web(2), web(3))...)
 			m.recorder.WaitEndpoints(t, cluster, all...)
 			counted := m.istiod.PushCounts(t)
 			for _, step := range steps {

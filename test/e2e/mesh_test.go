@@ -11,12 +11,21 @@ import (
 // registryName is the registry's name in the configuration, as in the examples.
 const registryName = "dc1"
 
-// byDefault is the translate block of the examples.
-const byDefault = "{namespace: consul}"
+// follow is how a Consul is followed. The zero value is that of the examples.
+type follow struct {
+	// options are those of the adapter besides the address, each followed by a comma.
+	options string
+	// ports are the ports of every service, "" for those that the instances have.
+	ports string
+}
 
-// consulRegistry returns the registries of a configuration that follows the Consul at address.
-func consulRegistry(address, translate string) string {
-	return fmt.Sprintf(`- {name: %s, type: consul, config: {address: "http://%s"}, translate: %s}`, registryName, address, translate)
+// registries returns the registries of a configuration that follows the Consul at address.
+func (f follow) registries(address string) string {
+	translate := "namespace: consul"
+	if f.ports != "" {
+		translate += ", ports: " + f.ports
+	}
+	return fmt.Sprintf(`- {name: %s, type: consul, config: {%s address: "http://%s"}, translate: {%s}}`, registryName, f.options, address, translate)
 }
 
 // fencePort is the only port of the fence, and so its service's.
@@ -46,12 +55,12 @@ var (
 )
 
 // startMesh starts everything, with the instances in Consul beforehand and a recorder as the only proxy.
-func startMesh(t *testing.T, version testenv.IstiodVersion, translate string, instances ...testenv.ConsulInstance) *mesh {
+func startMesh(t *testing.T, version testenv.IstiodVersion, how follow, instances ...testenv.ConsulInstance) *mesh {
 	t.Helper()
 	m := &mesh{fenceWeight: 2}
 	m.consul = testenv.StartConsul(t, testenv.ConsulConfig{Persistent: true})
 	m.consul.Register(t, append(slices.Clone(instances), m.fenceNow())...)
-	m.isthmus = testenv.StartIsthmus(t, consulRegistry(m.consul.Addr, translate))
+	m.isthmus = testenv.StartIsthmus(t, how.registries(m.consul.Addr))
 	m.isthmus.WaitReady(t)
 	m.istiod = testenv.StartIstiod(t, version, m.isthmus.Source())
 	m.istiod.WaitReady(t)

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
@@ -25,7 +26,7 @@ func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 	for _, version := range testenv.IstiodVersions {
 		t.Run(version.Name, func(t *testing.T) {
 			gate := testenv.NewGate(t, consul.Addr)
-			isthmus := testenv.StartIsthmus(t, consulRegistry(gate.Addr, byDefault))
+			isthmus := testenv.StartIsthmus(t, follow{}.registries(gate.Addr))
 			istiod := testenv.StartIstiod(t, version, isthmus.Source())
 
 			// Istiod asked for everything, and what does not depend on the registry is answered.
@@ -50,17 +51,16 @@ func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 
 			recorder := testenv.StartRecorder(t, istiod)
 			recorder.WaitSubscribed(t)
-			for _, push := range recorder.Pushes() {
-				if push.Kind != "eds" {
-					continue
+			pushes := recorder.Pushes()
+			first := slices.IndexFunc(pushes, func(p testenv.Push) bool { return p.Kind == "eds" })
+			if first < 0 {
+				t.Fatalf("no answer with endpoints among %v", pushes)
+			}
+			for s := range services {
+				cluster := testenv.OutboundCluster(fmt.Sprintf("svc-%d.service.consul", s), 8080)
+				if n := pushes[first].Endpoints[cluster]; n != perService {
+					t.Fatalf("the first answer to a proxy has %d endpoints of %s, want %d", n, cluster, perService)
 				}
-				for s := range services {
-					cluster := testenv.OutboundCluster(fmt.Sprintf("svc-%d.service.consul", s), 8080)
-					if n := push.Endpoints[cluster]; n != perService {
-						t.Fatalf("the first answer to a proxy has %d endpoints of %s, want %d", n, cluster, perService)
-					}
-				}
-				break // the first only
 			}
 		})
 	}
@@ -81,7 +81,7 @@ func TestRestartingConsulIsNotWhole(t *testing.T) {
 	consul := testenv.StartConsul(t, testenv.ConsulConfig{Persistent: true, ExtraHCL: "limits { http_max_conns_per_client = 10000 }"})
 	consul.Register(t, instances...)
 	consul.Kill()
-	isthmus := testenv.StartIsthmus(t, consulRegistry(consul.Addr, byDefault))
+	isthmus := testenv.StartIsthmus(t, follow{}.registries(consul.Addr))
 	consul.Launch(t)
 	isthmus.WaitReady(t)
 	if r := isthmus.Registry(t, registryName); r.Services != services {
