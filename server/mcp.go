@@ -41,7 +41,7 @@ func (a source) mcpSinks() []admin.Sink {
 	for _, st := range a.s.mcp.Status() {
 		sink := admin.Sink{
 			Address: st.Address, Node: st.Node, Protocol: "mcp", Profile: st.Profile, Shape: st.Shape, Connected: st.Connected,
-			Subscriptions: []admin.Subscription{},
+			StaleNonces: st.StaleNonces, Subscriptions: []admin.Subscription{},
 		}
 		if st.Reverse {
 			sink.Protocol = "mcp reverse"
@@ -52,6 +52,7 @@ func (a source) mcpSinks() []admin.Sink {
 				SentVersion: sub.SentVersion, SentRevision: uint64(sub.SentRevision),
 				AckedVersion: sub.AckedVersion, AckedRevision: uint64(sub.AckedRevision),
 				Lag: sub.Lag, Nacks: sub.Nacks, LastNack: sub.LastNack, Resources: sub.Resources, Bytes: sub.Bytes,
+				Incremental: sub.Incremental, Oversize: sub.Oversize, Waiting: sub.Waiting,
 			})
 		}
 		out = append(out, sink)

@@ -168,6 +168,10 @@ func (s sink) Apply(m *pluginv1.WatchResponse) error {
 }
 
 // Run follows the registries and serves sinks until ctx ends, and returns when everything that it started has ended.
+//
+// Sinks are served from the beginning, whatever the plugins do: they wait for the first listings. No registry is followed before every
+// plugin was asked about its configuration. If one refuses it, the server ends with a [config.Problems]; one that cannot be asked is
+// started again while the others serve.
 func (s *Server) Run(ctx context.Context) error {
 	host, err := supervisor.NewHost("", s.log)
 	if err != nil {
@@ -183,9 +187,6 @@ func (s *Server) Run(ctx context.Context) error {
 	close(s.ready)
 
 	group, ctx := errgroup.WithContext(ctx)
-	for _, sup := range s.supervisors {
-		group.Go(func() error { return sup.Run(ctx) })
-	}
 	if s.xdsListener != nil {
 		group.Go(func() error { return s.serveXDS(ctx) })
 		if s.mcpListener != nil {
@@ -198,8 +199,47 @@ func (s *Server) Run(ctx context.Context) error {
 		})
 		s.log.Info("serving", "xds", s.XDSAddr().String(), "admin", s.AdminAddr().String(), "mcp", s.MCPAddr().String(), "registries", len(s.specs), "version", s.options.Version)
 	}
+	s.follow(ctx, group)
 	err = group.Wait()
 	return errors.Join(err, host.Close())
+}
+
+// follow runs the supervisors in group, once all plugins were asked about their configurations.
+func (s *Server) follow(ctx context.Context, group *errgroup.Group) {
+	type answer struct {
+		registry int
+		err      error
+	}
+	answers := make(chan answer, len(s.supervisors))
+	asked := make(chan struct{})
+	for i, sup := range s.supervisors {
+		group.Go(func() error {
+			answers <- answer{i, sup.Prepare(ctx)}
+			select {
+			case <-asked:
+				return sup.Run(ctx)
+			case <-ctx.Done():
+				sup.Close()
+				return nil
+			}
+		})
+	}
+	group.Go(func() error {
+		var found config.Problems
+		for range s.supervisors {
+			a := <-answers // there is one for each, as Prepare ends with ctx
+			if e, ok := errors.AsType[*supervisor.ConfigError](a.err); ok {
+				for _, v := range e.Violations {
+					found = append(found, s.cfg.Problem(a.registry, v.Field, v.Reason))
+				}
+			}
+		}
+		if len(found) > 0 {
+			return found.Sort()
+		}
+		close(asked)
+		return nil
+	})
 }
 
 func (s *Server) closeListeners() error {
@@ -256,6 +296,9 @@ func (s *Server) NotSynced() []string {
 		}
 		sup := s.supervisors[i].Status()
 		reason := fmt.Sprintf("registry %s: the first listing is not complete: %s", st.Registry, sup.Phase)
+		if sup.Waiting != "" {
+			reason += ", " + sup.Waiting
+		}
 		if why := cmp.Or(st.Error, st.Down, sup.LastError); why != "" {
 			reason += ": " + why
 		}
@@ -280,6 +323,23 @@ func (s *Server) WaitSynced(ctx context.Context) error {
 			return errors.New(strings.Join(s.NotSynced(), "\n"))
 		}
 	}
+}
+
+// Problem is something in a registry that cannot be served as it is.
+type Problem struct {
+	Registry string
+	ingest.Problem
+}
+
+// Problems returns everything that cannot be served as it is, registry by registry in the order of the configuration.
+func (s *Server) Problems() []Problem {
+	var out []Problem
+	for _, spec := range s.specs {
+		for _, p := range s.ingest.Registry(spec.Registry).Problems() {
+			out = append(out, Problem{spec.Registry, p})
+		}
+	}
+	return out
 }
 
 // Resource is one resource as sinks get it.
@@ -334,9 +394,12 @@ func (a source) Overview() admin.Overview {
 	}
 	for i, st := range s.ingest.Registries() {
 		sup := s.supervisors[i].Status()
+		if sup.Waiting != "" {
+			sup.Sentence += " So far: " + sup.Waiting + "."
+		}
 		r := admin.Registry{
 			Name: st.Registry, Adapter: sup.Adapter, Version: sup.Version, Phase: sup.Phase.String(), Explanation: sup.Sentence, Since: sup.Since,
-			LastError: sup.LastError, LastErrorAt: sup.LastErrorAt, Detail: st.Detail, Synced: st.Synced, PID: sup.PID, Restarts: sup.Restarts,
+			Error: cmp.Or(st.Down, st.Error), LastError: sup.LastError, LastErrorAt: sup.LastErrorAt, Detail: st.Detail, Synced: st.Synced, PID: sup.PID, Restarts: sup.Restarts,
 			Revision: uint64(st.Revision), Services: int(st.Services), Instances: int(st.Instances), ProblemCount: st.Problems,
 			Problems: []admin.Problem{},
 		}
@@ -355,7 +418,7 @@ func (a source) Overview() admin.Overview {
 func (a source) Services() iter.Seq[admin.Service] {
 	return func(yield func(admin.Service) bool) {
 		for _, s := range a.s.ingest.Services() {
-			if !yield(admin.Service{Registry: s.Registry, Name: s.Name, Hosts: s.Hosts, Endpoints: s.Endpoints, Version: s.Version}) {
+			if !yield(admin.Service{Registry: s.Registry, Name: s.Name, Hosts: s.Hosts, Endpoints: s.Endpoints, Version: s.Version, ShadowedBy: s.ShadowedBy}) {
 				return
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -41,11 +42,11 @@ func newDemo() *cobra.Command {
 			text := fmt.Sprintf(demoConfig, xdsAddress, adminAddress, services, instances, rate, seed, level.value)
 			cfg, err := config.Parse("demo", []byte(text), config.Options{})
 			if err != nil {
-				return usageError(cmd, err)
+				return demoError(cmd, err)
 			}
 			log := cfg.Log.Logger(cmd.ErrOrStderr())
 			if err := checkPlugins(cmd.Context(), &cfg, log); err != nil {
-				return err
+				return demoError(cmd, err)
 			}
 			s, err := newServer(cfg, log)
 			if err != nil {
@@ -77,6 +78,23 @@ func newDemo() *cobra.Command {
 	f.Uint64Var(&seed, "seed", 1, "what the generated world grows from: equal seeds give equal worlds")
 	f.Var(level, "log-level", "least level that is logged")
 	return cmd
+}
+
+// demoError says what is wrong with the configuration of the demo by the flags that it was made of.
+func demoError(cmd *cobra.Command, err error) error {
+	problems, ok := errors.AsType[config.Problems](err)
+	if !ok {
+		return err
+	}
+	var lines []string
+	for _, p := range problems {
+		name := strings.ReplaceAll(p.Field[strings.LastIndexByte(p.Field, '.')+1:], "_", "-")
+		if cmd.Flags().Lookup(name) == nil {
+			return err // nothing that a flag can mend
+		}
+		lines = append(lines, "--"+name+": "+p.Reason)
+	}
+	return usageError(cmd, errors.New(strings.Join(lines, "\n")))
 }
 
 const demoText = `Isthmus demo: a generated registry of %d services with %d instances each, %g changes per second.

@@ -72,7 +72,13 @@ registries:
 ` + "```" + `
 
 An unknown field, a field given twice or a value of the wrong type is an error. All problems are reported at once, each with its
-line and column. Fields are never removed or given another meaning; new ones may come.
+line and column: those of the file, and those that the plugins of its registries find in their blocks. What remains hidden until the rest is mended:
+
+- everything, where the file is no YAML;
+- a registry's blocks, where its type is wrong or its plugin cannot be asked;
+- what depends on a value that is itself wrong, such as two fields that have to fit together.
+
+Fields are never removed or given another meaning; new ones may come.
 
 A text value may hold ` + "`${NAME}`" + `, which stands for the environment variable of that name; it is an error if the variable is not set.
 ` + "`$${`" + ` stands for a plain ` + "`${`" + `. A value with a variable is always text: an option that takes a number cannot come from the environment.
@@ -152,6 +158,7 @@ func sharedDefault(all []*schema, field string) json.RawMessage {
 var adapterText = map[string]string{
 	"consul": "Follows a Consul catalog. See [registries/consul.md](registries/consul.md).",
 	"file":   "Follows a directory of YAML files. See [registries/file.md](registries/file.md).",
+	"nacos":  "Follows one or several namespaces of a Nacos. See [registries/nacos.md](registries/nacos.md).",
 	"sim":    "Generates a registry that changes, for trials and load tests. See [registries/sim.md](registries/sim.md).",
 }
 

@@ -4,17 +4,20 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
 // logged finds messages at Warn and above in the source.
 var logged = regexp.MustCompile(`\.(?:(?:Warn|Error)\(|(?:Warn|Error)Context\([^,]+, |LogAttrs\([^,]+, slog\.Level(?:Warn|Error), )"([^"]+)"`)
 
-// Every message of the bridge that needs somebody is explained in docs/operations.md, and so is every phase.
+// Every message of the bridge and of its adapters that needs somebody is explained in docs/operations.md, and so is every phase.
 func TestOperations(t *testing.T) {
 	b, err := os.ReadFile("../../docs/operations.md")
 	if err != nil {
@@ -22,7 +25,7 @@ func TestOperations(t *testing.T) {
 	}
 	operations := string(b)
 	found := 0
-	for _, dir := range []string{"../../server", "."} {
+	for _, dir := range []string{"../../server", "../../adapters", "../../plugin", "."} {
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err
@@ -50,6 +53,27 @@ func TestOperations(t *testing.T) {
 	for _, phase := range supervisor.Phases() {
 		if !strings.Contains(operations, "| `"+phase.String()+"` |") {
 			t.Errorf("docs/operations.md lacks the phase %s", phase)
+		}
+	}
+}
+
+// Every built-in adapter has an introduction in the reference, and a page that it leads to.
+func TestAdapterText(t *testing.T) {
+	for _, name := range config.BuiltIn {
+		page := "registries/" + name + ".md"
+		if !strings.Contains(adapterText[name], "]("+page+")") {
+			t.Errorf("the introduction of %s is %q, which does not lead to %s", name, adapterText[name], page)
+		}
+		if _, err := os.Stat(filepath.Join("../../docs", page)); err != nil {
+			t.Error(err)
+		}
+	}
+	if field, ok := reflect.TypeFor[config.Registry]().FieldByName("Type"); !ok || !strings.Contains(field.Tag.Get("doc"), strings.Join(config.BuiltIn, ", ")+", ") {
+		t.Errorf("the reference says of registries[].type %q, which does not name all of %q", field.Tag.Get("doc"), config.BuiltIn)
+	}
+	for name := range adapterText {
+		if !slices.Contains(config.BuiltIn, name) {
+			t.Errorf("there is an introduction of %s, which is not built in", name)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-mesh/isthmus/server"
+	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/resource"
 )
 
@@ -28,14 +29,19 @@ func newDump() *cobra.Command {
 		Long: `Start the registries of a configuration, wait until each has listed what it holds, print what would be served, and end.
 
 The output is one YAML document per resource, ordered, for 'kubectl apply -f -' in a cluster that has the namespaces. No port is opened, so it can
-run beside a bridge with the same configuration.`,
+run beside a bridge with the same configuration.
+
+What cannot be served as it is, and was mended or left out, is listed on standard error with the reason. The exit code is 0 then too.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the registries")
 	cmd.Flags().Var(wanted, "shape", "print services with their endpoints, or with a WorkloadEntry for each")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := loadConfig(*file)
+		if timeout <= 0 {
+			return usageError(cmd, fmt.Errorf("--timeout %s: must be more than 0", timeout))
+		}
+		cfg, err := loadConfig(cmd.Context(), *file, config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr()))
 		if err != nil {
 			return err
 		}
@@ -43,7 +49,7 @@ run beside a bridge with the same configuration.`,
 		if err != nil {
 			return usageError(cmd, err)
 		}
-		cfg.Log.Level = "warn"
+		cfg.Log.Level = "error" // what a warning is about is among the problems
 		log := cfg.Log.Logger(cmd.ErrOrStderr())
 		if err := checkPlugins(cmd.Context(), &cfg, log); err != nil {
 			return err
@@ -65,17 +71,29 @@ run beside a bridge with the same configuration.`,
 				if ctx.Err() != nil {
 					return nil // a signal, or the server's own error
 				}
+				writeProblems(cmd.ErrOrStderr(), s.Problems())
 				return &exitError{exitTimeout, fmt.Errorf("the registries did not list what they hold within %s (--timeout):\n%w", timeout, err)}
 			}
 			resources, err := s.Resources(shape)
 			if err != nil {
 				return err
 			}
+			writeProblems(cmd.ErrOrStderr(), s.Problems())
 			return writeYAML(cmd.OutOrStdout(), resources)
 		})
 		return group.Wait()
 	}
 	return cmd
+}
+
+// writeProblems lists what cannot be served as it is.
+func writeProblems(w io.Writer, problems []server.Problem) {
+	for _, p := range problems {
+		fmt.Fprintf(w, "registry %s: %s: %s\n", p.Registry, p.ID, p.Reason)
+	}
+	if len(problems) > 0 {
+		fmt.Fprintln(w, problemCount(len(problems)))
+	}
 }
 
 // versions are the API versions of the kinds that are not v1 in Kubernetes.

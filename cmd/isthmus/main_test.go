@@ -5,6 +5,7 @@ import (
 	"flag"
 	"maps"
 	"os/exec"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -30,6 +31,11 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames:  true,
 		UpdateScripts:       *update,
 		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"exitcode": exitCode},
+		Setup: func(e *testscript.Env) error {
+			root, err := filepath.Abs("../..")
+			e.Setenv("ROOT", root)
+			return err
+		},
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -143,7 +144,8 @@ func TestServe(t *testing.T) {
 	}
 	write("{xds: 127.0.0.1:0, admin: 127.0.0.1:0}")
 	p := start(t, "serve", "--config", file)
-	at := p.find(p.stderr, `msg=serving xds=(\S+) admin=(\S+)`)
+	at := p.find(p.stderr, `msg=serving xds=(\S+) admin=(\S+) .*version=(\S+)`)
+	p.find(p.stderr, `msg="plugin started" registry=load adapter=sim version=`+regexp.QuoteMeta(at[3])+` `)
 	p.find(p.stderr, `msg="listing complete" registry=load`)
 	if code, body := get(t, "http://"+at[2]+"/readyz"); code != http.StatusOK {
 		t.Errorf("/readyz = %d %s", code, body)
@@ -167,6 +169,69 @@ func TestServe(t *testing.T) {
 	p.signal(syscall.SIGTERM)
 	if code := p.wait(); code != exitOK {
 		t.Errorf("exit code after SIGTERM = %d; it wrote:\n%s", code, strings.Join(p.stderr.seen, "\n"))
+	}
+}
+
+// The ports answer whatever the plugins do: one that hangs keeps nobody from connecting, and shows where it hangs.
+func TestHangingPlugin(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"silent", "noisy"} {
+		script := "#!/bin/sh\nexec sleep 1000\n"
+		if name == "noisy" {
+			script = "#!/bin/sh\nwhile echo noise >&2; do :; done\n"
+		}
+		if err := os.WriteFile(filepath.Join(dir, "isthmus-adapter-"+name), []byte(script), 0o700); err != nil { //nolint:gosec // it is executed
+			t.Fatal(err)
+		}
+	}
+	file := filepath.Join(dir, "isthmus.yaml")
+	if err := os.WriteFile(file, []byte(`
+listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}
+plugin_dir: `+dir+`
+registries:
+- {name: load, type: sim, config: {services: 3, changes_per_second: 0}}
+- {name: quiet, type: silent}
+- {name: loud, type: noisy}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "serve", "--config", file)
+	at := p.find(p.stderr, `msg=serving xds=(\S+) admin=(\S+)`)
+	// Nothing tells of these but asking again.
+	await := func(path string, patterns ...string) {
+		t.Helper()
+		timer, tick := time.NewTimer(patience), time.NewTicker(50*time.Millisecond)
+		defer timer.Stop()
+		defer tick.Stop()
+		for {
+			_, body := get(t, "http://"+at[2]+path)
+			if !slices.ContainsFunc(patterns, func(p string) bool { return !regexp.MustCompile(p).MatchString(body) }) {
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-timer.C:
+				t.Fatalf("%s never matched all of %q; it was last:\n%s", path, patterns, body)
+			}
+		}
+	}
+	await("/readyz",
+		`(?m)^registry quiet: the first listing is not complete: starting, no handshake for \d+ s, of at most 10 s$`,
+		`(?m)^registry loud: the first listing is not complete: starting, no handshake for \d+ s, of at most 10 s$`)
+	await("/api/v1/registries", `"explanation": "The plugin's process is being started. So far: no handshake for \d+ s, of at most 10 s."`)
+	watch := start(t, "watch", "--address", at[1])
+	await("/api/v1/sinks", `"node": "isthmus-watch~[^"]+",(?s:.*)"state": "held"`)
+	// The others are followed as soon as it is clear that these two hang.
+	p.find(p.stderr, `msg="listing complete" registry=load`)
+	await("/readyz",
+		`(?m)^registry quiet: .*the plugin hangs: .*no handshake on its standard output within 10s`,
+		`(?m)^registry loud: .*no handshake on its standard output within 10s; its last words: noise; is this an adapter`)
+
+	for _, p := range []*process{watch, p} {
+		p.signal(syscall.SIGTERM)
+		if code := p.wait(); code != exitOK {
+			t.Errorf("exit code after SIGTERM = %d; it wrote:\n%s", code, strings.Join(p.stderr.seen[:min(100, len(p.stderr.seen))], "\n"))
+		}
 	}
 }
 

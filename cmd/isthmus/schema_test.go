@@ -2,17 +2,22 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	yamlv3 "go.yaml.in/yaml/v3"
 	"sigs.k8s.io/yaml"
 )
 
-// The schema for editors takes what the program takes, and refuses what it refuses, down to the adapters' blocks.
-func TestSchema(t *testing.T) {
+// editorSchema returns what checks a configuration by the schema for editors.
+func editorSchema(t *testing.T) func(text []byte) error {
+	t.Helper()
 	raw, err := exec.CommandContext(t.Context(), "isthmus", "docs", "--schema").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -29,7 +34,7 @@ func TestSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	validate := func(text []byte) error {
+	return func(text []byte) error {
 		t.Helper()
 		b, err := yaml.YAMLToJSON(text)
 		if err != nil {
@@ -41,15 +46,76 @@ func TestSchema(t *testing.T) {
 		}
 		return s.Validate(v)
 	}
-	for _, good := range []string{"../../examples/quickstart/isthmus.yaml", "../../examples/consul/isthmus.yaml", "../../examples/nacos/isthmus.yaml", "../../examples/istiod/compose/isthmus.yaml"} {
-		text, err := os.ReadFile(filepath.FromSlash(good))
-		if err != nil {
-			t.Fatal(err)
+}
+
+// configurations returns those that a YAML file holds: a document itself, or a file in a ConfigMap.
+func configurations(t *testing.T, file string) (texts [][]byte) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for d := yamlv3.NewDecoder(f); ; {
+		var doc map[string]any
+		if err := d.Decode(&doc); errors.Is(err, io.EOF) {
+			return texts
+		} else if err != nil {
+			t.Fatalf("%s: %v", file, err)
 		}
-		if err := validate(text); err != nil {
-			t.Errorf("%s: %v", good, err)
+		if doc["kind"] == "ConfigMap" {
+			data, _ := doc["data"].(map[string]any)
+			if text, ok := data["isthmus.yaml"].(string); ok {
+				texts = append(texts, []byte(text))
+			}
+		}
+		if doc["registries"] != nil {
+			text, err := yamlv3.Marshal(doc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts = append(texts, text)
 		}
 	}
+}
+
+// Every configuration of the examples is one that the schema for editors takes, and the program, with the environment that its page names.
+func TestExamples(t *testing.T) {
+	validate := editorSchema(t)
+	found := 0
+	err := filepath.WalkDir("../../examples", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".yaml" {
+			return err
+		}
+		for _, text := range configurations(t, path) {
+			found++
+			if err := validate(text); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
+			file := filepath.Join(t.TempDir(), "isthmus.yaml")
+			if err := os.WriteFile(file, text, 0o600); err != nil {
+				return err
+			}
+			cmd := exec.CommandContext(t.Context(), "isthmus", "validate", "--config", file)
+			cmd.Dir = "../.." // which relative paths start at
+			cmd.Env = append(os.Environ(), "SHOP_NACOS_PASSWORD=secret", "BANK_NACOS_PASSWORD=secret")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s: %v\n%s", path, err, out)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found < 6 {
+		t.Errorf("%d configurations were found in the examples: the pattern is wrong", found)
+	}
+}
+
+// The schema for editors takes what the program takes, and refuses what it refuses, down to the adapters' blocks.
+func TestSchema(t *testing.T) {
+	validate := editorSchema(t)
 	if err := validate([]byte("registries: [{name: a, type: zoo, config: {anything: 1}}]")); err != nil {
 		t.Errorf("a plugin's own block: %v", err)
 	}

@@ -19,6 +19,9 @@ func newServe() *cobra.Command {
 		Short: "Follow the registries of a configuration and serve what they hold",
 		Long: `Follow the registries of a configuration and serve what they hold, until SIGINT or SIGTERM.
 
+The ports are open first, so that an istiod that starts meanwhile waits instead of giving up. Then every plugin is asked about its
+configuration; if one refuses it, the problems are listed as 'isthmus validate' does, and the program ends.
+
 A registry that cannot be reached does not keep the others from being served: the log and the admin page say so, and the
 bridge keeps trying.`,
 		Args: usageArgs(cobra.NoArgs),
@@ -26,18 +29,11 @@ bridge keeps trying.`,
 	file := requireConfig(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx := cmd.Context()
-		cfg, err := loadConfig(*file)
+		cfg, err := loadConfig(ctx, *file, config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr()))
 		if err != nil {
 			return err
 		}
 		log := cfg.Log.Logger(cmd.ErrOrStderr())
-		if err := checkPlugins(ctx, &cfg, log); err != nil {
-			if _, wrong := errors.AsType[config.Problems](err); wrong || ctx.Err() != nil {
-				return err
-			}
-			// The plugin may be mended while the others serve; its supervisor keeps trying.
-			log.WarnContext(ctx, "the configuration of a registry cannot be checked", slog.Any("err", err))
-		}
 		s, err := newServer(cfg, log)
 		if err != nil {
 			return err

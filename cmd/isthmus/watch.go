@@ -3,12 +3,14 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-mesh/isthmus/internal/watch"
+	"github.com/isthmus-mesh/isthmus/server/mcp"
 )
 
 // oneOf is a flag that takes one of some words.
@@ -28,6 +30,14 @@ func (o *oneOf) Set(s string) error {
 	return nil
 }
 
+// fixedProfiles are the profiles of the legacy protocol whose sinks all ask for the same.
+func fixedProfiles() []string {
+	return slices.DeleteFunc(mcp.Profiles(), func(name string) bool {
+		collections, _ := mcp.Asks(name)
+		return len(collections) == 0
+	})
+}
+
 func newWatch() *cobra.Command {
 	var (
 		protocol = &oneOf{"delta", []string{"sotw", "delta", "mcp"}}
@@ -36,7 +46,9 @@ func newWatch() *cobra.Command {
 		address  string
 		body     bool
 		types    []string
+		sinkID   *string
 
+		profile     = &oneOf{"", fixedProfiles()}
 		incremental bool
 		listen      string
 	)
@@ -52,20 +64,30 @@ With --output json a line is an object:
   name        namespace/name
   version     of the content; equal versions mean equal content
   op          upsert or remove; for sotw worked out from the state before
-  resource    with --body, the resource as protobuf JSON`,
+  resource    with --body, the resource as protobuf JSON
+
+A server of the legacy protocol tells a sink's version by all that it asks for, and gives each version what it can take.
+--protocol mcp alone asks for serviceentries and gets what a tool gets; with --profile it asks for the same as that Pilot, and gets the same.`,
 		Example: `  isthmus watch --address 127.0.0.1:15051 --protocol delta
   isthmus watch --address 127.0.0.1:15051 --protocol sotw --output json --body --type networking.istio.io/v1/ServiceEntry
-  isthmus watch --address 127.0.0.1:15051 --protocol mcp --incremental
+  isthmus watch --address 127.0.0.1:15051 --protocol mcp --profile pilot-1.8 --incremental
   isthmus watch --listen 127.0.0.1:9901 --protocol mcp --type istio/networking/v1alpha3/serviceentries`,
 		Args: usageArgs(cobra.NoArgs),
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			if address == "" && listen == "" {
 				return usageError(cmd, errors.New("--address ADDRESS is missing, for example --address 127.0.0.1:15051"))
 			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return watch.Run(cmd.Context(), watch.Options{
+			if profile.value != "" {
+				if protocol.value != "mcp" {
+					return usageError(cmd, errors.New("--profile is for --protocol mcp"))
+				}
+				if len(types) > 0 {
+					return usageError(cmd, errors.New("--profile says what is asked for: --type cannot be given as well"))
+				}
+				collections, id := mcp.Asks(profile.value)
+				types, sinkID = collections, &id
+			}
+			o := watch.Options{
 				Address:  address,
 				Protocol: protocol.value,
 				Output:   output.value,
@@ -74,15 +96,25 @@ With --output json a line is an object:
 				Types:    types,
 
 				Incremental: incremental,
+				SinkID:      sinkID,
 				Listen:      listen,
 
 				Stderr: cmd.ErrOrStderr(),
-			}, cmd.OutOrStdout())
+			}
+			if err := o.Validate(); err != nil {
+				return usageError(cmd, err)
+			}
+			err := watch.Run(cmd.Context(), o, cmd.OutOrStdout())
+			if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "listen" {
+				return listenError(err, "choose another with --listen")
+			}
+			return err
 		},
 	}
 	f := cmd.Flags()
 	f.StringVarP(&address, "address", "a", "", "`ADDRESS` of the xDS server, host:port")
 	f.Var(protocol, "protocol", "state of the world, changes only, or the legacy protocol of Istio 1.1 to 1.8")
+	f.Var(profile, "profile", "with --protocol mcp: ask for what the sink `NAME` asks for: "+strings.Join(profile.allowed, ", "))
 	f.BoolVar(&incremental, "incremental", false, "with --protocol mcp: permit incremental responses")
 	f.StringVar(&listen, "listen", "", "with --protocol mcp: wait at `ADDRESS` to be dialled (reverse mode)")
 	f.VarP(output, "output", "o", "format of the lines")

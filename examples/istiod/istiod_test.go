@@ -161,7 +161,7 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-// The mesh configuration keeps Kubernetes as a source and names the Service of isthmus.yaml; its Deployment runs a valid
+// The mesh configuration keeps Kubernetes as a source and names the Service of kubernetes.yaml; its Deployment runs a valid
 // configuration on the ports that it declares.
 func TestKubernetes(t *testing.T) {
 	type sources struct {
@@ -202,7 +202,7 @@ func TestKubernetes(t *testing.T) {
 		}
 	}
 	objects := make(map[string]object)
-	for dec := yaml.NewDecoder(bytes.NewReader(read(t, "isthmus.yaml"))); ; {
+	for dec := yaml.NewDecoder(bytes.NewReader(read(t, "kubernetes.yaml"))); ; {
 		var o object
 		if err := dec.Decode(&o); errors.Is(err, io.EOF) {
 			break
@@ -215,9 +215,9 @@ func TestKubernetes(t *testing.T) {
 		objects[o.Kind] = o
 	}
 	if len(objects) != 3 {
-		t.Fatalf("isthmus.yaml has %d objects", len(objects))
+		t.Fatalf("kubernetes.yaml has %d objects", len(objects))
 	}
-	cfg := parseConfig(t, "isthmus.yaml", []byte(objects["ConfigMap"].Data["isthmus.yaml"]))
+	cfg := parseConfig(t, "kubernetes.yaml", []byte(objects["ConfigMap"].Data["isthmus.yaml"]))
 	container := objects["Deployment"].Spec.Template.Spec.Containers[0]
 	if !slices.Equal(container.Args, []string{"serve", "--config", "/etc/isthmus/isthmus.yaml"}) {
 		t.Errorf("args: %q", container.Args)

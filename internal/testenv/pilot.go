@@ -73,20 +73,28 @@ type Pilot struct {
 	// GRPC is the address at which proxies ask for their configuration, HTTP that of the debug pages, Monitoring that of the metrics.
 	GRPC, HTTP, Monitoring string
 
-	proc        *process
-	binary      string
-	sources     []string
-	incremental bool
-	client      *http.Client
+	proc    *process
+	binary  string
+	options PilotOptions
+	sources []string
+	client  *http.Client
+}
+
+// PilotOptions say how a Pilot runs. The zero value works.
+type PilotOptions struct {
+	// Incremental makes it permit incremental responses.
+	Incremental bool
+	// LogMCP makes it log what becomes of its streams (scope mcp). While the port of a source refuses connections these are tens of thousands of
+	// lines in a second, so it is not for that.
+	LogMCP bool
 }
 
 // StartPilot starts Pilot with sources as its configSources, and does not wait for it to be ready, see WaitReady: until then none of its ports is
-// open. incremental makes it permit
-// incremental responses.
-func StartPilot(t testing.TB, incremental bool, sources ...string) *Pilot {
+// open.
+func StartPilot(t testing.TB, o PilotOptions, sources ...string) *Pilot {
 	t.Helper()
 	p := &Pilot{
-		binary: PilotTool.fetch(t), sources: sources, incremental: incremental,
+		binary: PilotTool.fetch(t), options: o, sources: sources,
 		client: &http.Client{Timeout: callTime, Transport: &http.Transport{}},
 	}
 	t.Cleanup(p.client.CloseIdleConnections)
@@ -113,16 +121,20 @@ trustDomain: cluster.local
 rootNamespace: istio-system
 enableAutoMtls: false
 `, strings.Join(sources, ", "), p.GRPC))
+	level := "default:info,mcp:none"
+	if p.options.LogMCP {
+		level = "default:info"
+	}
 	env := append(os.Environ(),
 		"POD_NAME=pilot-0", "POD_NAMESPACE=istio-system", "ENABLE_CA_SERVER=false", "ISTIOD_ADDR="+p.GRPC, "PILOT_CERT_PROVIDER=",
 		"INJECT_ENABLED=false", // 1.8.0 asks Kubernetes for its templates without having a client
-		fmt.Sprintf("PILOT_ENABLE_INCREMENTAL_MCP=%v", p.incremental),
+		fmt.Sprintf("PILOT_ENABLE_INCREMENTAL_MCP=%v", p.options.Incremental),
 		// Each push at once, so that counts are those of the changes.
 		"PILOT_DEBOUNCE_AFTER=10ms",
 	)
 	p.proc.start(t, env, p.binary, "discovery", "--meshConfig", mesh, "--registries=", "--networksConfig", "/nonexistent",
 		"--grpcAddr", p.GRPC, "--secureGRPCAddr", "", "--httpAddr", p.HTTP, "--httpsAddr", "", "--monitoringAddr", p.Monitoring,
-		"--ctrlz_address", "127.0.0.1", "--ctrlz_port", "0", "--log_output_level", "default:info,mcp:none")
+		"--ctrlz_address", "127.0.0.1", "--ctrlz_port", "0", "--log_output_level", level)
 }
 
 // Ready reports whether Pilot has all collections and serves proxies.
@@ -142,6 +154,11 @@ func (p *Pilot) WaitReady(t testing.TB) {
 
 // Log returns what Pilot printed.
 func (p *Pilot) Log() string { return p.proc.since() }
+
+// Attempts is how often Pilot tried to open a stream to a source since it was started. It needs LogMCP.
+func (p *Pilot) Attempts() int {
+	return strings.Count(p.Log(), "(re)trying to establish new MCP sink stream")
+}
 
 // Metrics returns Pilot's metrics by name.
 func (p *Pilot) Metrics(t testing.TB) map[string]*dto.MetricFamily {
@@ -216,6 +233,31 @@ func (p *Pilot) Endpoints(t testing.TB) map[string][]string {
 		}
 		slices.Sort(list)
 		out[host] = list
+	}
+	return out
+}
+
+// Ports returns the ports of the services that Pilot knows, by host. (Debug page registryz.)
+func (p *Pilot) Ports(t testing.TB) map[string][]int {
+	t.Helper()
+	body, code, err := httpGet(t, p.client, "http://"+p.HTTP+"/debug/registryz")
+	var services []struct {
+		Hostname string `json:"hostname"`
+		Ports    []struct {
+			Port int `json:"port"`
+		} `json:"ports"`
+	}
+	if err == nil && code == http.StatusOK {
+		err = json.Unmarshal(body, &services)
+	}
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("pilot: get /debug/registryz: status %d, error %v: %.500s", code, err, body)
+	}
+	out := map[string][]int{}
+	for _, s := range services {
+		for _, port := range s.Ports {
+			out[s.Hostname] = append(out[s.Hostname], port.Port)
+		}
 	}
 	return out
 }

@@ -59,7 +59,12 @@ func (wa *watcher) legacy(stream legacyStream) error {
 		}
 		return err
 	}
-	node := &mcpv1.SinkNode{Id: wa.node().GetId()}
+	node := &mcpv1.SinkNode{}
+	if wa.o.SinkID != nil {
+		node.Id = *wa.o.SinkID
+	} else {
+		node.Id = wa.node().GetId()
+	}
 	for _, name := range wa.o.Types {
 		req := &mcpv1.RequestResources{SinkNode: node, Collection: name, Incremental: wa.o.Incremental}
 		if wa.o.Incremental {

@@ -217,6 +217,7 @@ func TestLegacyOptions(t *testing.T) {
 		{watch.Options{Address: "x", Listen: "y", Protocol: "mcp"}, "listen: is for reverse mode"},
 		{watch.Options{Listen: "y"}, "need the protocol mcp"},
 		{watch.Options{Address: "x", Incremental: true, Protocol: "sotw"}, "need the protocol mcp"},
+		{watch.Options{Address: "x", SinkID: new("y")}, "need the protocol mcp"},
 		{watch.Options{Address: "x", Shape: "inline", Protocol: "mcp"}, "shape: the protocol mcp has no choice"},
 		{watch.Options{Protocol: "mcp"}, "address: is missing"},
 		{watch.Options{Address: "x", Protocol: "foo"}, "must be sotw, delta or mcp"},

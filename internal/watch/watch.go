@@ -10,8 +10,10 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,6 +24,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -44,12 +48,14 @@ const (
 
 // Options say what to watch and how to print it. Only Address is required.
 type Options struct {
-	// Address is the xDS server's, host:port.
+	// Address is the xDS server's, host:port or another target of gRPC.
 	Address string
 	// Protocol is "sotw", "delta", or "mcp", the legacy protocol of Istio 1.1 to 1.8; "" is delta.
 	Protocol string
 	// Incremental permits incremental responses. With mcp only.
 	Incremental bool
+	// SinkID is the id of the sink; nil means one that tells the host and the process. With mcp only.
+	SinkID *string
 	// Listen is the address to be dialled at in reverse mode, in place of Address. With mcp only.
 	Listen string
 	// Output is "text" or "json"; "" is text.
@@ -60,14 +66,15 @@ type Options struct {
 	Body bool
 	// Types are the type URLs to subscribe to; none means [DefaultTypes].
 	Types []string
-	// Stderr takes a line when a stream ends or something can not be decoded. Nil drops it.
+	// Stderr takes a line when a stream ends, with the cure, and when something can not be decoded. The same reason is not repeated for a
+	// minute. Nil drops it.
 	Stderr io.Writer
 	// DialOptions are added to those of the connection.
 	DialOptions []grpc.DialOption
 }
 
-// validate fills in defaults.
-func (o *Options) validate() error {
+// withDefaults returns the options with what is not said filled in.
+func (o Options) withDefaults() Options {
 	o.Protocol, o.Output = cmp.Or(o.Protocol, "delta"), cmp.Or(o.Output, "text")
 	switch {
 	case len(o.Types) > 0:
@@ -79,24 +86,62 @@ func (o *Options) validate() error {
 	if o.Stderr == nil {
 		o.Stderr = io.Discard
 	}
+	return o
+}
+
+// Validate returns everything that is wrong with the options, by the names of the program's flags.
+func (o Options) Validate() error {
+	o = o.withDefaults()
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
 		if !ok {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	check(o.Address == "" || o.Listen == "", "listen: is for reverse mode, in which there is no address")
-	check(o.Listen == "" && !o.Incremental || o.Protocol == "mcp", "listen and incremental need the protocol mcp")
-	check(o.Shape == "" || o.Protocol != "mcp", "shape: the protocol mcp has no choice")
-	check(o.Address != "" || o.Listen != "", "address: is missing; host:port is needed, for example 127.0.0.1:15051")
-	check(o.Protocol == "sotw" || o.Protocol == "delta" || o.Protocol == "mcp", "protocol %q: must be sotw, delta or mcp", o.Protocol)
-	check(o.Output == "text" || o.Output == "json", "output %q: must be text or json", o.Output)
-	check(o.Shape == "" || o.Shape == "inline" || o.Shape == "workload", "shape %q: must be inline or workload", o.Shape)
+	check(o.Address == "" || o.Listen == "", "--listen: is for reverse mode, in which there is no --address")
+	check(o.Listen == "" && !o.Incremental && o.SinkID == nil || o.Protocol == "mcp", "--listen, --incremental and the id of a sink need the protocol mcp: add --protocol mcp")
+	check(o.Shape == "" || o.Protocol != "mcp", "--shape: the protocol mcp has no choice")
+	check(o.Address != "" || o.Listen != "", "--address: is missing; host:port is needed, for example --address 127.0.0.1:15051")
+	check(o.Address == "" || isTarget(o.Address), "--address %s: must be host:port, for example 127.0.0.1:15051", o.Address)
+	check(o.Listen == "" || isHostPort(o.Listen), "--listen %s: must be host:port, for example 127.0.0.1:9901, or :9901 for all addresses of the machine", o.Listen)
+	check(o.Protocol == "sotw" || o.Protocol == "delta" || o.Protocol == "mcp", "--protocol %s: must be sotw, delta or mcp", o.Protocol)
+	check(o.Output == "text" || o.Output == "json", "--output %s: must be text or json", o.Output)
+	check(o.Shape == "" || o.Shape == "inline" || o.Shape == "workload", "--shape %s: must be inline or workload", o.Shape)
 	for i, t := range o.Types {
-		check(t != "", "type: must be a type URL, for example %s", DefaultTypes[0])
-		check(!slices.Contains(o.Types[:i], t), "type %q: is there twice", t)
+		if o.Protocol == "mcp" {
+			check(parts(t) > 2, "--type %q: must be a collection, for example %s", t, DefaultCollections[0])
+		} else {
+			check(parts(t) == 3 || parts(t) == 2 && strings.HasPrefix(t, "type.googleapis.com/"), "--type %q: must be a type URL, GROUP/VERSION/KIND, for example %s", t, DefaultTypes[0])
+		}
+		check(!slices.Contains(o.Types[:i], t), "--type %q: is there twice", t)
 	}
 	return errors.Join(errs...)
+}
+
+// isTarget says whether gRPC can dial s: host:port, or a target of a scheme that gRPC has, such as dns:///host:port.
+func isTarget(s string) bool {
+	if scheme, _, ok := strings.Cut(s, "://"); ok {
+		return resolver.Get(scheme) != nil
+	}
+	host, _, _ := net.SplitHostPort(s)
+	return isHostPort(s) && host != "" && !strings.HasSuffix(s, ":0")
+}
+
+func isHostPort(s string) bool {
+	_, port, err := net.SplitHostPort(s)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	return err == nil
+}
+
+// parts returns how many words there are between the slashes of s, 0 if one of them is empty or has a blank.
+func parts(s string) int {
+	words := strings.Split(s, "/")
+	if slices.Contains(words, "") || strings.ContainsAny(s, " \t\n") {
+		return 0
+	}
+	return len(words)
 }
 
 // Line is one change as it is printed with the output "json".
@@ -125,9 +170,10 @@ const (
 
 // Run prints changes to w until ctx ends, which is no error. The error says what is wrong with the options, or that writing failed.
 func Run(ctx context.Context, o Options, w io.Writer) error {
-	if err := o.validate(); err != nil {
+	if err := o.Validate(); err != nil {
 		return err
 	}
+	o = o.withDefaults()
 	wa := &watcher{o: o, w: w, have: make(map[string]map[string]string)}
 	for _, url := range o.Types {
 		wa.have[url] = make(map[string]string)
@@ -136,6 +182,8 @@ func Run(ctx context.Context, o Options, w io.Writer) error {
 		return wa.listen(ctx)
 	}
 	wait := minWait
+	var told string // the reason that was printed last, and when
+	var toldAt time.Time
 	for {
 		pushes := wa.pushes
 		err := wa.connect(ctx)
@@ -146,10 +194,13 @@ func Run(ctx context.Context, o Options, w io.Writer) error {
 			return e
 		}
 		if wa.pushes > pushes {
-			wait = minWait
+			wait, told = minWait, ""
 		}
 		pause := wait/2 + rand.N(wait/2)
-		fmt.Fprintf(o.Stderr, "%s: %v; connecting again in %v\n", o.Address, err, pause.Round(time.Millisecond))
+		if why := wa.reason(err); why != told || time.Since(toldAt) >= repeatAfter {
+			fmt.Fprintf(o.Stderr, "%s: %s; connecting again until it answers\n", o.Address, why)
+			told, toldAt = why, time.Now()
+		}
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
@@ -158,6 +209,47 @@ func Run(ctx context.Context, o Options, w io.Writer) error {
 			return nil
 		}
 		wait = min(wait*3/2, maxWait)
+	}
+}
+
+// repeatAfter is how long the same reason for which there is no stream is not printed again.
+const repeatAfter = time.Minute
+
+// whereToLook ends what is said of an address at which there is no bridge.
+const whereToLook = `is this the address after xds= in the line "serving" of the bridge's log?`
+
+// grpcError is what errors of calls are.
+type grpcError interface {
+	error
+	GRPCStatus() *status.Status
+}
+
+// reason says why there is no stream, and the cure if one is known.
+func (wa *watcher) reason(err error) string {
+	e, ok := errors.AsType[grpcError](err)
+	if !ok {
+		return err.Error()
+	}
+	st := e.GRPCStatus()
+	text := st.Message()
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(text, w) })
+	}
+	switch {
+	case has("name resolver error", "produced zero addresses", "no such host"):
+		return "the name of the host is not known (" + text + "): check --address"
+	case has("connection refused"):
+		return "nothing listens there (connection refused): is the bridge running, and " + whereToLook
+	case has("looked like an HTTP/1.1 header"):
+		return "what answers there speaks HTTP/1.1 and not gRPC: " + whereToLook
+	case has("server preface"):
+		return "what answers there does not speak gRPC without TLS (" + text + "): " + whereToLook
+	case has("i/o timeout", "no route to host", "network is unreachable"), st.Code() == codes.DeadlineExceeded:
+		return "there is no answer (" + text + "): check --address, the network and firewalls"
+	case st.Code() == codes.Unimplemented:
+		return "the server does not have the protocol " + wa.o.Protocol + ": choose another with --protocol (" + text + ")"
+	default:
+		return text
 	}
 }
 

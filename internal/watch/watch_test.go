@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -233,8 +235,13 @@ func TestReconnect(t *testing.T) {
 				e.set("ns/new", "a.example.org")
 				<-time.After(time.Minute)
 				e.want("the server is away")
-				if log := e.stderr.take(); !strings.Contains(log, "connection refused; connecting again in") && !strings.Contains(log, "connection refused\"; connecting again in") {
+				if log := e.stderr.take(); strings.Count(log, "\n") != 2 || !strings.Contains(log, "bufconn: error reading from server: EOF; connecting again") ||
+					!strings.Contains(log, "bufconn: nothing listens there (connection refused): is the bridge running") {
 					t.Errorf("stderr says:\n%s", log)
+				}
+				<-time.After(time.Minute)
+				if log := e.stderr.take(); strings.Count(log, "\n") != 1 {
+					t.Errorf("a minute later stderr says:\n%s", log)
 				}
 				e.up(nil)
 				<-time.After(6 * time.Second)
@@ -364,10 +371,101 @@ func TestWriteError(t *testing.T) {
 	})
 }
 
+// What keeps a stream from being opened is said in words, with the cure.
+func TestReasons(t *testing.T) {
+	listen := func() net.Listener {
+		t.Helper()
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	closed := listen()
+	if err := closed.Close(); err != nil {
+		t.Fatal(err)
+	}
+	pages := httptest.NewServer(http.NotFoundHandler())
+	defer pages.Close()
+	other := grpc.NewServer()
+	at := listen()
+	go func() { _ = other.Serve(at) }() // ends with Stop
+	defer other.Stop()
+	for _, tt := range []struct{ address, protocol, want string }{
+		{closed.Addr().String(), "delta", "nothing listens there (connection refused): is the bridge running"},
+		{pages.Listener.Addr().String(), "sotw", "what answers there speaks HTTP/1.1 and not gRPC: is this the address after xds="},
+		{"nowhere.invalid:1", "delta", "the name of the host is not known ("},
+		{at.Addr().String(), "delta", "the server does not have the protocol delta: choose another with --protocol"},
+		{at.Addr().String(), "mcp", "the server does not have the protocol mcp: choose another with --protocol"},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		said := firstLine{cancel: cancel}
+		if err := watch.Run(ctx, watch.Options{Address: tt.address, Protocol: tt.protocol, Stderr: &said}, full{}); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if !strings.HasPrefix(said.text, tt.address+": "+tt.want) || !strings.HasSuffix(said.text, "; connecting again until it answers\n") {
+			t.Errorf("%s: stderr says %q", tt.address, said.text)
+		}
+	}
+}
+
+// firstLine keeps what is written first.
+type firstLine struct {
+	cancel context.CancelFunc
+	text   string
+}
+
+func (f *firstLine) Write(b []byte) (int, error) {
+	if f.text == "" {
+		f.text = string(b)
+		f.cancel()
+	}
+	return len(b), nil
+}
+
+// Addresses and type URLs that cannot be right are refused, and others are not.
+func TestForms(t *testing.T) {
+	for want, options := range map[string][]watch.Options{
+		"": {
+			{Address: "127.0.0.1:1"},
+			{Address: "[::1]:15051"},
+			{Address: "dns:///isthmus.example.org:15051"},
+			{Address: "a.example.org:1", Types: []string{"networking.istio.io/v1alpha3/ServiceEntry", "type.googleapis.com/envoy.config.cluster.v3.Cluster"}},
+			{Address: "a:1", Protocol: "mcp", Types: []string{"istio/networking/v1alpha3/synthetic/serviceentries"}},
+			{Listen: ":0", Protocol: "mcp"},
+		},
+		": must be host:port": {
+			{Address: "foo"},
+			{Address: ":15051"},
+			{Address: "foo:0"},
+			{Address: "foo:xds"},
+			{Address: "foo:70000"},
+			{Address: "http://foo:15080"},
+			{Listen: "foo", Protocol: "mcp"},
+		},
+		": must be a type URL": {
+			{Address: "a:1", Types: []string{"foo"}},
+			{Address: "a:1", Types: []string{"networking.istio.io/ServiceEntry"}},
+			{Address: "a:1", Types: []string{"networking.istio.io//ServiceEntry"}},
+			{Address: "a:1", Types: []string{"istio/networking/v1alpha3/serviceentries"}},
+			{Address: "a:1", Types: []string{"networking.istio.io/v1/Service Entry"}},
+		},
+		": must be a collection": {{Address: "a:1", Protocol: "mcp", Types: []string{"serviceentries"}}},
+	} {
+		for _, o := range options {
+			err := o.Validate()
+			if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+				t.Errorf("%+v: error %v, want %q", o, err, want)
+			}
+		}
+	}
+}
+
 // What is wrong with options is said, all of it.
 func TestOptions(t *testing.T) {
 	err := watch.Run(t.Context(), watch.Options{Protocol: "a", Output: "b", Shape: "c", Types: []string{"", "x", "x"}}, full{})
-	for _, want := range []string{"address: ", `protocol "a"`, `output "b"`, `shape "c"`, "must be a type URL", `type "x": is there twice`} {
+	for _, want := range []string{"--address: is missing", "--protocol a: ", "--output b: ", "--shape c: ", `--type "": must be a type URL`, `--type "x": is there twice`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in %v", want, err)
 		}

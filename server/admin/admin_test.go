@@ -128,6 +128,43 @@ func TestPages(t *testing.T) {
 	}
 }
 
+// A name that several registries have is on the pages once for each, in the order of the registries' names.
+func TestPagesOfSharedNames(t *testing.T) {
+	w := &world{}
+	var want []string
+	for i := range 12 {
+		for _, registry := range []string{"dc1", "dc2", "dc3"}[:1+i%3] {
+			v := Service{Registry: registry, Name: fmt.Sprintf("ns/web-%d", 10+i)}
+			if registry != "dc1" {
+				v.ShadowedBy = "dc1"
+			}
+			w.services = append(w.services, v)
+			want = append(want, v.Name+" "+v.Registry+" "+v.ShadowedBy)
+		}
+	}
+	s := New(w, Options{})
+	for limit := 1; limit <= len(want)+1; limit++ {
+		var got []string
+		for after := ""; ; {
+			rand.Shuffle(len(w.services), func(i, j int) { w.services[i], w.services[j] = w.services[j], w.services[i] })
+			page := getJSON[list[map[string]any]](t, s, fmt.Sprintf("/api/v1/services?limit=%d&after=%s", limit, url.QueryEscape(after)))
+			if page.Total != len(want) || len(page.Items) > limit {
+				t.Fatalf("limit %d: total %d, %d items", limit, page.Total, len(page.Items))
+			}
+			for _, item := range page.Items {
+				by, _ := item["shadowed_by"].(string)
+				got = append(got, fmt.Sprint(item["name"], " ", item["registry"], " ", by))
+			}
+			if after = page.Next; after == "" {
+				break
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("limit %d (-want +got):\n%s", limit, diff)
+		}
+	}
+}
+
 func TestResources(t *testing.T) {
 	bodies := 0
 	body := func() (json.RawMessage, error) { bodies++; return json.RawMessage(`{"hosts":["a"]}`), nil }
@@ -182,6 +219,32 @@ func TestChanges(t *testing.T) {
 	}
 }
 
+// What is particular to a sink of the legacy protocol is in the API, and absent for others.
+func TestSinks(t *testing.T) {
+	s := New(&world{overview: Overview{Sinks: []Sink{
+		{Protocol: "mcp", StaleNonces: 3, Subscriptions: []Subscription{{Incremental: true, Oversize: true}, {State: "held", Waiting: "penalty"}}},
+		{Protocol: "sotw", Subscriptions: []Subscription{{State: "current"}}},
+	}}}, Options{})
+	sinks := getJSON[list[map[string]any]](t, s, "/api/v1/sinks").Items
+	of := func(v map[string]any) string {
+		return fmt.Sprintf("%v %v %v %v", v["stale_nonces"], v["incremental"], v["oversize"], v["waiting"])
+	}
+	var got []string
+	for _, sink := range sinks {
+		got = append(got, of(sink))
+		for _, sub := range sink["subscriptions"].([]any) {
+			got = append(got, of(sub.(map[string]any)))
+		}
+	}
+	want := []string{
+		"3 <nil> <nil> <nil>", "<nil> true true <nil>", "<nil> <nil> <nil> penalty",
+		"<nil> <nil> <nil> <nil>", "<nil> <nil> <nil> <nil>",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("sinks (-want +got):\n%s", diff)
+	}
+}
+
 func TestListsAreNeverNull(t *testing.T) {
 	s := New(&world{}, Options{})
 	for _, name := range []string{"registries", "services", "resources", "sinks", "changes"} {
@@ -230,6 +293,10 @@ func TestPage(t *testing.T) {
 		Registries: []Registry{{Name: "dc1", Adapter: "consul", Phase: "degraded", Explanation: "It can not be followed.", Since: now.Add(-5 * time.Minute), LastError: "<script>alert(1)</script>", LastErrorAt: now, ProblemCount: 61, Problems: problems}},
 		Sinks: []Sink{
 			{Node: "sidecar~1", Address: "127.0.0.1:9", Protocol: "sotw", Profile: "istio-1.30", Shape: "inline", Connected: now, Subscriptions: []Subscription{{Collection: "g/K", State: "sent", SentVersion: "abc", AckedVersion: "def", Lag: 4, Bytes: 1_234_567, Nacks: 1, LastNack: "no <i>"}}},
+			{Node: "", Address: "127.0.0.1:7", Protocol: "mcp", Profile: "pilot-1.8", Connected: now, StaleNonces: 3, Subscriptions: []Subscription{
+				{TypeURL: "istio/serviceentries", Collection: "g/S", State: "sent", Bytes: 5_000_000, Incremental: true, Oversize: true},
+				{TypeURL: "istio/workloadgroups", Collection: "g/W", State: "held", Waiting: "istio/serviceentries"},
+			}},
 			{Node: "quiet", Address: "127.0.0.1:8", Protocol: "delta", Connected: now},
 		},
 	}}, Options{})
@@ -237,7 +304,7 @@ func TestPage(t *testing.T) {
 	if code != 200 || !strings.HasPrefix(header.Get("Content-Type"), "text/html") {
 		t.Fatalf("/ = %d %v", code, header)
 	}
-	for _, want := range []string{"Not ready", "dc1: &lt;b&gt;", "1.2.3, up 3 h, revision 77", "degraded", "It can not be followed.", "5 min", "&lt;script&gt;", "service s49", "The others are in the", "sidecar~1", "abc", "def", "1.2 MB", "no &lt;i&gt;", "has asked for nothing yet"} {
+	for _, want := range []string{"Not ready", "dc1: &lt;b&gt;", "1.2.3, up 3 h, revision 77", "degraded", "It can not be followed.", "5 min", "&lt;script&gt;", "service s49", "The others are in the", "sidecar~1", "abc", "def", "1.2 MB", "no &lt;i&gt;", "3 stale nonces", "incremental", "too large", "waits for istio/serviceentries", "has asked for nothing yet"} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page lacks %q", want)
 		}
@@ -255,6 +322,25 @@ func TestPage(t *testing.T) {
 	}
 	if code, _, _ := get(t, s, "/nothing"); code != 404 {
 		t.Errorf("/nothing = %d, want 404", code)
+	}
+}
+
+// An error that is over is told from one that lasts, in the API as on the page.
+func TestLastError(t *testing.T) {
+	now := time.Now()
+	was := Registry{Name: "dc1", Phase: "live", LastError: "connection refused", LastErrorAt: now.Add(-5 * time.Minute)}
+	for _, present := range []string{"", "connection refused"} {
+		r := was
+		r.Error = present
+		s := New(&world{overview: Overview{Registries: []Registry{r}}}, Options{})
+		_, body, _ := get(t, s, "/")
+		if over := strings.Contains(body, "5 min ago; it is over"); over != (present == "") || !strings.Contains(body, "connection refused") {
+			t.Errorf("present error %q: the page says that it is over: %t", present, over)
+		}
+		item := getJSON[list[map[string]any]](t, s, "/api/v1/registries").Items[0]
+		if got, _ := item["error"].(string); got != present || item["last_error"] != "connection refused" || item["last_error_at"] == nil {
+			t.Errorf("present error %q: %v", present, item)
+		}
 	}
 }
 

@@ -87,7 +87,7 @@ func (h *largest[T]) Pop() any {
 	return last
 }
 
-// page returns the first items behind after, ordered by key. It keeps no more of items than it returns, however many there
+// page returns the first items behind after, ordered by key, which no two items share. It keeps no more of items than it returns, however many there
 // are, and a page stays where it is while others come and go.
 func page[T any](items iter.Seq[T], q query, match func(T) bool, key func(T) string) list[T] {
 	var first largest[T]
@@ -152,7 +152,7 @@ func (s *Server) services(w http.ResponseWriter, r *http.Request) {
 	}
 	writeJSON(w, http.StatusOK, page(s.source.Services(), q, func(v Service) bool {
 		return either(q.registry, v.Registry) && (contains(q.text, v.Name) || contains(q.text, v.Hosts...))
-	}, func(v Service) string { return v.Name }))
+	}, func(v Service) string { return v.Name + " " + v.Registry })) // several registries may have one name
 }
 
 // resource is a Resource with its body.

@@ -11,7 +11,7 @@ import (
 type Source interface {
 	// Overview returns everything but the lists below.
 	Overview() Overview
-	// Services yields each service once, in any order.
+	// Services yields each service of each registry once, in any order.
 	Services() iter.Seq[Service]
 	// Resources yields each resource once, in any order, as sinks of the inline shape get them and WorkloadEntries too.
 	Resources() iter.Seq[Resource]
@@ -37,7 +37,8 @@ type Registry struct {
 	Phase       string    `json:"phase"`                // one word
 	Explanation string    `json:"explanation"`          // the phase in a sentence
 	Since       time.Time `json:"since,omitzero"`       // of the phase
-	LastError   string    `json:"last_error,omitempty"` // kept after the registry is back
+	Error       string    `json:"error,omitempty"`      // why what is served may be old; empty while nothing is wrong
+	LastError   string    `json:"last_error,omitempty"` // what went wrong last; it is over if Error is empty
 	LastErrorAt time.Time `json:"last_error_at,omitzero"`
 	Detail      string    `json:"detail,omitempty"` // how it is followed, if that is worth telling
 	Synced      bool      `json:"synced"`           // a first listing is in
@@ -63,10 +64,11 @@ type Sink struct {
 	Address       string         `json:"address"`
 	Node          string         `json:"node"`
 	Version       string         `json:"version,omitempty"` // what the node says of itself
-	Protocol      string         `json:"protocol"`          // sotw or delta
+	Protocol      string         `json:"protocol"`          // sotw, delta, mcp or mcp reverse
 	Profile       string         `json:"profile"`
 	Shape         string         `json:"shape"`
 	Connected     time.Time      `json:"connected"`
+	StaleNonces   uint64         `json:"stale_nonces,omitempty"` // requests that were ignored; of mcp only
 	Subscriptions []Subscription `json:"subscriptions"`
 }
 
@@ -87,6 +89,16 @@ type Subscription struct {
 	LastNack  string `json:"last_nack,omitempty"`
 	Resources int    `json:"resources"` // in the newest response
 	Bytes     int    `json:"bytes"`     // of the newest response
+
+	// The rest is of mcp only.
+
+	// Incremental says that the newest response was.
+	Incremental bool `json:"incremental,omitempty"`
+	// Oversize says that the newest response is larger than a Pilot accepts unless it is told to.
+	Oversize bool `json:"oversize,omitempty"`
+	// Waiting says what one that is held waits for besides its registries: "profile", a collection that has to be acknowledged first, or
+	// "penalty".
+	Waiting string `json:"waiting,omitempty"`
 }
 
 // Service is one service and what became of it.
@@ -96,6 +108,8 @@ type Service struct {
 	Hosts     []string `json:"hosts"`
 	Endpoints int      `json:"endpoints"`
 	Version   string   `json:"version"`
+	// ShadowedBy is the registry that owns the name; this one's service is not served then. It is empty if it is served.
+	ShadowedBy string `json:"shadowed_by,omitempty"`
 }
 
 // Resource is one resource as it is served.

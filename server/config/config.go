@@ -2,12 +2,15 @@ package config
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 )
 
 // BuiltIn are the adapters that are part of the program, in alphabetical order. `isthmus adapter NAME` runs each of them.
@@ -33,6 +36,7 @@ type Config struct {
 
 	file      string
 	positions map[string]Position
+	problems  Problems // that Parse found
 }
 
 // Listen says where the bridge listens. Port 0 takes any free port, which the log then tells.
@@ -45,7 +49,7 @@ type Listen struct {
 // Registry is one registry to follow.
 type Registry struct {
 	Name      string          `json:"name" doc:"Name of the registry, unique: lower-case letters, digits and dashes, at most 63. It is the namespace of the registry's resources unless translate.namespace says otherwise."`
-	Type      string          `json:"type" doc:"The adapter: consul, file, sim, or the TYPE of an executable isthmus-adapter-TYPE in plugin_dir."`
+	Type      string          `json:"type" doc:"The adapter: consul, file, nacos, sim, or the TYPE of an executable isthmus-adapter-TYPE in plugin_dir."`
 	Config    json.RawMessage `json:"config" doc:"The adapter's own configuration; see the section of the adapter."`
 	Translate json.RawMessage `json:"translate" doc:"How services of the registry become resources; see the section on translate."`
 	Plugin    Plugin          `json:"plugin" doc:"The executable, for a type that is not built in."`
@@ -113,19 +117,33 @@ type Options struct {
 	MCPProfiles []string
 }
 
-// Load reads the configuration from a file. What is wrong with its content comes back as a [Problems]; any other error is one of
+// Load reads the configuration from a file. What is wrong with its content comes back as [Parse] has it; any other error is one of
 // reading.
 func Load(file string, o Options) (Config, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return Config{}, fmt.Errorf("read configuration: %w", err)
+		return Config{}, readError(err)
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
 	if err != nil {
-		return Config{}, fmt.Errorf("read configuration: %w", err)
+		return Config{}, readError(err)
 	}
 	return Parse(file, data, o)
+}
+
+// readError adds the cure to an error of reading the file.
+func readError(err error) error {
+	cure := ""
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		cure = "; a relative path starts at the working directory; docs/configuration.md has a configuration to begin with"
+	case errors.Is(err, fs.ErrPermission):
+		cure = "; make it readable for the user that runs isthmus"
+	case errors.Is(err, syscall.EISDIR):
+		cure = "; name the file in it"
+	}
+	return fmt.Errorf("read configuration: %w%s", err, cure)
 }
 
 // File returns the name of the file that c was read from, as it was given.

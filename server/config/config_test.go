@@ -1,11 +1,13 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -239,14 +241,73 @@ func TestProblemOfAPlugin(t *testing.T) {
 		"translate.host":    "isthmus.yaml:3:3: registries[1].translate.host: no",
 		"":                  "isthmus.yaml:3:3: registries[1]: no",
 	} {
-		if got := c.Problem("b", field, "no").Error(); got != want {
+		if got := c.Problem(1, field, "no").Error(); got != want {
 			t.Errorf("Problem(%q) = %s, want %s", field, got, want)
 		}
 	}
 }
 
+// A file with problems still tells what its registries are, so that their plugins can be asked; what a plugin then says of a value that it
+// could not get is left out.
+func TestProblemsAndPlugins(t *testing.T) {
+	c, err := Parse("f", []byte(`
+registries:
+- {name: load, type: sim, config: {services: many, cidr: "${NONE}", seed: .inf, zones: ["${NONE}", a]}}
+- {name: B_, type: smi}
+- {name: B_, type: sim, confg: 1}
+- {name: load, type: sim, config: 5}
+`), env(nil))
+	if _, ok := errors.AsType[Problems](err); !ok {
+		t.Fatalf("error = %v, want Problems", err)
+	}
+	if got, want := string(c.Registries[0].Config), `{"services":"many","cidr":null,"seed":null,"zones":[null,"a"]}`; got != want {
+		t.Errorf("config = %s, want %s", got, want)
+	}
+	for i, want := range []struct {
+		name     string
+		askable  bool
+		problems map[string]bool // whether a violation of the field is reported
+	}{
+		{"load", true, map[string]bool{"config.services": true, "config.cidr": false, "config.seed": false, "config.zones[0]": false, "config.zones": false, "config.zones[1]": true, "": true}},
+		{"registry-1", false, nil},
+		{"registry-2", true, map[string]bool{"config.services": true, "": true}},
+		{"load", true, map[string]bool{"config.services": false, "translate.host": true}},
+	} {
+		if c.Registries[i].Name != want.name || c.Askable(i) != want.askable {
+			t.Errorf("registries[%d] is called %q, askable: %v", i, c.Registries[i].Name, c.Askable(i))
+		}
+		for field, reported := range want.problems {
+			if p := c.Problem(i, field, "x"); (p != nil) != reported {
+				t.Errorf("registries[%d]: problem with %q: %v, want it reported: %v", i, field, p, reported)
+			}
+		}
+	}
+}
+
+// What keeps a file from being looked at is said with the cure.
+func TestCures(t *testing.T) {
+	denied := &fs.PathError{Op: "stat", Path: "plugins/isthmus-adapter-zoo", Err: syscall.EACCES}
+	if got := lookError(denied); !strings.Contains(got, "plugins/isthmus-adapter-zoo: permission denied; make plugin_dir") || !strings.Contains(got, "chmod a+rx") {
+		t.Errorf("lookError = %s", got)
+	}
+	if got := readError(&fs.PathError{Op: "open", Path: "f", Err: syscall.EACCES}).Error(); !strings.Contains(got, "open f: permission denied; make it readable") {
+		t.Errorf("readError = %s", got)
+	}
+	if _, err := Load(t.TempDir(), Options{}); err == nil || !strings.Contains(err.Error(), "is a directory; name the file in it") {
+		t.Errorf("error of a directory = %v", err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Parse("f", []byte("plugin_dir: "+file+"\nregistries: [{name: a, type: zoo}]"), Options{}); err == nil ||
+		!strings.Contains(err.Error(), "not a directory; plugin_dir must be the directory") {
+		t.Errorf("error of a plugin_dir that is a file = %v", err)
+	}
+}
+
 func TestLoad(t *testing.T) {
-	if _, err := Load(filepath.Join(t.TempDir(), "none.yaml"), Options{}); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Load(filepath.Join(t.TempDir(), "none.yaml"), Options{}); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "a relative path starts at") {
 		t.Errorf("error of a file that does not exist = %v", err)
 	}
 	file := filepath.Join(t.TempDir(), "big.yaml")
@@ -278,6 +339,11 @@ func FuzzParse(f *testing.F) {
 		problems, ok := errors.AsType[Problems](err)
 		if !ok || len(problems) == 0 {
 			t.Fatalf("error = %v, want Problems", err)
+		}
+		for i := range c.Registries {
+			if r := &c.Registries[i]; c.Askable(i) && (!label.MatchString(r.Name) || !json.Valid(r.Config) || !json.Valid(r.Translate)) {
+				t.Errorf("registry to be asked about: %+v", r)
+			}
 		}
 		for _, p := range problems {
 			if p.Reason == "" || p.Line < 0 || p.Line > strings.Count(file, "\n")+strings.Count(file, "\r")+2+strings.Count(file, "\u2028")+strings.Count(file, "\u2029")+strings.Count(file, "\u0085") {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"net"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -24,6 +26,10 @@ import (
 const maxNodes = 100_000
 
 // Parse reads the configuration from the content of a file; name is the name for messages. The error is a [Problems] or nil.
+//
+// If there are problems, the configuration holds what could be read. It is of use for nothing but asking the plugins of those registries
+// that are [Config.Askable] about their blocks, so that what they find is reported together with the rest. A registry without a usable
+// name has one made up then.
 func Parse(name string, data []byte, o Options) (Config, error) {
 	if o.LookupEnv == nil {
 		o.LookupEnv = os.LookupEnv
@@ -37,10 +43,19 @@ func Parse(name string, data []byte, o Options) (Config, error) {
 			d.validate(o)
 		}
 	}
-	if len(d.problems) > 0 {
-		return Config{}, d.problems.Sort()
+	if len(d.problems) == 0 {
+		return c, nil
 	}
-	return c, nil
+	if d.tooBig {
+		c.Registries = nil // they end somewhere
+	}
+	for i := range c.Registries {
+		if r := &c.Registries[i]; len(r.Name) > maxName || !label.MatchString(r.Name) {
+			r.Name = fmt.Sprintf("registry-%d", i)
+		}
+	}
+	c.problems = d.problems.Sort()
+	return c, c.problems
 }
 
 type decoder struct {
@@ -303,6 +318,7 @@ func (d *decoder) json(b *bytes.Buffer, n *yaml.Node, path string) {
 	}
 }
 
+// scalar writes a scalar as JSON; one with a problem as null, as if it were not there.
 func (d *decoder) scalar(b *bytes.Buffer, n *yaml.Node, path string) {
 	switch n.Tag {
 	case "!!null":
@@ -323,16 +339,22 @@ func (d *decoder) scalar(b *bytes.Buffer, n *yaml.Node, path string) {
 			writeJSON(b, u)
 		default:
 			d.problem(n, path, "the number %s is too large", n.Value)
+			b.WriteString("null")
 		}
 	case "!!float":
 		var f float64
 		if n.Decode(&f) != nil || math.IsInf(f, 0) || math.IsNaN(f) {
 			d.problem(n, path, "%s is no number that can be used here", n.Value)
+			b.WriteString("null")
 			return
 		}
 		writeJSON(b, f)
 	default:
-		s, _ := d.expand(n, path)
+		s, ok := d.expand(n, path)
+		if !ok {
+			b.WriteString("null")
+			return
+		}
 		writeJSON(b, s)
 	}
 }
@@ -386,6 +408,9 @@ func (d *decoder) expand(n *yaml.Node, path string) (string, bool) {
 		s = rest
 	}
 }
+
+// maxName is the longest name of a registry.
+const maxName = 63
 
 // label is a DNS label.
 var label = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
@@ -464,7 +489,7 @@ func (d *decoder) registry(path string, r *Registry, names map[string]int) {
 	switch {
 	case r.Name == "":
 		d.check(false, name, "is missing; give the registry a name")
-	case len(r.Name) > 63 || !label.MatchString(r.Name):
+	case len(r.Name) > maxName || !label.MatchString(r.Name):
 		d.check(false, name, "must be lower-case letters, digits and dashes, beginning and ending with a letter or digit, at most 63")
 	case names[r.Name] != 0:
 		d.check(false, name, "another registry has the name %s already, on line %d; names are unique", r.Name, names[r.Name])
@@ -489,12 +514,24 @@ func (d *decoder) registry(path string, r *Registry, names map[string]int) {
 		case errors.Is(err, os.ErrNotExist):
 			d.check(false, typ, "no adapter of this name is built in (%s), and there is no %s", strings.Join(BuiltIn, ", "), file)
 		case err != nil:
-			d.check(false, typ, "%v", err)
+			d.check(false, typ, "%s", lookError(err))
 		case !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0:
 			d.check(false, typ, "%s is not an executable file; chmod +x may help", file)
 		}
 		sum, err := hex.DecodeString(r.Plugin.SHA256)
 		d.check(r.Plugin.SHA256 == "" || err == nil && len(sum) == 32, path+".plugin.sha256", "must be 64 hexadecimal digits, as sha256sum prints them")
+	}
+}
+
+// lookError says why an executable cannot be looked at, and the cure.
+func lookError(err error) string {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return err.Error() + "; make plugin_dir and the folders around it readable for the user that runs isthmus (chmod a+rx)"
+	case errors.Is(err, syscall.ENOTDIR):
+		return err.Error() + "; plugin_dir must be the directory that has the executable"
+	default:
+		return err.Error() + "; mend plugin_dir, or move the executable to another"
 	}
 }
 

@@ -81,20 +81,35 @@ func (c *Config) Position(path string) Position {
 	}
 }
 
-// Problem returns what a plugin found wrong with the blocks of a registry as a problem of the file. The field is a path within
-// the registry: "config.address", "translate.ports[0].number".
-func (c *Config) Problem(registry, field, reason string) *Problem {
-	path := ""
-	for i := range c.Registries {
-		if c.Registries[i].Name == registry {
-			path = fmt.Sprintf("registries[%d]", i)
+// Problem returns what a plugin found wrong with the blocks of registry i as a problem of the file. The field is a path within
+// the registry: "config.address", "translate.ports[0].number"; empty if it is about the registry as a whole. It is nil if [Parse] found a problem
+// with that field, with a block around it or with something in it: what a plugin says of a value that it did not get is of no use.
+func (c *Config) Problem(i int, field, reason string) *Problem {
+	path := registryPath(i)
+	if field != "" {
+		path += "." + field
+		for _, p := range c.problems {
+			if within(p.Field, path) || within(path, p.Field) && within(p.Field, registryPath(i)) {
+				return nil
+			}
 		}
 	}
-	switch {
-	case path == "":
-		path = field
-	case field != "":
-		path += "." + field
-	}
 	return &Problem{File: c.file, Position: c.Position(path), Field: path, Reason: reason}
+}
+
+// Askable says whether the plugin of registry i can be asked about its blocks. It always can if [Parse] found no problem; else
+// only if none is with what says which plugin it is.
+func (c *Config) Askable(i int) bool {
+	at := registryPath(i)
+	return !slices.ContainsFunc(c.problems, func(p *Problem) bool {
+		return p.Field == "" || p.Field == "plugin_dir" || p.Field == at || within(p.Field, at+".type") || within(p.Field, at+".plugin")
+	})
+}
+
+func registryPath(i int) string { return fmt.Sprintf("registries[%d]", i) }
+
+// within says whether a path is that of a block or of something in it.
+func within(path, block string) bool {
+	rest, ok := strings.CutPrefix(path, block)
+	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }

@@ -11,13 +11,14 @@
 //   - One response is under way per collection. What changes meanwhile becomes one next response.
 //   - incremental in a request is permission for the next response, and each ACK has to renew it. A NACK carries none: what follows a NACK is
 //     all of the collection, when something changes, or else after a back-off ([RetryMin] to [RetryMax]), because a sink that had a
-//     passing reason must not stay behind for ever. A collection that the sink does not support at all (code Unimplemented) is not
-//     sent again.
+//     passing reason must not stay behind for ever. A collection that the sink does not support at all (code Unimplemented) is sent again
+//     only when something in it changes.
 //   - The first response of a collection is all of it, unless the request permits incremental ones and says which versions the sink
 //     holds: then it is exactly what the sink lacks, removals included. So a sink that reconnects gets what changed and nothing else.
-//   - A response that would be larger than push.MaxDelta goes to a sink that permits incremental ones in parts. To any other it goes
-//     whole, with a warning above push.MaxMessage, which is what a Pilot accepts unless it is told otherwise; and if such a sink is
-//     gone before its ACK, the next time that response waits, longer each time.
+//   - A response that would be larger than push.MaxDelta goes to a sink that permits incremental ones in parts, of which one is larger only
+//     if it is a single resource. To any other sink it goes whole. Above push.MaxMessage, which is what a Pilot accepts unless it is told
+//     otherwise, there is a warning; and if a sink of either kind is gone before the ACK of such a response, the collection waits on its
+//     next stream, longer each time.
 //   - A request with a nonce that is not that of the newest response is ignored. One without nonce for a collection that was asked for
 //     already asks anew.
 //   - Before an error ends a stream there is a delay ([ErrorDelay]): Pilot 1.6 to 1.8 open the next one at once.

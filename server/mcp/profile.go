@@ -24,6 +24,8 @@ type Profile struct {
 
 	// collections is all that such a sink asks for; nil if that varies.
 	collections []string
+	// id is what such a sink calls itself; most have none.
+	id string
 }
 
 func names(prefix string, plurals ...string) []string {
@@ -103,7 +105,7 @@ var profiles = []*Profile{
 		Name: "synthetic", Versions: "the second stream of Pilot 1.4 and 1.5",
 		Form:        resource.Form{Legacy: resource.LegacyDrop, Synthetic: true},
 		Why:         "Takes changes of endpoints without a full push; ignores an empty response and pushes no removal, so removals go as full state.",
-		collections: []string{syntheticEntries},
+		collections: []string{syntheticEntries}, id: "SSEMCP",
 	},
 	{
 		Name: "mixer", Versions: "Mixer",
@@ -124,6 +126,15 @@ func Profiles() []string {
 		out[i] = p.Name
 	}
 	return out
+}
+
+// Asks returns what sinks of a profile ask for, sorted, and the id that they give. It is nothing if that varies, or if there is no such profile.
+func Asks(profile string) (collections []string, id string) {
+	p, err := profileOf(profile)
+	if err != nil {
+		return nil, ""
+	}
+	return slices.Clone(p.collections), p.id
 }
 
 func profileOf(name string) (*Profile, error) {

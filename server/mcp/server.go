@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"sync"
 	"time"
@@ -58,8 +57,8 @@ type Subscription struct {
 	Incremental bool `json:"incremental"`
 	// Oversize says that the newest response is larger than a Pilot accepts by default.
 	Oversize bool `json:"oversize,omitempty"`
-	// Waiting says what a collection that was not answered yet waits for: "profile", or the collection that has to be acknowledged
-	// first.
+	// Waiting says what a collection that was not answered yet waits for: "profile", the collection that has to be acknowledged
+	// first, or "penalty", the time that a sink has to wait that went away over a response of more than 4 MiB.
 	Waiting string `json:"waiting,omitempty"`
 	// Lag is how many revisions of the store the sink has not confirmed. Changes of other collections count too while a
 	// response is under way.
@@ -194,9 +193,7 @@ func pause(ctx context.Context, down <-chan struct{}, d time.Duration) {
 func (s *Server) serve(stream stream, address string, reverse bool) (asked bool, _ error) {
 	sess := newSession(s.hub, s.config, s.override, s.metrics, s.log, time.Now())
 	sess.address, sess.reverse = address, reverse
-	sess.waits = func(collection, node string) time.Time {
-		return s.penalties.until(penaltyKey(address, node, collection))
-	}
+	sess.waits = s.penalties.until
 	s.mu.Lock()
 	s.sessions[sess] = struct{}{}
 	s.mu.Unlock()
@@ -205,11 +202,11 @@ func (s *Server) serve(stream stream, address string, reverse bool) (asked bool,
 	delete(s.sessions, sess)
 	s.mu.Unlock()
 	lost, taken := sess.oversized()
-	for _, c := range lost {
-		s.penalties.add(penaltyKey(address, sess.node, c), time.Now())
+	for _, key := range lost {
+		s.penalties.add(key, time.Now())
 	}
-	for _, c := range taken {
-		s.penalties.clear(penaltyKey(address, sess.node, c))
+	for _, key := range taken {
+		s.penalties.clear(key)
 	}
 	sess.close()
 
@@ -221,15 +218,6 @@ func (s *Server) serve(stream stream, address string, reverse bool) (asked bool,
 		sess.log.Warn("stream ended", slog.String("address", address), slog.Any("err", err))
 	}
 	return len(sess.subs) > 0, err
-}
-
-// penaltyKey tells sinks apart whose ports change with each connection.
-func penaltyKey(address, node, collection string) string {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		host = address
-	}
-	return host + " " + node + " " + collection
 }
 
 func (s *Server) run(stream stream, sess *session) error {

@@ -166,7 +166,7 @@ func TestReverse(t *testing.T) {
 	})
 }
 
-// A sink that cannot be reached is dialled again after a time that doubles, up to a minute.
+// A sink that cannot be reached is dialled again after a time that doubles, up to a minute, and is never quite the same.
 func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, store.Options{})
@@ -189,11 +189,17 @@ func TestRedial(t *testing.T) {
 			t.Errorf("Dial: %v", err)
 		}
 		want := time.Second
+		deviations := map[float64]bool{}
 		for i := 1; i < len(at); i++ {
-			if d := at[i].Sub(at[i-1]); d < want*8/10 || d > want*12/10 {
+			d := at[i].Sub(at[i-1])
+			if d < want*8/10 || d > want*12/10 {
 				t.Errorf("attempt %d after %v, want about %v", i, d, want)
 			}
+			deviations[float64(d)/float64(want)] = true
 			want = min(2*want, time.Minute)
+		}
+		if len(deviations) < len(at)/2 {
+			t.Errorf("%d attempts deviate from their times by the same factors %v: bridges that were started together dial together", len(at), deviations)
 		}
 		if len(at) < 8 || len(at) > 12 {
 			t.Errorf("%d attempts in 5 minutes", len(at))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,6 +33,12 @@ const maxCollections = 1000
 // maxKept is how much of what a sink says is kept for people, in bytes.
 const maxKept = 500
 
+// What a collection waits for, besides another collection.
+const (
+	waitingProfile = "profile"
+	waitingPenalty = "penalty"
+)
+
 // unimplemented is the gRPC code of a sink that does not support a collection.
 const unimplemented = 12
 
@@ -46,7 +53,7 @@ type session struct {
 	address   string
 	reverse   bool
 	connected time.Time
-	waits     func(collection, node string) time.Time // see Server.penalty
+	waits     func(key string) time.Time // see penalties.until; nil for never
 
 	mu      sync.Mutex // guards the rest: people may look at a session while it works
 	node    string
@@ -72,7 +79,8 @@ type subscription struct {
 	size       int       // of the newest response, header included
 	whole      bool      // the newest response was all of the collection
 	warned     bool      // of its size
-	notBefore  time.Time // of the first response
+	notBefore  time.Time // of the first response; zero once it is past
+	penalty    string    // its key, see penaltyKeyLocked
 	retry      time.Time // when a refused response is made again; zero if it is not
 	retryAfter time.Duration
 }
@@ -207,9 +215,21 @@ func (s *session) openLocked(u *subscription) {
 	}
 	u.first = nil
 	u.counters = s.metrics.counters(s.profile.Name, u.name)
-	if s.waits != nil && !incremental { // others get parts that are small enough
-		u.notBefore = s.waits(u.name, s.node)
+	// A sink that gets parts is no exception: one resource alone may be larger than it accepts.
+	u.penalty = s.penaltyKeyLocked(u, incremental)
+	if s.waits != nil {
+		u.notBefore = s.waits(u.penalty)
 	}
+}
+
+// penaltyKeyLocked tells sinks apart whose ports change with each connection, as far as that is possible: most Pilots have no id, and those behind
+// one proxy have one address.
+func (s *session) penaltyKeyLocked(u *subscription, incremental bool) string {
+	host, _, err := net.SplitHostPort(s.address)
+	if err != nil {
+		host = s.address
+	}
+	return fmt.Sprintf("%s %s %s %s %v", host, s.node, s.profile.Name, u.name, incremental)
 }
 
 // answerLocked is an ACK or a NACK.
@@ -222,8 +242,9 @@ func (s *session) answerLocked(u *subscription, req *mcpv1.RequestResources, non
 		}
 		u.counters.nacks.Inc()
 		u.counters.duration.Observe(now.Sub(u.began).Seconds())
-		u.retry = time.Time{}
-		if refusal.GetCode() != unimplemented {
+		if refusal.GetCode() == unimplemented {
+			u.retry, u.retryAfter = time.Time{}, 0
+		} else {
 			u.retryAfter = min(max(2*u.retryAfter, RetryMin), RetryMax)
 			u.retry = now.Add(u.retryAfter)
 		}
@@ -260,12 +281,15 @@ func (s *session) next(now time.Time) (m *message, wait time.Duration, err error
 		}
 	}
 	for _, u := range s.subs {
+		if !now.Before(u.notBefore) {
+			u.notBefore = time.Time{}
+		}
 		switch {
 		case u == s.barrier:
 			// Complete may have come by without an ACK only if there was nothing to wait for, which cannot be: every first response is
 			// acknowledged. So the ACK of the entries lifts the barrier.
 			continue
-		case now.Before(u.notBefore):
+		case !u.notBefore.IsZero():
 			later(u.notBefore)
 			continue
 		case u.neg.State() == push.Sent:
@@ -313,8 +337,8 @@ func (s *session) messageLocked(u *subscription, r *push.Response, whole bool, n
 	return m
 }
 
-// oversized returns the collections whose newest response was larger than a sink accepts by default and was neither acknowledged nor refused, and
-// those that were.
+// oversized returns the penalty keys of the collections whose newest response was larger than a sink accepts by default and was neither
+// acknowledged nor refused, and of those where it was.
 func (s *session) oversized() (lost, taken []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -323,9 +347,9 @@ func (s *session) oversized() (lost, taken []string) {
 			continue
 		}
 		if u.neg.State() == push.Sent {
-			lost = append(lost, u.name)
+			lost = append(lost, u.penalty)
 		} else {
-			taken = append(taken, u.name)
+			taken = append(taken, u.penalty)
 		}
 	}
 	return lost, taken
@@ -341,7 +365,9 @@ func (s *session) status() Status {
 	}
 	now := uint64(s.hub.Revision())
 	for _, u := range s.subs {
-		sub := Subscription{Name: u.name, Waiting: "profile"}
+		sub := Subscription{Name: u.name, Waiting: waitingProfile, Status: push.Status{
+			Collection: cmp.Or(collections[u.name], u.name), State: push.Held.String(),
+		}}
 		if u.neg != nil {
 			sub.Status, sub.Waiting = u.neg.Status(), ""
 			sub.Incremental = !u.whole && sub.Sent > 0
@@ -349,8 +375,11 @@ func (s *session) status() Status {
 			if sub.Status.State != push.Current.String() {
 				sub.Lag = now - uint64(sub.AckedRevision)
 			}
-			if u == s.barrier {
+			switch {
+			case u == s.barrier:
 				sub.Waiting = serviceEntries
+			case !u.notBefore.IsZero():
+				sub.Waiting = waitingPenalty
 			}
 		}
 		st.Subscriptions = append(st.Subscriptions, sub)

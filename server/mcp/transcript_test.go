@@ -41,6 +41,7 @@ var update = flag.Bool("update", false, "write testdata/*.txtar anew")
 //	config synthetic|full-state|profile=NAME   comes first
 //	entry NAME HOST [dns]                      sets a service
 //	instance SERVICE NAME ADDRESS PORT         sets an instance
+//	crowd SERVICE COUNT BYTES                  sets instances of about so many bytes each
 //	drop SERVICE NAME, remove NAME             remove them
 //	gateway NAME                               sets a Gateway
 //	many COUNT BYTES                           sets services with hosts that make them about so large
@@ -245,6 +246,8 @@ func (p *player) step(line string) {
 		p.w.entry(f[1], f[2], resolution)
 	case "instance":
 		p.w.instance(f[1], f[2], f[3], uint32(number(f[4])))
+	case "crowd":
+		p.w.crowd(f[1], number(f[2]), number(f[3]))
 	case "drop":
 		p.w.drop(f[1], f[2])
 	case "remove":

@@ -84,8 +84,9 @@ type client struct {
 	conns map[*grpc.ClientConn]struct{} // that go-plugin opened; guarded by mu
 }
 
-// open starts a plugin and connects to it. The client must be closed, whether there is an error or not.
-func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (*client, error) {
+// open starts a plugin and connects to it. The client must be closed, whether there is an error or not. The function started, which may be
+// nil, is told the process id as soon as there is one.
+func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started func(pid int)) (*client, error) {
 	c := &client{limits: h.limits, conns: make(map[*grpc.ClientConn]struct{})}
 	if err := spec.Validate(); err != nil {
 		return c, err
@@ -98,6 +99,7 @@ func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (*client, e
 		return c, cmd.Err
 	}
 	c.process = newProcess(h, cmd, log)
+	c.process.started = started
 	c.plugin = goplugin.NewClient(&goplugin.ClientConfig{
 		HandshakeConfig:  wire.Handshake,
 		VersionedPlugins: wire.Plugins(nil),
@@ -135,6 +137,9 @@ func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (*client, e
 	stop := context.AfterFunc(ctx, func() { _ = c.process.Kill(ctx) })
 	defer stop()
 	if _, err := c.plugin.Start(); err != nil {
+		if err.Error() == startTimeout && ctx.Err() == nil {
+			return c, fmt.Errorf("start %s: %w", spec.Command[0], c.noHandshake())
+		}
 		return c, fmt.Errorf("start %s: %w", spec.Command[0], c.explain(ctx, oneLine(err)))
 	}
 	proto, err := c.plugin.Client()
@@ -149,7 +154,19 @@ func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (*client, e
 	return c, nil
 }
 
-// close ends the process and waits for everything that belongs to it.
+// startTimeout is what go-plugin says when [limits.start] is over.
+const startTimeout = "timeout while waiting for plugin to start"
+
+// noHandshake says that a process printed nothing on its standard output, and the last that it said elsewhere.
+func (c *client) noHandshake() error {
+	words := ""
+	if last := c.process.logs.last(); last != "" {
+		words = "; its last words: " + last
+	}
+	return fmt.Errorf("%w: no handshake on its standard output within %v%s; is this an adapter, and built for this machine?", ErrHung, c.limits.start, words)
+}
+
+// close ends the process and waits for everything that belongs to it. It may be called again.
 func (c *client) close() {
 	if c.process == nil {
 		return
@@ -339,7 +356,7 @@ func logLevel(ctx context.Context, log *slog.Logger) string {
 
 // Describe starts a plugin, asks it who it is, and ends it.
 func Describe(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (Description, error) {
-	c, err := open(ctx, h, spec, log)
+	c, err := open(ctx, h, spec, log, nil)
 	defer c.close()
 	if err != nil {
 		return Description{}, err
@@ -350,7 +367,7 @@ func Describe(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (Descri
 // Check starts a plugin, gives it its configuration, and ends it. It returns what the plugin finds wrong with the configuration; the error is
 // about anything else.
 func Check(ctx context.Context, h *Host, spec Spec, log *slog.Logger) ([]Violation, error) {
-	c, err := open(ctx, h, spec, log)
+	c, err := open(ctx, h, spec, log, nil)
 	defer c.close()
 	if err != nil {
 		return nil, err

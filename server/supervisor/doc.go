@@ -6,8 +6,9 @@
 //
 // # The life of a process
 //
-// start, handshake, Describe, Configure, Watch; then batches until the stream ends. Each of the steps before Watch has a time limit. A silence of 15
-// seconds on the stream means that the plugin hangs. A batch is applied before the next one is read, so a plugin that floods is
+// start, handshake, Describe, Configure, Watch; then batches until the stream ends. Each of the steps before Watch has a time limit, and
+// what is waited for shows in the status. [Supervisor.Prepare] takes the first process up to Watch, so that a configuration that the plugin refuses is
+// known before anything is followed. A silence of 15 seconds on the stream means that the plugin hangs. A batch is applied before the next one is read, so a plugin that floods is
 // slowed down by flow control instead of filling memory. Whatever ends the stream, the process is ended too: SIGTERM, then
 // SIGKILL after a bounded time, to the whole process group.
 //

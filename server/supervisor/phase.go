@@ -90,6 +90,9 @@ type Status struct {
 	Sentence string `json:"sentence"`
 	// Since is when the phase began.
 	Since time.Time `json:"since"`
+	// Waiting says what the plugin has not done yet, and for how long: "no handshake for 8 s, of at most 10 s". It is empty for the first
+	// second, and in phases in which nothing is awaited.
+	Waiting string `json:"waiting,omitempty"`
 	// PID is the process id, 0 while there is no process.
 	PID int `json:"pid,omitempty"`
 	// Restarts is how often the plugin was started again.

@@ -3,6 +3,7 @@ package supervisor_test
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -188,6 +189,15 @@ func tell(t testing.TB, socket string, cmds ...command) {
 	}
 }
 
+// chattyLines is how many lines the rogue "chatty" writes, besides two odd ones.
+const chattyLines = 20_000
+
+// floodKey is the variable that names the file in which the rogue "flood" counts what it has sent.
+const floodKey = "ISTHMUS_TEST_FLOOD"
+
+// floodMessage is the size of each of its messages, less what surrounds the resources.
+const floodMessage = 1_000_000
+
 // rogueMain is a plugin that does not use the SDK and misbehaves.
 func rogueMain(role string) {
 	switch role {
@@ -201,8 +211,16 @@ func rogueMain(role string) {
 		os.Exit(3)
 	case "stubborn": // does not end
 		signal.Ignore(syscall.SIGTERM)
+	case "flood-stderr": // never says its handshake, and much else
+		for {
+			fmt.Fprintln(os.Stderr, strings.Repeat("noise ", 20))
+		}
+	case "flood-stdout": // the same without a line break, where the handshake should be
+		for {
+			fmt.Print(strings.Repeat("noise ", 20))
+		}
 	case "chatty":
-		for range 20_000 {
+		for range chattyLines {
 			fmt.Fprintln(os.Stderr, strings.Repeat("noise ", 20))
 		}
 		fmt.Fprintln(os.Stderr, `{"@message":5,"@level":{}}`)
@@ -284,10 +302,18 @@ func (r *rogue) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[plu
 	case "flood":
 		batch := &pluginv1.WatchResponse{}
 		for range 1000 {
-			batch.Upserts = append(batch.Upserts, &pluginv1.Upsert{Resource: make([]byte, 1000)})
+			batch.Upserts = append(batch.Upserts, &pluginv1.Upsert{Resource: make([]byte, floodMessage/1000)})
 		}
-		for {
+		count, err := os.Create(os.Getenv(floodKey))
+		if err != nil {
+			return err
+		}
+		defer count.Close()
+		for sent := uint64(1); ; sent++ {
 			if err := s.Send(batch); err != nil {
+				return err
+			}
+			if _, err := count.WriteAt(binary.BigEndian.AppendUint64(nil, sent), 0); err != nil {
 				return err
 			}
 		}

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -27,6 +29,8 @@ type process struct {
 
 	stdout io.ReadCloser // what go-plugin reads: the first line
 	stderr io.ReadCloser // what go-plugin reads: nothing, until the end
+
+	started func(pid int) // called when the process was started; may be nil
 
 	pid    atomic.Int64 // 0 until the process was started
 	killed atomic.Bool  // Kill came, maybe while the process was being started
@@ -62,6 +66,9 @@ func (p *process) Start(context.Context) error {
 		return errors.Join(err, outR.Close(), errR.Close())
 	}
 	p.pid.Store(int64(p.cmd.Process.Pid))
+	if p.started != nil {
+		p.started(p.cmd.Process.Pid)
+	}
 	if p.killed.Load() {
 		p.signalGroup(syscall.SIGKILL)
 	}
@@ -95,12 +102,23 @@ func (p *process) copyStdout(r io.Reader, w *io.PipeWriter) {
 	br := bufio.NewReaderSize(r, maxLine)
 	line, err := br.ReadSlice('\n')
 	if len(line) > 0 {
-		_, _ = w.Write(line)
+		_, _ = w.Write(firstLine(line))
 	}
 	_ = w.Close()
 	if err == nil || errors.Is(err, bufio.ErrBufferFull) {
 		p.logs.copy(br, "stdout")
 	}
+}
+
+// maxHandshake is the longest handshake, in bytes. It has a certificate in it.
+const maxHandshake = 8 << 10
+
+// firstLine returns what go-plugin is to see of the first line. It repeats one that is no handshake in its error, whatever the length.
+func firstLine(line []byte) []byte {
+	if len(line) <= maxHandshake && bytes.Count(line, []byte("|")) >= 3 {
+		return line
+	}
+	return []byte(clip(strings.TrimRight(strings.ToValidUTF8(string(line), "\uFFFD"), "\r\n"), maxLast) + "\n")
 }
 
 // wait returns when the process and everything that was started for it ended.

@@ -38,8 +38,35 @@ type Supervisor struct {
 	log     *slog.Logger
 	metrics *Metrics
 
-	mu     sync.Mutex
-	status Status // guarded by mu
+	prepared *prepared // by Prepare, for the first session of Run
+
+	mu sync.Mutex
+	// guarded by mu
+	status  Status
+	awaited awaited
+}
+
+// prepared is a process and how far it came.
+type prepared struct {
+	client *client
+	Description
+	err error
+}
+
+// awaited is what the plugin is waited for.
+type awaited struct {
+	lack   string // "no handshake"; empty: nothing
+	since  time.Time
+	atMost time.Duration
+}
+
+// String is what [Status.Waiting] says.
+func (a awaited) String() string {
+	n := time.Since(a.since).Truncate(time.Second)
+	if a.lack == "" || n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s for %d s, of at most %d s", a.lack, n/time.Second, (a.atMost+time.Second-1)/time.Second)
 }
 
 // New returns a supervisor that is not running. The logger should be bound to the registry. Metrics may be nil.
@@ -57,7 +84,47 @@ func New(host *Host, spec Spec, sink Sink, log *slog.Logger, metrics *Metrics) (
 func (s *Supervisor) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.status
+	st := s.status
+	st.Waiting = s.awaited.String()
+	return st
+}
+
+// await notes what the plugin is waited for; "" is nothing.
+func (s *Supervisor) await(lack string, atMost time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.awaited = awaited{lack, time.Now(), atMost}
+}
+
+// Prepare starts the plugin and gives it its configuration. [Supervisor.Run] goes on with that process, or with what went wrong. The error is a
+// *[ConfigError] if the plugin refuses its configuration. After Prepare, whatever it returned, either Run or [Supervisor.Close] must be called.
+func (s *Supervisor) Prepare(ctx context.Context) error {
+	p := s.begin(ctx)
+	s.prepared = &p
+	if p.err == nil {
+		return nil
+	}
+	p.client.close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.PID = 0
+	s.setPhaseLocked(PhaseRestarting)
+	if e, ok := errors.AsType[*ConfigError](p.err); ok {
+		s.setPhaseLocked(PhaseFailed)
+		s.status.Violations = e.Violations
+	}
+	s.status.LastError, s.status.LastErrorAt = p.err.Error(), time.Now()
+	return p.err
+}
+
+// Close ends what Prepare started, in place of Run.
+func (s *Supervisor) Close() {
+	if s.prepared != nil {
+		s.prepared.client.close()
+		s.prepared = nil
+	}
+	s.update(func(st *Status) { st.PID = 0 })
+	s.stopped()
 }
 
 // Run keeps the plugin running until ctx ends, which is when it returns nil. The plugin has ended by then.
@@ -110,34 +177,50 @@ func (b *backoff) refused() time.Duration {
 	return b.limits.refused - rand.N(b.limits.refused/10)
 }
 
-// session runs one process to its end. It returns for how long the process was live, and what ended it.
-func (s *Supervisor) session(ctx context.Context) (live time.Duration, err error) {
+// begin starts a process and gives it its configuration. The client must be closed, whether there is an error or not.
+func (s *Supervisor) begin(ctx context.Context) (p prepared) {
 	s.setPhase(PhaseStarting)
 	if s.metrics != nil {
 		s.metrics.starts.WithLabelValues(s.spec.Registry).Inc()
 	}
-	c, err := open(ctx, s.host, s.spec, s.log)
+	defer s.await("", 0)
+	s.await("no handshake", s.host.limits.start)
+	p.client, p.err = open(ctx, s.host, s.spec, s.log, func(pid int) {
+		s.update(func(st *Status) { st.PID = pid })
+	})
+	if p.err != nil {
+		return p
+	}
+	s.await("no answer to Describe", s.host.limits.answer)
+	p.Description, p.err = p.client.describe(ctx, s.spec)
+	if p.err != nil {
+		return p
+	}
+	s.update(func(st *Status) { st.Adapter, st.Version = p.Name, p.Version })
+	s.log.Info("plugin started", "adapter", p.Name, "version", p.Version, "pid", p.client.pid())
+	s.setPhase(PhaseConfiguring)
+	s.await("no answer to Configure", s.host.limits.answer)
+	p.err = p.client.configure(ctx, s.spec)
+	return p
+}
+
+// session runs one process to its end. It returns for how long the process was live, and what ended it.
+func (s *Supervisor) session(ctx context.Context) (live time.Duration, err error) {
+	var p prepared
+	if s.prepared != nil {
+		p, s.prepared = *s.prepared, nil
+	} else {
+		p = s.begin(ctx)
+	}
 	defer func() {
-		c.close()
+		p.client.close()
 		s.update(func(st *Status) { st.PID = 0 })
 	}()
-	if err != nil {
-		return 0, err
-	}
-	s.update(func(st *Status) { st.PID = c.pid() })
-
-	d, err := c.describe(ctx, s.spec)
-	if err != nil {
-		return 0, err
-	}
-	s.update(func(st *Status) { st.Adapter, st.Version = d.Name, d.Version })
-	s.log.Info("plugin started", "adapter", d.Name, "version", d.Version, "pid", c.pid())
-	s.setPhase(PhaseConfiguring)
-	if err := c.configure(ctx, s.spec); err != nil {
-		return 0, err
+	if p.err != nil {
+		return 0, p.err
 	}
 	s.setPhase(PhaseSyncing)
-	return s.watch(ctx, c, d)
+	return s.watch(ctx, p.client, p.Description)
 }
 
 // watch hands what the plugin streams to the sink until the stream ends.
@@ -233,6 +316,7 @@ func (s *Supervisor) take(st *streamState, resp *pluginv1.WatchResponse) error {
 	if synced {
 		st.synced, st.since = true, now
 	}
+	was := st.degraded
 	if state != nil {
 		st.degraded = state.GetError() // the sink logs it
 	}
@@ -245,7 +329,7 @@ func (s *Supervisor) take(st *streamState, resp *pluginv1.WatchResponse) error {
 	}
 	s.update(func(status *Status) {
 		status.LastMessage, status.Services, status.Instances = now, services, instances
-		if st.degraded != "" && status.LastError != st.degraded {
+		if st.degraded != "" && st.degraded != was {
 			status.LastError, status.LastErrorAt = st.degraded, now
 		}
 	})

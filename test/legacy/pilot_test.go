@@ -66,7 +66,7 @@ func TestPilot(t *testing.T) {
 				names = append(names, name)
 			}
 			w.apply(names...)
-			p := testenv.StartPilot(t, incremental, w.address)
+			p := testenv.StartPilot(t, testenv.PilotOptions{Incremental: incremental}, w.address)
 
 			// While a registry is not synced Pilot is held, not emptied.
 			testenv.Eventually(t, testenv.Patience, "Pilot to ask", func() (string, bool) {
@@ -98,6 +98,8 @@ func TestPilot(t *testing.T) {
 				{"endpoint removed", func() { w.drop("s1", "s1-9") }, eds},
 				{"address changed", func() { w.instance("s1", "s1-1", "10.9.0.2", 80, 0) }, eds},
 				{"port of an endpoint changed", func() { w.instance("s1", "s1-1", "10.9.0.2", 8080, 0) }, eds},
+				{"port of the service changed", func() { w.entryWithPort("s1", 8888) }, fullPush},
+				{"port of the service back", func() { w.entry("s1") }, fullPush},
 				{"weight changed", func() { w.instance("s1", "s1-1", "10.9.0.2", 8080, 7) }, eds},
 				{"second endpoint on an IP", func() { w.instance("s1", "s1-5", "10.9.0.2", 8081, 0) }, eds},
 				{"second endpoint on an IP gone", func() { w.drop("s1", "s1-5") }, eds},
@@ -113,28 +115,37 @@ func TestPilot(t *testing.T) {
 					}
 				}, eds},
 			}
+			ports := map[string]int{"port of an endpoint changed": 80, "port of the service changed": 8888, "port of the service back": 80}
 			before := quiet(t, p)
 			for _, s := range steps {
 				fullBefore := p.FullPushes()
 				s.change()
 				w.apply("s1")
 				waitEndpoints(t, p, w)
+				changed := func(now testenv.Updates) testenv.Updates {
+					d := now.Sub(before)
+					delete(d, "config")
+					return d
+				}
+				// Not every change shows in the endpoints.
+				testenv.Eventually(t, testenv.Patience, "Pilot to count "+s.name, func() (string, bool) {
+					return "nothing", len(changed(p.Updates(t))) > 0
+				})
 				after := quiet(t, p)
-				got := after.Sub(before)
-				delete(got, "config")
+				got := changed(after)
 				for _, kind := range got.Kinds() {
 					if !slices.Contains(s.kinds, kind) {
 						t.Errorf("%s: updates %v, want only %v", s.name, got, s.kinds)
 					}
-				}
-				if len(got) == 0 {
-					t.Errorf("%s: no update", s.name)
 				}
 				full := p.FullPushes() - fullBefore
 				if want := !slices.Equal(s.kinds, eds); (full > 0) != want {
 					t.Errorf("%s: %d full pushes, want any: %v", s.name, full, want)
 				}
 				t.Logf("%-30s %v, %d full pushes", s.name, got, full)
+				if port, ok := ports[s.name]; ok && !slices.Equal(p.Ports(t)[host("s1")], []int{port}) {
+					t.Errorf("%s: Pilot has the ports %v", s.name, p.Ports(t)[host("s1")])
+				}
 				before = after
 			}
 			if st := w.mcp.Status(); len(st) != 1 || st[0].Subscriptions[0].Incremental != incremental || st[0].Subscriptions[0].Nacks != 0 {
@@ -144,8 +155,9 @@ func TestPilot(t *testing.T) {
 	}
 }
 
-// The bridge is gone for a while and comes back, first with what it had and later with changes: Pilot loses nothing, and neither logs a
-// storm.
+// The bridge is gone for a while and comes back, first with what it had and later with changes: Pilot loses nothing, and as long as its
+// address accepts connections, it neither logs a storm nor opens a stream more than it needs. (While the port refuses them, Pilot 1.8 goes round in
+// a loop of its own, see docs/legacy-pilot.md; nothing that a bridge that is gone could do about that. TestProgram has that case.)
 func TestPilotBridgeGone(t *testing.T) {
 	testenv.SkipIfShort(t)
 	for _, incremental := range []bool{false, true} {
@@ -162,11 +174,11 @@ func TestPilotBridgeGone(t *testing.T) {
 				w.apply(names...)
 			}
 			fill()
-			p := testenv.StartPilot(t, incremental, w.address)
+			p := testenv.StartPilot(t, testenv.PilotOptions{Incremental: incremental, LogMCP: true}, newRelay(t, w.address).address)
 			p.WaitReady(t)
 			waitEndpoints(t, p, w)
 			before := quiet(t, p)
-			lines := strings.Count(p.Log(), "\n")
+			lines, attempts, streams := strings.Count(p.Log(), "\n"), p.Attempts(), w.streams.Load()
 
 			w.stop()
 			const gone = 3 * time.Second
@@ -201,8 +213,11 @@ func TestPilotBridgeGone(t *testing.T) {
 			w.apply("s3", "s4")
 			waitEndpoints(t, p, w)
 
-			if n := strings.Count(p.Log(), "\n") - lines; n > 200 {
-				t.Errorf("Pilot logged %d lines over it", n)
+			// One attempt waits for the bridge to be back; it may have to be made again.
+			lines, attempts, streams = strings.Count(p.Log(), "\n")-lines, p.Attempts()-attempts, w.streams.Load()-streams
+			t.Logf("Pilot logged %d lines and tried %d times to open a stream, %d arrived", lines, attempts, streams)
+			if attempts < 1 || attempts > 5 || streams < 1 || streams > 5 || lines > 200 {
+				t.Errorf("Pilot logged %d lines and tried %d times to open a stream, %d arrived", lines, attempts, streams)
 			}
 			if st := w.mcp.Status(); len(st) != 1 {
 				t.Errorf("%d streams", len(st))

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,8 +49,9 @@ type world struct {
 	store    *store.Store[*resource.Resource]
 	services map[string]*resource.Service
 
-	mcp  *mcp.Server
-	stop func()
+	mcp     *mcp.Server
+	stop    func()
+	streams atomic.Int64 // that were opened, over all lives of the bridge
 
 	mu     sync.Mutex
 	synced bool // guarded by mu
@@ -90,7 +92,11 @@ func (w *world) listen() {
 		w.t.Fatal(err)
 	}
 	listener := listen(w.t, &w.address)
-	server := grpc.NewServer(xds.ServerOptions()...)
+	server := grpc.NewServer(append(xds.ServerOptions(), grpc.ChainStreamInterceptor(
+		func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+			w.streams.Add(1)
+			return handler(srv, stream)
+		}))...)
 	w.mcp.Register(server)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }() // ends with stop
@@ -153,19 +159,18 @@ func full(name string) string { return "dc1/" + name }
 func host(name string) string { return name + ".example.org" }
 
 // entry makes a service, with one port, 80.
-func (w *world) entry(name string) {
-	w.entryWithHost(name, host(name))
-}
+func (w *world) entry(name string) { w.entryWithPort(name, 80) }
 
-func (w *world) entryWithHost(name, host string) {
+// entryWithPort makes a service with another port. Its instances stay as they are.
+func (w *world) entryWithPort(name string, port uint32) {
 	svc := w.services[name]
 	if svc == nil {
 		svc = resource.NewService("dc1", name)
 		w.services[name] = svc
 	}
 	svc.SetEntry(part(w.t, full(name), &networking.ServiceEntry{
-		Hosts: []string{host}, Resolution: networking.ServiceEntry_STATIC, Location: networking.ServiceEntry_MESH_INTERNAL,
-		Ports: []*networking.ServicePort{{Number: 80, Name: "http", Protocol: "HTTP"}},
+		Hosts: []string{host(name)}, Resolution: networking.ServiceEntry_STATIC, Location: networking.ServiceEntry_MESH_INTERNAL,
+		Ports: []*networking.ServicePort{{Number: port, Name: "http", Protocol: "HTTP"}},
 	}))
 }
 
