@@ -207,12 +207,15 @@ func StartNacosCluster(t testing.TB, cfg NacosConfig, nodes int) []*Nacos {
 	}
 }
 
+// adminTime bounds one request of a test to the HTTP API. Some of them, such as that for a user, hash a password, which takes long on a busy machine.
+const adminTime = time.Minute
+
 func newNacos(t testing.TB, cfg NacosConfig) *Nacos {
 	t.Helper()
 	if cfg.Version.Name == "" {
 		cfg.Version = Nacos3
 	}
-	n := &Nacos{Version: cfg.Version, cfg: cfg, binary: cfg.Version.tool.fetch(t), client: &http.Client{Timeout: callTime, Transport: &http.Transport{}}}
+	n := &Nacos{Version: cfg.Version, cfg: cfg, binary: cfg.Version.tool.fetch(t), client: &http.Client{Timeout: adminTime, Transport: &http.Transport{}}}
 	t.Cleanup(n.client.CloseIdleConnections)
 	n.proc = newProcess(t, cfg.Version.Name)
 	return n
