@@ -358,14 +358,12 @@ func (n *Nacos) distroLog() string { return filepath.Join(n.proc.dir, "logs", "p
 // createAdmin sets the password of the user nacos and waits until it can log in.
 func (n *Nacos) createAdmin(t testing.TB) {
 	t.Helper()
+	n.password = "nacos" // set by the database's schema in 2.x; only the console may change it
 	if n.Version.v3 {
 		n.password = "nacos-test"
 		n.http(t, http.MethodPost, "/v3/auth/user/admin", url.Values{"password": {n.password}})
-		n.Token(t)
-		return
 	}
-	n.password = "nacos" // set by the database's schema; only the console may change it
-	n.Token(t)
+	n.awaitUsers(t)
 }
 
 // Password is that of the user nacos.
@@ -582,6 +580,24 @@ func (n *Nacos) Restart(t testing.TB) {
 	if err := n.proc.waitReady(t, n.ready); err != nil {
 		t.Fatal(err)
 	}
+	if n.cfg.Auth {
+		n.awaitUsers(t)
+	}
+}
+
+// awaitUsers waits until the server knows its users, which it learns a moment after it serves.
+func (n *Nacos) awaitUsers(t testing.TB) {
+	t.Helper()
+	n.mu.Lock()
+	n.token = ""
+	n.mu.Unlock()
+	n.Token(t)
+	probe := n.Client(t)
+	defer probe.Close()
+	Eventually(t, Patience, "nacos to know its users", func() (seen string, ok bool) {
+		err := probe.TryRegister(t.Context(), "public", "PROBE", "probe", NacosUp("127.0.0.1", 1))
+		return fmt.Sprint(err), err == nil
+	})
 }
 
 // NacosInstance is one instance as a test registers it.
