@@ -16,7 +16,7 @@ func TestMain(m *testing.M) {
 		Main("test")
 	}
 	// Tests of real servers wait for them most of the time, whatever the number of processors.
-	if err := flag.Set("test.parallel", "16"); err != nil {
+	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
 	}
 	// Package testenv has a goroutine of its own from the start, which on Linux starts the servers.
