@@ -180,7 +180,7 @@ func configured(ctx context.Context, cfg Config, f func(p *process, d *pluginv1.
 
 // byHand starts the plugin without a host.
 func byHand(_ context.Context, cfg Config) error {
-	p, _, err := launch(cfg)
+	p, _, err := launch(cfg, nil)
 	if err != nil {
 		return err
 	}

@@ -312,7 +312,7 @@ func TestConformanceFindsFaults(t *testing.T) {
 		text  string
 	}{
 		"by-hand":            {byHand, "exit code other than 0"},
-		"handshake":          {describeFirst, `the contract's version is "99"`},
+		"handshake":          {describeFirst, `another version of the contract: "99", must be 1`},
 		"name":               {describeFirst, "Bad Name"},
 		"schema":             {describeFirst, "config_schema"},
 		"fickle":             {describeFirst, "differs"},

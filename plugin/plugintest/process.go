@@ -4,28 +4,17 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/base64"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
-	"net"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
@@ -57,16 +46,18 @@ const (
 	maxOutput = 64 << 10
 )
 
-// launch starts the plugin with the environment of a host, or without the cookie: as if by hand.
-func launch(cfg Config, env ...string) (*process, *bufio.Reader, error) {
+// launch starts the plugin with the environment that a host gives it for a directory of its socket, or with nil as if by hand.
+func launch(cfg Config, environ func(dir string) []string) (*process, *bufio.Reader, error) {
 	dir, err := os.MkdirTemp("/tmp", "isthmus-test")
 	if err != nil {
 		return nil, nil, err
 	}
 	p := &process{dir: dir, exited: make(chan struct{})}
 	p.cmd = exec.Command(cfg.Command[0], cfg.Command[1:]...) //nolint:gosec,noctx // the test's author names it; stop ends it
-	p.cmd.Env = append(append(os.Environ(), cfg.Env...), env...)
-	p.cmd.Env = append(p.cmd.Env, "PLUGIN_UNIX_SOCKET_DIR="+dir)
+	p.cmd.Env = append(os.Environ(), cfg.Env...)
+	if environ != nil {
+		p.cmd.Env = append(p.cmd.Env, environ(dir)...)
+	}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdout, out, err := os.Pipe()
 	if err != nil {
@@ -120,17 +111,13 @@ func writer(f func(b []byte), mu *sync.Mutex) io.Writer {
 
 // start starts the plugin and connects to it, as a host does.
 func start(ctx context.Context, cfg Config) (*process, error) {
-	cert, certPEM, err := newCertificate()
+	cert, certPEM, err := wire.NewCertificate()
 	if err != nil {
 		return nil, err
 	}
-	p, lines, err := launch(cfg,
-		wire.CookieKey+"="+wire.CookieValue,
-		fmt.Sprintf("PLUGIN_PROTOCOL_VERSIONS=%d", wire.ProtocolVersion),
-		"PLUGIN_MIN_PORT=10000", "PLUGIN_MAX_PORT=25000",
-		"PLUGIN_CLIENT_CERT="+string(certPEM),
-		wire.LogLevelKey+"=debug",
-	)
+	p, lines, err := launch(cfg, func(dir string) []string {
+		return append(wire.Environ(dir, certPEM), wire.LogLevelKey+"=debug")
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -146,51 +133,22 @@ func start(ctx context.Context, cfg Config) (*process, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("no handshake on standard output within %v: %w; standard error: %s", startWithin, err, p.errors()), p.stop())
 	}
-	if err := p.connect(line, cert); err != nil {
-		return nil, errors.Join(fmt.Errorf("handshake %q: %w", line, err), p.stop())
+	if err := p.connect(ctx, line, cert); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w; standard error: %s", err, p.errors()), p.stop())
 	}
 	return p, nil
 }
 
-// connect follows the handshake: core version, contract version, network, address, protocol, certificate.
-func (p *process) connect(line string, cert tls.Certificate) error {
-	parts := strings.Split(strings.TrimSpace(line), "|")
-	if len(parts) < 6 {
-		return errors.New(`must be "1|VERSION|NETWORK|ADDRESS|grpc|CERTIFICATE"`)
-	}
-	if parts[0] != "1" {
-		return fmt.Errorf("go-plugin's version is %q, must be 1", parts[0])
-	}
-	if parts[1] != fmt.Sprint(wire.ProtocolVersion) {
-		return fmt.Errorf("the contract's version is %q, must be %d", parts[1], wire.ProtocolVersion)
-	}
-	if parts[4] != "grpc" {
-		return fmt.Errorf("the protocol is %q, must be grpc", parts[4])
-	}
-	der, err := base64.RawStdEncoding.DecodeString(parts[5])
-	if err != nil {
-		return fmt.Errorf("the certificate must be base64 without padding: %w", err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		return fmt.Errorf("the certificate: %w", err)
-	}
-	roots := x509.NewCertPool()
-	roots.AddCert(leaf)
-	p.conn, err = grpc.NewClient("passthrough:plugin",
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, parts[2], parts[3])
-		}),
-		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
-			Certificates: []tls.Certificate{cert},
-			RootCAs:      roots,
-			ServerName:   "localhost",
-			MinVersion:   tls.VersionTLS12,
-		})),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(wire.MaxMessage)),
-	)
+// connect follows the handshake.
+func (p *process) connect(ctx context.Context, line string, cert tls.Certificate) error {
+	endpoint, err := wire.ParseHandshake(line)
 	if err != nil {
 		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	if p.conn, err = endpoint.Dial(ctx, cert); err != nil {
+		return fmt.Errorf("connect: %w", err)
 	}
 	p.api = pluginv1.NewAdapterServiceClient(p.conn)
 	return nil
@@ -239,28 +197,4 @@ func (p *process) errors() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return string(bytes.TrimSpace(p.stderr[:min(len(p.stderr), 1000)]))
-}
-
-// newCertificate makes a certificate for one connection.
-func newCertificate() (tls.Certificate, []byte, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return tls.Certificate{}, nil, err
-	}
-	template := &x509.Certificate{
-		Subject:               pkix.Name{CommonName: "localhost", Organization: []string{"isthmus"}},
-		DNSNames:              []string{"localhost"},
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment | x509.KeyUsageCertSign,
-		BasicConstraintsValid: true,
-		SerialNumber:          big.NewInt(1),
-		NotBefore:             time.Now().Add(-time.Minute),
-		NotAfter:              time.Now().Add(24 * time.Hour),
-		IsCA:                  true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return tls.Certificate{}, nil, err
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
 }

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,16 +12,16 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"sync"
+	"syscall"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	goplugin "github.com/hashicorp/go-plugin"
-	"github.com/hashicorp/go-plugin/runner"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
@@ -76,94 +77,139 @@ type Description struct {
 type client struct {
 	limits  limits
 	process *process // nil if the process could not be made
-	plugin  *goplugin.Client
+	dir     string   // of the socket
+	conn    *grpc.ClientConn
 	api     pluginv1.AdapterServiceClient
-
-	mu    sync.Mutex
-	dir   string                        // of the socket; guarded by mu
-	conns map[*grpc.ClientConn]struct{} // that go-plugin opened; guarded by mu
+	output  sync.WaitGroup // what forwardOutput runs
 }
 
 // open starts a plugin and connects to it. The client must be closed, whether there is an error or not. The function started, which may be
-// nil, is told the process id as soon as there is one.
+// nil, is told the process id as soon as there is one. The error says which step failed.
 func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started func(pid int)) (*client, error) {
-	c := &client{limits: h.limits, conns: make(map[*grpc.ClientConn]struct{})}
+	c := &client{limits: h.limits}
 	if err := spec.Validate(); err != nil {
 		return c, err
 	}
 	if err := verify(spec); err != nil {
 		return c, err
 	}
-	cmd := exec.Command(spec.Command[0], spec.Command[1:]...) //nolint:gosec,noctx // the operator configures it; its end is ours to manage
+	name := spec.Command[0]
+	cmd := exec.Command(name, spec.Command[1:]...) //nolint:gosec,noctx // the operator configures it; its end is ours to manage
 	if cmd.Err != nil {
 		return c, cmd.Err
 	}
+	cert, certPEM, err := wire.NewCertificate()
+	if err != nil {
+		return c, fmt.Errorf("start %s: make a certificate: %w", name, err)
+	}
+	if c.dir, err = os.MkdirTemp(h.dir, "plugin"); err != nil {
+		return c, fmt.Errorf("start %s: make a directory for its socket: %w", name, err)
+	}
+	cmd.Env = slices.Concat(os.Environ(), wire.Environ(c.dir, certPEM), spec.Env, []string{wire.LogLevelKey + "=" + logLevel(ctx, log)})
 	c.process = newProcess(h, cmd, log)
-	c.process.started = started
-	c.plugin = goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig:  wire.Handshake,
-		VersionedPlugins: wire.Plugins(nil),
-		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
-		AutoMTLS:         true,
-		StartTimeout:     h.limits.start,
-		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: h.dir},
-		// What go-plugin has to say comes back as errors, and the plugin's own log lines do not go through it.
-		Logger:     hclog.NewNullLogger(),
-		SyncStdout: &lines{logs: c.process.logs, stream: "stdout"},
-		SyncStderr: &lines{logs: c.process.logs, stream: "stderr"},
-		RunnerFunc: func(_ hclog.Logger, template *exec.Cmd, dir string) (runner.Runner, error) {
-			c.mu.Lock()
-			c.dir = dir
-			c.mu.Unlock()
-			cmd.Env = append(template.Env, spec.Env...)
-			cmd.Env = append(cmd.Env, wire.LogLevelKey+"="+logLevel(ctx, log))
-			return c.process, nil
-		},
-		GRPCDialOptions: []grpc.DialOption{
-			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(wire.MaxMessage)),
-			// go-plugin loses a connection if the process dies while it is opened.
-			grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
-				streamer grpc.Streamer, opts ...grpc.CallOption,
-			) (grpc.ClientStream, error) {
-				c.mu.Lock()
-				c.conns[cc] = struct{}{}
-				c.mu.Unlock()
-				return streamer(ctx, desc, cc, method, opts...)
-			}),
-		},
-	})
-
-	// go-plugin's start takes no context.
-	stop := context.AfterFunc(ctx, func() { _ = c.process.Kill(ctx) })
-	defer stop()
-	if _, err := c.plugin.Start(); err != nil {
-		if err.Error() == startTimeout && ctx.Err() == nil {
-			return c, fmt.Errorf("start %s: %w", spec.Command[0], c.noHandshake())
-		}
-		return c, fmt.Errorf("start %s: %w", spec.Command[0], c.explain(ctx, oneLine(err)))
+	if err := c.process.start(); err != nil {
+		return c, fmt.Errorf("start %s: %w", name, err)
 	}
-	proto, err := c.plugin.Client()
+	if started != nil {
+		started(c.process.pid)
+	}
+	endpoint, err := c.handshake(ctx)
 	if err != nil {
-		return c, c.explain(ctx, fmt.Errorf("connect to %s: %w", spec.Command[0], err))
+		return c, fmt.Errorf("start %s: %w", name, err)
 	}
-	api, err := proto.Dispense(wire.PluginName)
-	if err != nil {
-		return c, c.explain(ctx, fmt.Errorf("connect to %s: %w", spec.Command[0], err))
+	if err := c.connect(ctx, endpoint, cert); err != nil {
+		return c, fmt.Errorf("connect to %s: %w", name, err)
 	}
-	c.api = api.(pluginv1.AdapterServiceClient) //nolint:forcetypeassert // wire.Adapter returns nothing else
 	return c, nil
 }
 
-// startTimeout is what go-plugin says when [limits.start] is over.
-const startTimeout = "timeout while waiting for plugin to start"
-
-// noHandshake says that a process printed nothing on its standard output, and the last that it said elsewhere.
-func (c *client) noHandshake() error {
-	words := ""
-	if last := c.process.logs.last(); last != "" {
-		words = "; its last words: " + last
+// handshake waits for the plugin to say where it serves.
+func (c *client) handshake(ctx context.Context) (wire.Endpoint, error) {
+	timer := time.NewTimer(c.limits.start)
+	defer timer.Stop()
+	select {
+	case line, ok := <-c.process.handshake:
+		if !ok {
+			return wire.Endpoint{}, c.explain(ctx, errNoHandshake)
+		}
+		endpoint, err := wire.ParseHandshake(line)
+		if errors.Is(err, wire.ErrVersion) {
+			err = fmt.Errorf("%w: %w", ErrContract, err)
+		}
+		if err != nil {
+			err = c.explain(ctx, err)
+		}
+		return endpoint, err
+	case <-timer.C:
+		return wire.Endpoint{}, fmt.Errorf("%w: no handshake on its standard output within %v%s; is this an adapter, and built for this machine?", ErrHung, c.limits.start, c.lastWords())
+	case <-ctx.Done():
+		c.process.signalGroup(syscall.SIGKILL)
+		return wire.Endpoint{}, ctx.Err()
 	}
-	return fmt.Errorf("%w: no handshake on its standard output within %v%s; is this an adapter, and built for this machine?", ErrHung, c.limits.start, words)
+}
+
+// lastWords is what a process that still runs said last, for the end of an error.
+func (c *client) lastWords() string {
+	if last := c.process.logs.last(); last != "" {
+		return "; its last words: " + last
+	}
+	return ""
+}
+
+var errNoHandshake = errors.New("it closed its standard output before its handshake")
+
+// connect opens the connection to the plugin.
+func (c *client) connect(ctx context.Context, endpoint wire.Endpoint, cert tls.Certificate) error {
+	call, cancel := context.WithTimeout(ctx, c.limits.answer)
+	defer cancel()
+	conn, err := endpoint.Dial(call, cert)
+	switch {
+	case ctx.Err() != nil:
+		c.process.signalGroup(syscall.SIGKILL)
+		return ctx.Err()
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w: no TLS or no HTTP/2 on its socket within %v%s", ErrHung, c.limits.answer, c.lastWords())
+	case err != nil:
+		if why := c.explain(ctx, err); errors.Is(why, ErrExited) {
+			return why
+		}
+		return fmt.Errorf("%w%s", err, c.lastWords())
+	}
+	c.conn, c.api = conn, pluginv1.NewAdapterServiceClient(conn)
+	// Ends with the connection; close waits for it.
+	c.output.Go(c.forwardOutput)
+	return nil
+}
+
+// forwardOutput logs what the plugin prints through go-plugin's service for
+// that, until the connection ends. A plugin that serves with go-plugin, but
+// without the SDK, blocks if nobody reads it; others need not have the service.
+func (c *client) forwardOutput() {
+	// The connection's end is that of the stream.
+	stream, err := c.conn.NewStream(context.Background(), &grpc.StreamDesc{ServerStreams: true}, "/plugin.GRPCStdio/StreamStdio")
+	if err != nil || stream.SendMsg(&emptypb.Empty{}) != nil || stream.CloseSend() != nil {
+		return
+	}
+	streams := map[uint64]*lines{1: {logs: c.process.logs, stream: "stdout"}, 2: {logs: c.process.logs, stream: "stderr"}}
+	// The messages are decoded by hand, for go-plugin does not export them:
+	// field 1 says which of the streams it is, field 2 is what was printed.
+	for m := (&emptypb.Empty{}); stream.RecvMsg(m) == nil; {
+		var which uint64
+		var data []byte
+		for b := m.ProtoReflect().GetUnknown(); len(b) > 0; {
+			field, kind, n := protowire.ConsumeTag(b)
+			switch {
+			case field == 1 && kind == protowire.VarintType:
+				which, _ = protowire.ConsumeVarint(b[n:])
+			case field == 2 && kind == protowire.BytesType:
+				data, _ = protowire.ConsumeBytes(b[n:])
+			}
+			b = b[n+protowire.ConsumeFieldValue(field, kind, b[n:]):] // it was decoded once, so it is whole
+		}
+		if to := streams[which]; to != nil {
+			_, _ = to.Write(data)
+		}
+	}
 }
 
 // close ends the process and waits for everything that belongs to it. It may be called again.
@@ -172,24 +218,12 @@ func (c *client) close() {
 		return
 	}
 	c.process.end(c.limits.end)
-	c.plugin.Kill()
+	if c.conn != nil {
+		_ = c.conn.Close()
+	}
+	c.output.Wait()
 	c.process.wait()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for cc := range c.conns {
-		_ = cc.Close() // most are closed already
-	}
-	if c.dir != "" {
-		_ = os.RemoveAll(c.dir) // go-plugin leaves it if the process could not be started
-	}
-}
-
-// pid returns the process id, 0 if there is no process.
-func (c *client) pid() int {
-	if c.process == nil || c.process.pid.Load() == 0 {
-		return 0
-	}
-	return int(c.process.pid.Load())
+	_ = os.RemoveAll(c.dir)
 }
 
 // describe asks the plugin who it is and checks the answer.
@@ -261,7 +295,7 @@ func orEmpty(b json.RawMessage) []byte {
 
 // explain adds to an error that may come from the end of the process how that ended.
 func (c *client) explain(ctx context.Context, err error) error {
-	if ctx.Err() != nil || c.process.pid.Load() == 0 {
+	if ctx.Err() != nil {
 		return err
 	}
 	timer := time.NewTimer(exitWithin)
@@ -272,14 +306,6 @@ func (c *client) explain(ctx context.Context, err error) error {
 		return fmt.Errorf("%w (%w)", c.process.exitError(), err)
 	case <-timer.C:
 	case <-ctx.Done():
-	}
-	return err
-}
-
-// oneLine returns err, or if its text has several lines an error with the same text on one.
-func oneLine(err error) error {
-	if text := err.Error(); strings.Contains(text, "\n") {
-		return errors.New(strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' }), "; "))
 	}
 	return err
 }

@@ -37,7 +37,11 @@ import (
 const roleKey = "ISTHMUS_TEST_ROLE"
 
 func TestMain(m *testing.M) {
-	switch role := os.Getenv(roleKey); role {
+	role := os.Getenv(roleKey)
+	if strings.HasPrefix(role, stepPrefix) {
+		stepMain(role)
+	}
+	switch role {
 	case "":
 		goleak.VerifyTestMain(m)
 	case "host":
@@ -265,6 +269,8 @@ func (r *rogue) Describe(ctx context.Context, _ *pluginv1.DescribeRequest) (*plu
 	switch r.role {
 	case "hang-describe":
 		<-ctx.Done()
+	case "describe-fails":
+		return nil, errors.New("no idea who I am")
 	case "bad-name":
 		d.Name = "../../etc"
 	case "bad-schema":
@@ -276,8 +282,11 @@ func (r *rogue) Describe(ctx context.Context, _ *pluginv1.DescribeRequest) (*plu
 }
 
 func (r *rogue) Configure(ctx context.Context, _ *pluginv1.ConfigureRequest) (*pluginv1.ConfigureResponse, error) {
-	if r.role == "hang-configure" {
+	switch r.role {
+	case "hang-configure":
 		<-ctx.Done()
+	case "configure-fails":
+		return nil, errors.New("no room for it")
 	}
 	return &pluginv1.ConfigureResponse{}, nil
 }

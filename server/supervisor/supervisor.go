@@ -197,7 +197,7 @@ func (s *Supervisor) begin(ctx context.Context) (p prepared) {
 		return p
 	}
 	s.update(func(st *Status) { st.Adapter, st.Version = p.Name, p.Version })
-	s.log.Info("plugin started", "adapter", p.Name, "version", p.Version, "pid", p.client.pid())
+	s.log.Info("plugin started", "adapter", p.Name, "version", p.Version, "pid", p.client.process.pid)
 	s.setPhase(PhaseConfiguring)
 	s.await("no answer to Configure", s.host.limits.answer)
 	p.err = p.client.configure(ctx, s.spec)

@@ -366,7 +366,7 @@ func TestRogues(t *testing.T) {
 	for role, want := range map[string]string{
 		"silent":         "the plugin hangs: it sent no sign of life: no handshake on its standard output within 8s; is this an adapter",
 		"flood-stderr":   "no handshake on its standard output within 8s; its last words: noise",
-		"flood-stdout":   "Unrecognized remote plugin message: noise",
+		"flood-stdout":   `the first line on its standard output, "noise`,
 		"junk":           "this is no handshake",
 		"exits":          "exit status 3; its last words: cannot go on",
 		"hang-describe":  "hangs",
