@@ -50,7 +50,7 @@ var (
 
 // Tools lists every tool.
 func Tools() []Tool {
-	return []Tool{ConsulTool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool}
+	return []Tool{ConsulTool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, PythonTool}
 }
 
 // String returns the tool's name.

@@ -1,6 +1,14 @@
+//go:build unix
+
 package testenv
 
 import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -41,4 +49,22 @@ func poll(t testing.TB, deadline time.Duration, stop <-chan struct{}, check func
 			return seen, false
 		}
 	}
+}
+
+// Running reports whether there is a process of that id which is more than an entry in its parent's table.
+func Running(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return runtime.GOOS != "linux" && syscall.Kill(pid, 0) == nil
+	}
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
+}
+
+// WaitGone waits until none of the processes runs.
+func WaitGone(t testing.TB, pids ...int) {
+	t.Helper()
+	Eventually(t, Patience, "the end of processes", func() (string, bool) {
+		return fmt.Sprint(pids), !slices.ContainsFunc(pids, Running)
+	})
 }

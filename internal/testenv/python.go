@@ -1,0 +1,68 @@
+package testenv
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// PythonTool is the Python that runs examples/adapter-python, with what the example pins and the code of its protos.
+var PythonTool = Tool{name: "adapter-python", binary: "python", version: pythonVersion, get: getPython}
+
+const pythonExample = "examples/adapter-python"
+
+// pythonVersion changes with everything that the environment is made of.
+func pythonVersion(root string) (string, error) {
+	sum := sha256.New()
+	for _, file := range []string{pythonExample + "/setup", pythonExample + "/requirements.txt", "plugin/proto/isthmus/plugin/v1/adapter.proto"} {
+		b, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(file)))
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(sum, "%s %d\n%s", file, len(b), b)
+	}
+	api, err := pinnedVersion(filepath.Join(root, "go.mod"), "istio.io/api")
+	return fmt.Sprintf("%x-%s", sum.Sum(nil)[:5], api), err
+}
+
+// getPython sets the environment up where it stays, for it cannot be moved; what appears at path at the end runs its Python.
+func getPython(ctx context.Context, root, path string, progress io.Writer) error {
+	list := exec.CommandContext(ctx, "go", "mod", "download", "istio.io/api")
+	list.Dir = root
+	if err := runLoud(list, progress); err != nil {
+		return fmt.Errorf("get istio.io/api for its protos (it needs the Go module proxy the first time): %w", err)
+	}
+	list = exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "istio.io/api")
+	list.Dir = root
+	api, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("find istio.io/api for its protos: %w", err)
+	}
+	venv := filepath.Join(filepath.Dir(filepath.Dir(path)), "venv")
+	if err := runLoud(exec.CommandContext(ctx, filepath.Join(root, filepath.FromSlash(pythonExample), "setup"), venv, strings.TrimSpace(string(api))), progress); err != nil {
+		return fmt.Errorf("set up a Python environment (it needs python3 with the venv module, and PyPI the first time): %w", err)
+	}
+	return os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\nexec '%s' \"$@\"\n", filepath.Join(venv, "bin", "python")), 0o755) //nolint:gosec // it is executed
+}
+
+// PythonAdapter makes a plugin directory with the Python example in it, as the adapter json, and returns its path.
+func PythonAdapter(t testing.TB) string {
+	t.Helper()
+	python := PythonTool.fetch(t)
+	root, err := Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	script := fmt.Sprintf("#!/bin/sh\nexec '%s' '%s'\n", python, filepath.Join(root, filepath.FromSlash(pythonExample), "adapter.py"))
+	if err := os.WriteFile(filepath.Join(dir, "isthmus-adapter-json"), []byte(script), 0o755); err != nil { //nolint:gosec // it is executed
+		t.Fatal(err)
+	}
+	return dir
+}
