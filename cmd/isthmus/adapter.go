@@ -3,8 +3,10 @@ package main
 import (
 	"fmt"
 	"maps"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -39,6 +41,9 @@ func newAdapter() *cobra.Command {
 			return nil
 		}),
 		ValidArgs: names,
-		Run:       func(_ *cobra.Command, args []string) { adapters[args[0]](programVersion()) },
+		Run: func(_ *cobra.Command, args []string) {
+			signal.Reset(syscall.SIGPIPE) // the SDK has its own way to end
+			adapters[args[0]](programVersion())
+		},
 	}
 }

@@ -36,7 +36,7 @@ func newDemo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Serve a generated registry and show its changes in the terminal",
-		Long:  "Serve a generated registry and show its changes in the terminal, until SIGINT or SIGTERM. No other program is needed.",
+		Long:  "Serve a generated registry and show its changes in the terminal, until SIGINT, SIGTERM or SIGHUP. No other program is needed.",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			text := fmt.Sprintf(demoConfig, xdsAddress, adminAddress, services, instances, rate, seed, level.value)
@@ -45,7 +45,9 @@ func newDemo() *cobra.Command {
 				return demoError(cmd, err)
 			}
 			log := cfg.Log.Logger(cmd.ErrOrStderr())
-			if err := checkPlugins(cmd.Context(), &cfg, log); err != nil {
+			ctx, stop := endAtHangup(cmd.Context())
+			defer stop()
+			if err := checkPlugins(ctx, &cfg, log); err != nil {
 				return demoError(cmd, err)
 			}
 			s, err := newServer(cfg, log)
@@ -59,7 +61,7 @@ func newDemo() *cobra.Command {
 			address := s.XDSAddr().String()
 			fmt.Fprintf(out, demoText, services, instances, rate, address, s.AdminAddr(), os.Args[0], address, text)
 
-			group, ctx := errgroup.WithContext(cmd.Context())
+			group, ctx := errgroup.WithContext(ctx)
 			lines := make(chan watch.Line)
 			group.Go(func() error { return runServer(ctx, s) })
 			group.Go(func() error {

@@ -41,7 +41,9 @@ What cannot be served as it is, and was mended or left out, is listed on standar
 		if timeout <= 0 {
 			return usageError(cmd, fmt.Errorf("--timeout %s: must be more than 0", timeout))
 		}
-		cfg, err := loadConfig(cmd.Context(), *file, config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr()))
+		ctx, stop := endAtHangup(cmd.Context())
+		defer stop()
+		cfg, err := loadConfig(ctx, *file, config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr()))
 		if err != nil {
 			return err
 		}
@@ -51,14 +53,14 @@ What cannot be served as it is, and was mended or left out, is listed on standar
 		}
 		cfg.Log.Level = "error" // what a warning is about is among the problems
 		log := cfg.Log.Logger(cmd.ErrOrStderr())
-		if err := checkPlugins(cmd.Context(), &cfg, log); err != nil {
+		if err := checkPlugins(ctx, &cfg, log); err != nil {
 			return err
 		}
 		s, err := newServer(cfg, log)
 		if err != nil {
 			return err
 		}
-		ctx, cancel := context.WithCancel(cmd.Context())
+		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		group, ctx := errgroup.WithContext(ctx)
 		// Without Listen the server serves nobody.

@@ -38,8 +38,18 @@ func main() {
 	// The first signal ends the program in good order; a second one ends it at once.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	keepBrokenPipes()
+	ctx, gone := context.WithCancelCause(ctx)
+	end := func() { gone(errNoReader) }
+	code := run(ctx, os.Args[1:], output{os.Stdout, end}, output{os.Stderr, end})
+	if code == exitOK && errors.Is(context.Cause(ctx), errNoReader) {
+		code = exitFailed
+	}
+	os.Exit(code)
 }
+
+// errNoReader says why the program ends.
+var errNoReader = errors.New("nobody reads the output")
 
 // run is the program without its surroundings. It returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -48,8 +58,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
-	if err == nil {
+	switch {
+	case err == nil:
 		return exitOK
+	case errors.Is(err, syscall.EPIPE):
+		return exitFailed // who read the output, like head(1), has enough
 	}
 	if e, ok := errors.AsType[config.Problems](err); ok {
 		fmt.Fprintf(stderr, "%v\n%s\n", err, problemCount(len(e)))

@@ -46,15 +46,40 @@ func readLines(r io.Reader) *lineReader {
 
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
+	return startWith(t, surroundings{}, args...)
+}
+
+// surroundings are what a process is started in.
+type surroundings struct {
+	env []string
+	// out is where it writes all that it does, and read what can be read of it; nil means two pipes. With terminal, out is its
+	// controlling one.
+	out, read *os.File
+	terminal  bool
+}
+
+func startWith(t *testing.T, in surroundings, args ...string) *process {
+	t.Helper()
 	p := &process{t: t, cmd: exec.CommandContext(t.Context(), "isthmus", args...)}
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
-	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stderr, err := p.cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
+	p.cmd.Env = append(os.Environ(), in.env...)
+	var stdout, stderr io.Reader
+	if in.out != nil {
+		defer in.out.Close() // the process has its own
+		p.cmd.Stdout, p.cmd.Stderr = in.out, in.out
+		stdout, stderr = strings.NewReader(""), in.read
+		if in.terminal {
+			p.cmd.Stdin = in.out
+			p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+		}
+	} else {
+		var err error
+		if stdout, err = p.cmd.StdoutPipe(); err != nil {
+			t.Fatal(err)
+		}
+		if stderr, err = p.cmd.StderrPipe(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve --config FILE",
 		Short: "Follow the registries of a configuration and serve what they hold",
-		Long: `Follow the registries of a configuration and serve what they hold, until SIGINT or SIGTERM.
+		Long: `Follow the registries of a configuration and serve what they hold, until SIGINT or SIGTERM. SIGHUP is ignored.
 
 The ports are open first, so that an istiod that starts meanwhile waits instead of giving up. Then every plugin is asked about its
 configuration; if one refuses it, the problems are listed as 'isthmus validate' does, and the program ends.
@@ -34,6 +34,7 @@ bridge keeps trying.`,
 			return err
 		}
 		log := cfg.Log.Logger(cmd.ErrOrStderr())
+		defer ignoreHangup(log)()
 		s, err := newServer(cfg, log)
 		if err != nil {
 			return err

@@ -30,11 +30,13 @@ reported at once: those of the file and those that the plugins find. A plugin th
 	file := requireConfig(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log := config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr())
-		cfg, err := loadConfig(cmd.Context(), *file, log)
+		ctx, stop := endAtHangup(cmd.Context())
+		defer stop()
+		cfg, err := loadConfig(ctx, *file, log)
 		if err != nil {
 			return err
 		}
-		if err := checkPlugins(cmd.Context(), &cfg, log); err != nil {
+		if err := checkPlugins(ctx, &cfg, log); err != nil {
 			return err
 		}
 		n := "registries"

@@ -80,7 +80,10 @@ var rules = []rule{
 		folder: "internal/watch", own: []string{"plugin/collection", "server/mcp/proto/..."}, others: anyone,
 		tests: []string{"server/..."},
 	},
-	{folder: "cmd/isthmus", own: []string{"adapters/...", "server/...", "internal/watch"}, others: anyone},
+	{
+		folder: "cmd/isthmus", own: []string{"adapters/...", "server/...", "internal/watch"}, others: anyone,
+		tests: []string{"internal/testenv"},
+	},
 
 	{folder: "internal/deps"},
 	{folder: "internal/testenv/...", own: []string{"internal/testenv"}, others: anyone},
