@@ -8,7 +8,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
 	mcp "istio.io/api/mcp/v1alpha1"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
@@ -28,13 +31,18 @@ type translator interface {
 type catalog struct {
 	translator  translator
 	collections map[string]bool // that the plugin announced; immutable
+	limits      limits          // that the host told; immutable
+
+	heard atomic.Int64 // when the registry was last heard from, in Unix nanoseconds; 0 if the adapter has not told
 
 	mu sync.Mutex
 	// guarded by mu
 	services  map[registry.Key]*service
 	slots     map[resourceID]*slot
 	problems  *problems
-	instances int // of all services
+	instances int   // of all services
+	used      usage // of limits
+	refused   bool  // something was, so there may be problems of source limit
 	synced    bool
 	degraded  string // why the registry cannot be followed, "" if it is
 	detail    string // how it is followed, "" if that is not worth telling
@@ -46,6 +54,25 @@ var (
 	_ Catalog  = (*catalog)(nil)
 	_ Detailer = (*catalog)(nil)
 )
+
+// limits bounds what a catalog holds. Zero is no bound.
+type limits struct{ resources, bytes uint64 }
+
+// usage is what counts against limits.
+type usage struct{ resources, bytes uint64 }
+
+// usageOf counts what a service is translated to. One of which nothing becomes counts too, since the catalog remembers it.
+func usageOf(r *translate.Result) usage {
+	u := usage{resources: 1}
+	if r.Entry == nil {
+		return u
+	}
+	u.resources, u.bytes = 1+uint64(len(r.Endpoints)), uint64(len(r.Entry.Resource))
+	for _, e := range r.Endpoints {
+		u.bytes += uint64(len(e.Resource))
+	}
+	return u
+}
 
 // resourceID names one resource.
 type resourceID struct{ collection, name string }
@@ -61,6 +88,7 @@ type service struct {
 	result *translate.Result
 
 	// guarded by catalog.mu
+	used      usage // by result
 	instances int
 	serving   bool // its ServiceEntry won its name, so its instances are published
 	counted   bool // it is among the services that were counted
@@ -84,9 +112,10 @@ type claim struct {
 	bytes []byte   // an encoded istio.mcp.v1alpha1.Resource; immutable
 }
 
-func newCatalog(t translator, collections []string) *catalog {
+func newCatalog(t translator, collections []string, l limits) *catalog {
 	c := &catalog{
 		translator:  t,
+		limits:      l,
 		collections: make(map[string]bool, len(collections)),
 		services:    make(map[registry.Key]*service),
 		slots:       make(map[resourceID]*slot),
@@ -111,9 +140,47 @@ func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
 		result := c.translator.Service(svc, instances, s.result)
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		is := usageOf(result)
+		if c.refusedLocked(s.used, is, func() string { return serviceProblem(svc.Key) }) {
+			if s.result == nil {
+				s.gone = true
+				delete(c.services, svc.Key)
+			}
+			return
+		}
+		c.useLocked(s.used, is)
+		s.used = is
 		c.commitLocked(s, result, len(instances))
 		return
 	}
+}
+
+// refusedLocked reports whether a new state is beyond a limit, and lists that. What was there before stays then.
+func (c *catalog) refusedLocked(was, is usage, id func() string) bool {
+	var reason string
+	switch l := c.limits; {
+	case l.resources > 0 && is.resources > was.resources && c.used.resources+is.resources-was.resources > l.resources:
+		reason = fmt.Sprintf("limits.resources_per_registry (%d)", l.resources)
+	case l.bytes > 0 && is.bytes > was.bytes && c.used.bytes+is.bytes-was.bytes > l.bytes:
+		reason = fmt.Sprintf("limits.bytes_per_registry (%d)", l.bytes)
+	}
+	if reason != "" {
+		c.refused = true
+		kept := "it is left out"
+		if was.resources > 0 {
+			kept = "it is kept as it was"
+		}
+		reason = fmt.Sprintf("%s, for with it the registry would exceed %s; raise that, or select less in the registry's config", kept, reason)
+	}
+	if c.refused {
+		c.setProblemLocked(limit{}, id(), reason)
+	}
+	return reason != ""
+}
+
+func (c *catalog) useLocked(was, is usage) {
+	c.used.resources += is.resources - was.resources
+	c.used.bytes += is.bytes - was.bytes
 }
 
 // service returns the service of a key, a new one if there is none.
@@ -132,6 +199,9 @@ func (c *catalog) service(key registry.Key) *service {
 func (c *catalog) Remove(key registry.Key) {
 	c.mu.Lock()
 	s := c.services[key]
+	if c.refused {
+		c.setProblemLocked(limit{}, serviceProblem(key), "")
+	}
 	c.mu.Unlock()
 	if s == nil {
 		return
@@ -144,6 +214,7 @@ func (c *catalog) Remove(key registry.Key) {
 	s.gone = true
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.useLocked(s.used, usage{})
 	c.commitLocked(s, &translate.Result{}, 0)
 	delete(c.services, key)
 	c.countsChangedLocked()
@@ -165,6 +236,11 @@ func (c *catalog) Publish(res *mcp.Resource) {
 	}
 	id.name = enc.Name
 	c.setProblemLocked(published{}, publishedProblem(id), "")
+	was, is := c.publishedLocked(id), usage{1, uint64(len(enc.Resource))}
+	if c.refusedLocked(was, is, func() string { return publishedProblem(id) }) {
+		return
+	}
+	c.useLocked(was, is)
 	c.putLocked(id, id.name, nil, enc.Resource)
 }
 
@@ -174,7 +250,21 @@ func (c *catalog) Withdraw(collection, name string) {
 	defer c.mu.Unlock()
 	id := resourceID{collection, name}
 	c.setProblemLocked(published{}, publishedProblem(id), "")
+	if c.refused {
+		c.setProblemLocked(limit{}, publishedProblem(id), "")
+	}
+	c.useLocked(c.publishedLocked(id), usage{})
 	c.dropLocked(id, nil)
+}
+
+// publishedLocked counts what is published under a name.
+func (c *catalog) publishedLocked(id resourceID) (u usage) {
+	if sl := c.slots[id]; sl != nil {
+		if i := sl.index(nil); i >= 0 {
+			u = usage{1, uint64(len(sl.claims[i].bytes))}
+		}
+	}
+	return u
 }
 
 // Synced implements [Catalog].
@@ -230,11 +320,17 @@ func (c *catalog) Problem(id, reason string) {
 	c.setProblemLocked(adapter{}, id, reason)
 }
 
+// Heard implements [Catalog].
+func (c *catalog) Heard() { c.heard.Store(time.Now().UnixNano()) }
+
 // Sources of problems besides *service (what translate found) and *slot (who did not get the name).
 type (
 	adapter   struct{} // what the adapter said itself
 	published struct{} // what the adapter published
+	limit     struct{} // what was left out because of a limit
 )
+
+func serviceProblem(key registry.Key) string { return "service " + key.String() }
 
 func publishedProblem(id resourceID) string {
 	return strings.TrimSpace("resource " + cmp.Or(id.collection, "of unknown kind") + " " + id.name)
@@ -242,9 +338,12 @@ func publishedProblem(id resourceID) string {
 
 func (c *catalog) setProblemLocked(source any, id, reason string) {
 	c.problems.set(source, id, reason, func(id string) {
-		if c.stream != nil {
-			c.stream.problems[id] = struct{}{}
-			c.stream.wakeUp()
+		if r := c.stream; r != nil {
+			r.problems[id] = struct{}{}
+			if _, told := r.told[id]; !told && !c.problems.shows(id) {
+				delete(r.problems, id) // it came and went before it was sent
+			}
+			r.wakeUp()
 		}
 	})
 }
@@ -319,7 +418,7 @@ func (c *catalog) diffLocked(s *service, group string, was, is []translate.Encod
 
 // findingsLocked lists what translate found.
 func (c *catalog) findingsLocked(s *service, was, is []translate.Problem) {
-	if slices.Equal(was, is) {
+	if slices.Equal(was, is) && (len(is) == 0 || !c.problems.wants()) {
 		return
 	}
 	reasons := make(map[string]string, len(is))
@@ -463,7 +562,7 @@ func (sl *slot) loser(owner *service) string {
 	if owner == nil {
 		return publishedProblem(sl.id)
 	}
-	return "service " + owner.key.String()
+	return serviceProblem(owner.key)
 }
 
 // reason says why a claim other than the first is not served.
@@ -527,10 +626,12 @@ type cursor struct {
 	number uint64
 	// queue is the order in which groups are sent. Its length is bounded by the number of resources.
 	queue    []*group
-	waiting  map[string]*group // those in queue that nothing was sent of yet, by name
-	problems map[string]struct{}
+	waiting  map[string]*group   // those in queue that nothing was sent of yet, by name
+	problems map[string]struct{} // whose text the other end does not have
+	told     map[string]struct{} // that the other end has a text of
 	status   bool
 	counts   bool
+	heard    int64 // as in catalog, that was sent
 	// wake has room for one: there is something to send.
 	wake chan struct{}
 }
@@ -558,6 +659,7 @@ func (c *catalog) read() *cursor {
 		number:   c.streams,
 		waiting:  make(map[string]*group),
 		problems: make(map[string]struct{}),
+		told:     make(map[string]struct{}),
 		status:   true,
 		counts:   true,
 		wake:     make(chan struct{}, 1),
@@ -671,6 +773,11 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 		}
 		delete(r.problems, id)
 		p := &pluginv1.Problem{Id: id, Reason: c.problems.text(id)}
+		if p.Reason == "" {
+			delete(r.told, id)
+		} else {
+			r.told[id] = struct{}{}
+		}
 		resp.Problems = append(resp.Problems, p)
 		size += len(p.Id) + len(p.Reason)
 		n++
@@ -687,8 +794,19 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 	if n == 0 && !something {
 		return nil, nil
 	}
+	resp.LastHeard = r.lastHeard()
 	resp.Services, resp.Instances = uint64(len(c.services)), uint64(c.instances)
 	return resp, nil
+}
+
+// lastHeard returns when the registry was last heard from, nil if the other end knows.
+func (r *cursor) lastHeard() *timestamppb.Timestamp {
+	heard := r.c.heard.Load()
+	if heard == r.heard {
+		return nil
+	}
+	r.heard = heard
+	return timestamppb.New(time.Unix(0, heard))
 }
 
 // postponeLocked moves an instance whose ServiceEntry was not sent yet to the ServiceEntry's group. It happens only where an

@@ -178,7 +178,7 @@ func drain(t *testing.T, r *cursor, m *mirror) []*pluginv1.WatchResponse {
 }
 
 func testCatalog() *catalog {
-	return newCatalog(named{plainTranslator{}}, []string{collection.ServiceEntry, collection.WorkloadEntry, "networking.istio.io/VirtualService"})
+	return newCatalog(named{plainTranslator{}}, []string{collection.ServiceEntry, collection.WorkloadEntry, "networking.istio.io/VirtualService"}, limits{})
 }
 
 func instances(ids ...string) []registry.Instance {
@@ -630,7 +630,7 @@ func TestCatalogOneChangeIsSmall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newCatalog(tr, []string{collection.ServiceEntry, collection.WorkloadEntry})
+	c := newCatalog(tr, []string{collection.ServiceEntry, collection.WorkloadEntry}, limits{})
 	in := make([]registry.Instance, 1000)
 	for i := range in {
 		in[i] = registry.Instance{ID: fmt.Sprint("web-", i), Address: fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250), Ports: []registry.Port{{Number: 8080}}}
@@ -668,7 +668,7 @@ func benchCatalog(b *testing.B, services int) (*catalog, [][]registry.Instance) 
 	if err != nil {
 		b.Fatal(err)
 	}
-	c := newCatalog(tr, []string{collection.ServiceEntry, collection.WorkloadEntry})
+	c := newCatalog(tr, []string{collection.ServiceEntry, collection.WorkloadEntry}, limits{})
 	all := make([][]registry.Instance, services)
 	for i := range all {
 		for j := range 10 {

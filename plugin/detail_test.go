@@ -4,7 +4,7 @@ import "testing"
 
 // TestDetail shows that how a registry is followed travels with its state, once for each change.
 func TestDetail(t *testing.T) {
-	c := newCatalog(nil, nil)
+	c := newCatalog(nil, nil, limits{})
 	r := c.read()
 	defer r.close()
 	next := func() (text string, sent bool) {

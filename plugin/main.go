@@ -27,6 +27,8 @@ const (
 	stopWithin = 5 * time.Second
 	// tellWithin is how long a plugin whose adapter failed waits for the host to take notice.
 	tellWithin = 5 * time.Second
+	// maxStackBytes is how much of a stack is logged: with what surrounds it in JSON it fits into a line of the bridge's log.
+	maxStackBytes = 8 << 10
 )
 
 // Option changes what [Main] does. C is the type of the adapter's configuration.
@@ -208,7 +210,7 @@ var errReturned = errors.New("the adapter returned without an error although it 
 func runAdapter(ctx context.Context, srv *server) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			srv.log.Error("the adapter panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			srv.log.Error("the adapter panicked", "panic", fmt.Sprint(p), "stack", stack())
 			err = fmt.Errorf("the adapter panicked: %v", p)
 		}
 	}()
@@ -221,6 +223,9 @@ func runAdapter(ctx context.Context, srv *server) (err error) {
 	}
 	return err
 }
+
+// stack returns the goroutine's stack, no longer than what the bridge logs of a line.
+func stack() string { return clip(string(debug.Stack()), maxStackBytes) }
 
 // connections is a stats.Handler that notices the first connection of the host and the end of the last one.
 type connections struct {

@@ -40,6 +40,9 @@ type Catalog interface {
 	// reason and the cure in words. An empty reason takes it off the list. translate's own findings are listed by
 	// the SDK; this is for what only the adapter can see.
 	Problem(id, reason string)
+	// Heard says that the registry itself answered or sent something just now, whether anything changed or not. The SDK shows that
+	// the process lives; only the adapter knows that its registry does. It is cheap: call it with every answer.
+	Heard()
 }
 
 // Detailer is a [Catalog] that also takes how the registry is followed. The one that [Main] hands to an adapter is; an adapter asks by a type

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -115,7 +114,7 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			s.log.Error("the adapter panicked on its configuration", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			s.log.Error("the adapter panicked on its configuration", "panic", fmt.Sprint(p), "stack", stack())
 			resp, err = nil, status.Errorf(codes.Internal, "configure: the adapter panicked: %v", p)
 		}
 	}()
@@ -135,7 +134,7 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 	if err := errors.Join(all...); err != nil {
 		return &pluginv1.ConfigureResponse{Violations: violations(err)}, nil
 	}
-	s.adapter, s.catalog, s.configured = a, newCatalog(translator, s.collections), true
+	s.adapter, s.catalog, s.configured = a, newCatalog(translator, s.collections, limits{req.GetLimits().GetResources(), req.GetLimits().GetBytes()}), true
 	return &pluginv1.ConfigureResponse{}, nil
 }
 
@@ -175,7 +174,7 @@ func (s *server) Watch(_ *pluginv1.WatchRequest, stream grpc.ServerStreamingServ
 				ended = true // what it left is sent first
 				continue
 			case <-heartbeat.C:
-				resp = &pluginv1.WatchResponse{}
+				resp = &pluginv1.WatchResponse{LastHeard: r.lastHeard()}
 			}
 		}
 		if err := stream.Send(resp); err != nil {

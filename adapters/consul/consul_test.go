@@ -55,7 +55,9 @@ func (c *catalog) Remove(key registry.Key) {
 func (c *catalog) Publish(*mcp.Resource)   {}
 func (c *catalog) Withdraw(string, string) {}
 func (c *catalog) Synced()                 { c.do(func() { c.synced = true }) }
-func (c *catalog) Problem(string, string)  {}
+func (c *catalog) Heard()                  {}
+
+func (c *catalog) Problem(string, string) {}
 func (c *catalog) Degraded(err error) {
 	c.do(func() {
 		c.degraded = ""

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -292,6 +293,8 @@ type recorder struct {
 	problems map[string]string
 	detail   string
 	changed  chan struct{} // closed and replaced at each call
+
+	heard atomic.Int64 // calls of Heard
 }
 
 func newRecorder() *recorder {
@@ -316,6 +319,7 @@ func (r *recorder) Withdraw(string, string)   { panic("BUG: not for this adapter
 func (r *recorder) Synced()                   { r.do(func() { r.synced = true }) }
 func (r *recorder) Problem(id, reason string) { r.do(func() { r.problems[id] = reason }) }
 func (r *recorder) Detail(text string)        { r.do(func() { r.detail = text }) }
+func (r *recorder) Heard()                    { r.heard.Add(1) }
 func (r *recorder) Degraded(err error) {
 	r.do(func() {
 		if err == nil {

@@ -366,6 +366,7 @@ func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, cal
 	case !meta.KnownLeader && meta.QueryBackend != api.QueryBackendStreaming:
 		return &fault{kind: faultServer, outage: true, err: errors.New("consul has no leader")}
 	}
+	s.catalog.Heard()
 	return nil
 }
 

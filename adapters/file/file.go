@@ -136,6 +136,7 @@ func (f *follower) step() error {
 		f.list(f.applied.problems, watching)
 		return err
 	}
+	f.catalog.Heard()
 	f.apply(f.tree.merge(), watching)
 	// A file that was never fit for use may hold what an earlier run of the adapter knew: the listing is not complete without it.
 	if broken := f.tree.unread(); !f.synced && len(broken) > 0 {

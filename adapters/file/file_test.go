@@ -44,6 +44,7 @@ type catalog struct {
 	view    view
 	changed chan struct{} // closed and replaced on each call
 	log     []string      // names of the calls, in order
+	heard   int
 }
 
 func newCatalog() *catalog {
@@ -95,6 +96,12 @@ func (c *catalog) Degraded(err error) {
 			v.Degraded = err.Error()
 		}
 	})
+}
+
+func (c *catalog) Heard() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.heard++
 }
 
 func (c *catalog) Problem(id, reason string) {
@@ -211,6 +218,11 @@ func TestFirstListing(t *testing.T) {
 		Problems:  map[string]string{},
 		Synced:    true,
 	}
+	c.mu.Lock()
+	if c.heard == 0 {
+		t.Error("the files were not heard from")
+	}
+	c.mu.Unlock()
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the catalog (-want +got):\n%s", diff)
 	}

@@ -163,7 +163,7 @@ func (r *run) session(ctx context.Context, s server) error {
 	if err := r.auth.ensure(ctx, s); err != nil {
 		return fmt.Errorf("server %s: %w", s.address(), err)
 	}
-	api := &httpAPI{server: s, client: r.client, auth: r.auth}
+	api := &httpAPI{server: s, client: r.client, auth: r.auth, heard: r.catalog.Heard}
 	polling := r.config.Protocol == protocolHTTP
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -179,6 +179,7 @@ func (r *run) session(ctx context.Context, s server) error {
 			polling = true
 		} else {
 			defer c.close()
+			c.heard = r.catalog.Heard
 			r.hadGRPC, r.strikes = true, 0
 		}
 	}
@@ -232,6 +233,9 @@ func (r *run) session(ctx context.Context, s server) error {
 
 // receive takes in what the server sends on the stream.
 func (r *run) receive(d *discovery, session uint64, typ string, req *serverRequest, err error) {
+	if err == nil {
+		r.catalog.Heard()
+	}
 	switch typ {
 	case typePush:
 		group, name := splitGrouped(req.ServiceInfo.GroupName, req.ServiceInfo.Name)

@@ -78,6 +78,7 @@ type conn struct {
 	stream grpcapi.BiRequestStream_RequestBiStreamClient
 	sign   signer
 	log    *slog.Logger
+	heard  func() // called with each answer; may be nil
 
 	// abilities are what the server says it can do; nil before 2.4.
 	abilities map[string]bool
@@ -255,6 +256,9 @@ func (c *conn) callOnce(ctx context.Context, timeout time.Duration, resource str
 	switch {
 	case err == nil:
 		err = decodeResponse(answer, response)
+		if err == nil && c.heard != nil {
+			c.heard()
+		}
 	case ctx.Err() == nil:
 		err = &errTransport{err}
 	}

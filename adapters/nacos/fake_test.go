@@ -246,6 +246,20 @@ func TestSentAway(t *testing.T) {
 	}
 }
 
+// TestHeard shows that the answers of a server and what it sends by itself are told as heard from it.
+func TestHeard(t *testing.T) {
+	f := startFake(t, "10.0.0.1")
+	b := runFake(t, fakeConfig(f))
+	b.eventually(t, "an answer", func() bool { return b.synced && b.heard > 0 })
+	b.mu.Lock()
+	before := b.heard
+	b.mu.Unlock()
+	for range 20 { // more than there are requests under way
+		f.send("ClientDetectionRequest", `{"requestId":"9"}`)
+	}
+	b.eventually(t, "messages", func() bool { return b.heard >= before+20 })
+}
+
 // TestUnknownRequest shows that what this client does not know is answered all the same.
 func TestUnknownRequest(t *testing.T) {
 	f := startFake(t, "10.0.0.1")

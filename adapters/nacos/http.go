@@ -117,6 +117,7 @@ type httpAPI struct {
 	server server
 	client *http.Client
 	auth   *auth
+	heard  func() // called with each answer; may be nil
 }
 
 // errStatus is an answer of the HTTP API that is no success.
@@ -212,6 +213,9 @@ func (h *httpAPI) getOnce(ctx context.Context, path, resource string, query url.
 	}
 	if err := json.Unmarshal(body, answer); err != nil {
 		return token, fmt.Errorf("%s: %w", path, err)
+	}
+	if h.heard != nil {
+		h.heard()
 	}
 	return token, nil
 }

@@ -49,6 +49,7 @@ func (nothing) Withdraw(string, string)   {}
 func (nothing) Synced()                   {}
 func (nothing) Degraded(error)            {}
 func (nothing) Problem(string, string)    {}
+func (nothing) Heard()                    {}
 
 func newTestMirror(t testing.TB, c Config) (*mirror, nothing) {
 	t.Helper()
@@ -83,7 +84,7 @@ func FuzzServerRequest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, n int, body []byte) {
 		typ := serverTypes[uint(n)%uint(len(serverTypes))]
 		m, catalog := newTestMirror(t, Config{})
-		r := &run{mirror: m, log: slog.New(slog.DiscardHandler)}
+		r := &run{mirror: m, catalog: catalog, log: slog.New(slog.DiscardHandler)}
 		sc := &scope{namespace: publicNamespace, wire: publicNamespace}
 		d := &discovery{mirror: m, state: m.state, log: r.log, patterns: map[string]*pattern{}, config: m.config}
 		d.patternsOf(sc)

@@ -33,6 +33,7 @@ type book struct {
 	// instances are those of each service, and least is the smallest number of them.
 	instances map[string][]registry.Instance
 	least     map[string]int
+	heard     int
 }
 
 func newBook() *book {
@@ -62,6 +63,7 @@ func (b *book) Remove(key registry.Key) {
 func (*book) Publish(*mcp.Resource)   {}
 func (*book) Withdraw(string, string) {}
 func (b *book) Synced()               { b.mu.Lock(); defer b.mu.Unlock(); b.synced = true }
+func (b *book) Heard()                { b.mu.Lock(); defer b.mu.Unlock(); b.heard++ }
 func (b *book) Problem(id, reason string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

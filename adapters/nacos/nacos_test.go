@@ -66,6 +66,7 @@ func (c *catalog) Remove(key registry.Key) {
 func (c *catalog) Publish(*mcp.Resource)   {}
 func (c *catalog) Withdraw(string, string) {}
 func (c *catalog) Synced()                 { c.do(func() { c.synced = true }) }
+func (c *catalog) Heard()                  {}
 func (c *catalog) Detail(text string)      { c.do(func() { c.detail = text }) }
 func (c *catalog) Problem(id, reason string) {
 	c.do(func() {

@@ -15,6 +15,8 @@ const (
 	tick = 10 * time.Millisecond
 	// maxBehind is how many seconds' worth of changes are made up for after a stall; what is older never happens.
 	maxBehind = 1.0
+	// heardEvery is how often the world is heard from although nothing changes.
+	heardEvery = 5 * time.Second
 )
 
 // adapter is the registry that does not exist.
@@ -43,10 +45,19 @@ func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		catalog.Set(svc.Service, svc.instances)
 	}
 	catalog.Synced()
+	catalog.Heard()
+	heard := time.NewTicker(heardEvery)
+	defer heard.Stop()
 
 	if a.conf.ChangesPerSecond == 0 || len(w.services) == 0 {
-		<-ctx.Done()
-		return nil
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-heard.C:
+				catalog.Heard()
+			}
+		}
 	}
 	p := pacer{rate: a.conf.ChangesPerSecond, start: time.Now()}
 	timer := time.NewTimer(p.wait(0))
@@ -56,6 +67,9 @@ func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-heard.C:
+			catalog.Heard()
+			continue
 		case <-timer.C:
 		}
 		due, lost := p.due(time.Since(p.start))

@@ -51,6 +51,7 @@ type catalog struct {
 	services map[registry.Key]held
 	log      []string // of changes: what was called with what, in order
 	synced   int      // how many services were there when Synced was called; -1 before
+	heard    int
 }
 
 func newCatalog() *catalog { return &catalog{services: map[registry.Key]held{}, synced: -1} }
@@ -101,6 +102,12 @@ func (c *catalog) changes() int {
 func (c *catalog) Publish(*mcp.Resource)   { panic("the sim registry does not speak Istio") }
 func (c *catalog) Withdraw(string, string) { panic("the sim registry does not speak Istio") }
 func (c *catalog) Degraded(err error)      { panic(fmt.Sprintf("the sim registry is degraded: %v", err)) }
+
+func (c *catalog) Heard() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.heard++
+}
 
 func (c *catalog) Problem(id, r string) {
 	panic(fmt.Sprintf("the sim registry has a problem: %s: %s", id, r))
@@ -457,6 +464,9 @@ func TestSyncedAfterTheWholeWorld(t *testing.T) {
 		time.Sleep(24 * time.Hour) // of fake time: without a rate nothing happens
 		if n := c.changes(); n != 0 {
 			t.Errorf("%d changes at rate 0", n)
+		}
+		if n := int(24*time.Hour/heardEvery) - c.heard; n < -1 || n > 1 {
+			t.Errorf("heard %d times in a day", c.heard)
 		}
 	})
 }

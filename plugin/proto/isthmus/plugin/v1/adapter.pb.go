@@ -11,6 +11,7 @@ package pluginv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -151,7 +152,10 @@ type ConfigureRequest struct {
 	// The registry's config block as a JSON object.
 	Config []byte `protobuf:"bytes,2,opt,name=config" json:"config,omitempty"`
 	// The registry's translate block as a JSON object.
-	Translate     []byte `protobuf:"bytes,3,opt,name=translate" json:"translate,omitempty"`
+	Translate []byte `protobuf:"bytes,3,opt,name=translate" json:"translate,omitempty"`
+	// What the host keeps of the registry at most. It refuses what is beyond, so
+	// a plugin that leaves it out itself saves both of them the memory.
+	Limits        *Limits `protobuf:"bytes,4,opt,name=limits" json:"limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -207,6 +211,70 @@ func (x *ConfigureRequest) GetTranslate() []byte {
 	return nil
 }
 
+func (x *ConfigureRequest) GetLimits() *Limits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+// Limits bounds what a host keeps of one registry. Zero is no bound that the
+// host tells.
+type Limits struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Resources, in number: limits.resources_per_registry.
+	Resources uint64 `protobuf:"varint,1,opt,name=resources" json:"resources,omitempty"`
+	// Encoded resources (Upsert.resource), in bytes together:
+	// limits.bytes_per_registry.
+	Bytes         uint64 `protobuf:"varint,2,opt,name=bytes" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Limits) Reset() {
+	*x = Limits{}
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Limits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Limits) ProtoMessage() {}
+
+func (x *Limits) ProtoReflect() protoreflect.Message {
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Limits.ProtoReflect.Descriptor instead.
+func (*Limits) Descriptor() ([]byte, []int) {
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Limits) GetResources() uint64 {
+	if x != nil {
+		return x.Resources
+	}
+	return 0
+}
+
+func (x *Limits) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 // ConfigureResponse accepts the configuration or says what is wrong with it.
 type ConfigureResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -218,7 +286,7 @@ type ConfigureResponse struct {
 
 func (x *ConfigureResponse) Reset() {
 	*x = ConfigureResponse{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -230,7 +298,7 @@ func (x *ConfigureResponse) String() string {
 func (*ConfigureResponse) ProtoMessage() {}
 
 func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -243,7 +311,7 @@ func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureResponse) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{3}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ConfigureResponse) GetViolations() []*Violation {
@@ -266,7 +334,7 @@ type Violation struct {
 
 func (x *Violation) Reset() {
 	*x = Violation{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -278,7 +346,7 @@ func (x *Violation) String() string {
 func (*Violation) ProtoMessage() {}
 
 func (x *Violation) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -291,7 +359,7 @@ func (x *Violation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Violation.ProtoReflect.Descriptor instead.
 func (*Violation) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{4}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Violation) GetField() string {
@@ -317,7 +385,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -329,7 +397,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -342,11 +410,11 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{5}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{6}
 }
 
 // WatchResponse is a batch of changes. Its parts are applied as one: removals, then upserts, then the rest. An empty
-// message is a sign of life; a plugin sends one at least every 5 seconds.
+// message, or one with last_heard alone, is a sign of life; a plugin sends one at least every 5 seconds.
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Resources that are new or changed.
@@ -362,14 +430,18 @@ type WatchResponse struct {
 	// How many services the plugin knows of; for people.
 	Services uint64 `protobuf:"varint,6,opt,name=services" json:"services,omitempty"`
 	// How many instances the plugin knows of, whether they take traffic or not; for people.
-	Instances     uint64 `protobuf:"varint,7,opt,name=instances" json:"instances,omitempty"`
+	Instances uint64 `protobuf:"varint,7,opt,name=instances" json:"instances,omitempty"`
+	// When the registry itself last answered or sent anything, as opposed to the
+	// plugin. Unset: not told, or as told last. It may be in any message and
+	// need not cause one: the next sign of life is soon enough.
+	LastHeard     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last_heard,json=lastHeard" json:"last_heard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -381,7 +453,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -394,7 +466,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{6}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WatchResponse) GetUpserts() []*Upsert {
@@ -446,6 +518,13 @@ func (x *WatchResponse) GetInstances() uint64 {
 	return 0
 }
 
+func (x *WatchResponse) GetLastHeard() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastHeard
+	}
+	return nil
+}
+
 // Upsert is a resource that is new or changed.
 type Upsert struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -463,7 +542,7 @@ type Upsert struct {
 
 func (x *Upsert) Reset() {
 	*x = Upsert{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -475,7 +554,7 @@ func (x *Upsert) String() string {
 func (*Upsert) ProtoMessage() {}
 
 func (x *Upsert) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -488,7 +567,7 @@ func (x *Upsert) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Upsert.ProtoReflect.Descriptor instead.
 func (*Upsert) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{7}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Upsert) GetResource() []byte {
@@ -518,7 +597,7 @@ type Removal struct {
 
 func (x *Removal) Reset() {
 	*x = Removal{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -530,7 +609,7 @@ func (x *Removal) String() string {
 func (*Removal) ProtoMessage() {}
 
 func (x *Removal) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -543,7 +622,7 @@ func (x *Removal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Removal.ProtoReflect.Descriptor instead.
 func (*Removal) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{8}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Removal) GetCollection() string {
@@ -573,7 +652,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -585,7 +664,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -598,7 +677,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{9}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Problem) GetId() string {
@@ -628,7 +707,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +719,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +732,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{10}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Status) GetError() string {
@@ -674,18 +753,22 @@ var File_isthmus_plugin_v1_adapter_proto protoreflect.FileDescriptor
 
 const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\n" +
-	"\x1fisthmus/plugin/v1/adapter.proto\x12\x11isthmus.plugin.v1\"\x11\n" +
+	"\x1fisthmus/plugin/v1/adapter.proto\x12\x11isthmus.plugin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n" +
 	"\x0fDescribeRequest\"\xb2\x01\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12#\n" +
 	"\rconfig_schema\x18\x03 \x01(\fR\fconfigSchema\x12)\n" +
 	"\x10translate_schema\x18\x04 \x01(\fR\x0ftranslateSchema\x12 \n" +
-	"\vcollections\x18\x05 \x03(\tR\vcollections\"d\n" +
+	"\vcollections\x18\x05 \x03(\tR\vcollections\"\x97\x01\n" +
 	"\x10ConfigureRequest\x12\x1a\n" +
 	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x16\n" +
 	"\x06config\x18\x02 \x01(\fR\x06config\x12\x1c\n" +
-	"\ttranslate\x18\x03 \x01(\fR\ttranslate\"Q\n" +
+	"\ttranslate\x18\x03 \x01(\fR\ttranslate\x121\n" +
+	"\x06limits\x18\x04 \x01(\v2\x19.isthmus.plugin.v1.LimitsR\x06limits\"<\n" +
+	"\x06Limits\x12\x1c\n" +
+	"\tresources\x18\x01 \x01(\x04R\tresources\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"Q\n" +
 	"\x11ConfigureResponse\x12<\n" +
 	"\n" +
 	"violations\x18\x01 \x03(\v2\x1c.isthmus.plugin.v1.ViolationR\n" +
@@ -693,7 +776,7 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\tViolation\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x0e\n" +
-	"\fWatchRequest\"\xb9\x02\n" +
+	"\fWatchRequest\"\xf4\x02\n" +
 	"\rWatchResponse\x123\n" +
 	"\aupserts\x18\x01 \x03(\v2\x19.isthmus.plugin.v1.UpsertR\aupserts\x126\n" +
 	"\bremovals\x18\x02 \x03(\v2\x1a.isthmus.plugin.v1.RemovalR\bremovals\x126\n" +
@@ -701,7 +784,9 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\x06synced\x18\x04 \x01(\bR\x06synced\x121\n" +
 	"\x06status\x18\x05 \x01(\v2\x19.isthmus.plugin.v1.StatusR\x06status\x12\x1a\n" +
 	"\bservices\x18\x06 \x01(\x04R\bservices\x12\x1c\n" +
-	"\tinstances\x18\a \x01(\x04R\tinstances\">\n" +
+	"\tinstances\x18\a \x01(\x04R\tinstances\x129\n" +
+	"\n" +
+	"last_heard\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\">\n" +
 	"\x06Upsert\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\fR\bresource\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\"=\n" +
@@ -733,37 +818,41 @@ func file_isthmus_plugin_v1_adapter_proto_rawDescGZIP() []byte {
 	return file_isthmus_plugin_v1_adapter_proto_rawDescData
 }
 
-var file_isthmus_plugin_v1_adapter_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_isthmus_plugin_v1_adapter_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_isthmus_plugin_v1_adapter_proto_goTypes = []any{
-	(*DescribeRequest)(nil),   // 0: isthmus.plugin.v1.DescribeRequest
-	(*DescribeResponse)(nil),  // 1: isthmus.plugin.v1.DescribeResponse
-	(*ConfigureRequest)(nil),  // 2: isthmus.plugin.v1.ConfigureRequest
-	(*ConfigureResponse)(nil), // 3: isthmus.plugin.v1.ConfigureResponse
-	(*Violation)(nil),         // 4: isthmus.plugin.v1.Violation
-	(*WatchRequest)(nil),      // 5: isthmus.plugin.v1.WatchRequest
-	(*WatchResponse)(nil),     // 6: isthmus.plugin.v1.WatchResponse
-	(*Upsert)(nil),            // 7: isthmus.plugin.v1.Upsert
-	(*Removal)(nil),           // 8: isthmus.plugin.v1.Removal
-	(*Problem)(nil),           // 9: isthmus.plugin.v1.Problem
-	(*Status)(nil),            // 10: isthmus.plugin.v1.Status
+	(*DescribeRequest)(nil),       // 0: isthmus.plugin.v1.DescribeRequest
+	(*DescribeResponse)(nil),      // 1: isthmus.plugin.v1.DescribeResponse
+	(*ConfigureRequest)(nil),      // 2: isthmus.plugin.v1.ConfigureRequest
+	(*Limits)(nil),                // 3: isthmus.plugin.v1.Limits
+	(*ConfigureResponse)(nil),     // 4: isthmus.plugin.v1.ConfigureResponse
+	(*Violation)(nil),             // 5: isthmus.plugin.v1.Violation
+	(*WatchRequest)(nil),          // 6: isthmus.plugin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 7: isthmus.plugin.v1.WatchResponse
+	(*Upsert)(nil),                // 8: isthmus.plugin.v1.Upsert
+	(*Removal)(nil),               // 9: isthmus.plugin.v1.Removal
+	(*Problem)(nil),               // 10: isthmus.plugin.v1.Problem
+	(*Status)(nil),                // 11: isthmus.plugin.v1.Status
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
 }
 var file_isthmus_plugin_v1_adapter_proto_depIdxs = []int32{
-	4,  // 0: isthmus.plugin.v1.ConfigureResponse.violations:type_name -> isthmus.plugin.v1.Violation
-	7,  // 1: isthmus.plugin.v1.WatchResponse.upserts:type_name -> isthmus.plugin.v1.Upsert
-	8,  // 2: isthmus.plugin.v1.WatchResponse.removals:type_name -> isthmus.plugin.v1.Removal
-	9,  // 3: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
-	10, // 4: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
-	0,  // 5: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
-	2,  // 6: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
-	5,  // 7: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
-	1,  // 8: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
-	3,  // 9: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
-	6,  // 10: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
-	8,  // [8:11] is the sub-list for method output_type
-	5,  // [5:8] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	3,  // 0: isthmus.plugin.v1.ConfigureRequest.limits:type_name -> isthmus.plugin.v1.Limits
+	5,  // 1: isthmus.plugin.v1.ConfigureResponse.violations:type_name -> isthmus.plugin.v1.Violation
+	8,  // 2: isthmus.plugin.v1.WatchResponse.upserts:type_name -> isthmus.plugin.v1.Upsert
+	9,  // 3: isthmus.plugin.v1.WatchResponse.removals:type_name -> isthmus.plugin.v1.Removal
+	10, // 4: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
+	11, // 5: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
+	12, // 6: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
+	0,  // 7: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
+	2,  // 8: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
+	6,  // 9: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
+	1,  // 10: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
+	4,  // 11: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
+	7,  // 12: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
+	10, // [10:13] is the sub-list for method output_type
+	7,  // [7:10] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_isthmus_plugin_v1_adapter_proto_init() }
@@ -777,7 +866,7 @@ func file_isthmus_plugin_v1_adapter_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_isthmus_plugin_v1_adapter_proto_rawDesc), len(file_isthmus_plugin_v1_adapter_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
