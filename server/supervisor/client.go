@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	goplugin "github.com/hashicorp/go-plugin"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -84,8 +84,9 @@ type client struct {
 }
 
 // open starts a plugin and connects to it. The client must be closed, whether there is an error or not. The function started, which may be
-// nil, is told the process id as soon as there is one. The error says which step failed.
-func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started func(pid int)) (*client, error) {
+// nil, is told the process id as soon as there is one. The counter, which may be
+// nil, counts lines of output that are not logged. The error says which step failed.
+func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started func(pid int), dropped prometheus.Counter) (*client, error) {
 	c := &client{limits: h.limits}
 	if err := spec.Validate(); err != nil {
 		return c, err
@@ -107,6 +108,7 @@ func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started fun
 	}
 	cmd.Env = slices.Concat(os.Environ(), wire.Environ(c.dir, certPEM), spec.Env, []string{wire.LogLevelKey + "=" + logLevel(ctx, log)})
 	c.process = newProcess(h, cmd, log)
+	c.process.logs.counter = dropped
 	if err := c.process.start(); err != nil {
 		return c, fmt.Errorf("start %s: %w", name, err)
 	}
@@ -190,7 +192,7 @@ func (c *client) forwardOutput() {
 	if err != nil || stream.SendMsg(&emptypb.Empty{}) != nil || stream.CloseSend() != nil {
 		return
 	}
-	streams := map[uint64]*lines{1: {logs: c.process.logs, stream: "stdout"}, 2: {logs: c.process.logs, stream: "stderr"}}
+	streams := map[uint64]*lineWriter{1: c.process.logs.stream("stdout"), 2: c.process.logs.stream("stderr")}
 	// The messages are decoded by hand, for go-plugin does not export them:
 	// field 1 says which of the streams it is, field 2 is what was printed.
 	for m := (&emptypb.Empty{}); stream.RecvMsg(m) == nil; {
@@ -272,6 +274,7 @@ func (c *client) configure(ctx context.Context, spec Spec) error {
 		Registry:  spec.Registry,
 		Config:    orEmpty(spec.Config),
 		Translate: orEmpty(spec.Translate),
+		Limits:    &pluginv1.Limits{Resources: uint64(max(0, spec.Resources)), Bytes: uint64(max(0, spec.Bytes))},
 	})
 	if err != nil {
 		return c.explain(ctx, fmt.Errorf("configure: %w", plain(err, c.limits.answer)))
@@ -345,31 +348,6 @@ func verify(spec Spec) error {
 	return nil
 }
 
-// lines is an io.Writer that logs what go-plugin forwards of the plugin's own output.
-type lines struct {
-	logs   *logPump
-	stream string
-	rest   []byte
-}
-
-// Write implements io.Writer.
-func (l *lines) Write(b []byte) (int, error) {
-	l.rest = append(l.rest, b...)
-	for {
-		i := slices.Index(l.rest, '\n')
-		if i < 0 && len(l.rest) < maxLine {
-			return len(b), nil
-		}
-		if i < 0 {
-			i = len(l.rest) - 1
-		}
-		l.logs.line(string(l.rest[:i]), l.stream)
-		l.rest = l.rest[i+1:]
-	}
-}
-
-var _ io.Writer = (*lines)(nil)
-
 // logLevel returns the lowest level that is logged, as [wire.LogLevelKey] tells it.
 func logLevel(ctx context.Context, log *slog.Logger) string {
 	for _, l := range []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn} {
@@ -382,7 +360,7 @@ func logLevel(ctx context.Context, log *slog.Logger) string {
 
 // Describe starts a plugin, asks it who it is, and ends it.
 func Describe(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (Description, error) {
-	c, err := open(ctx, h, spec, log, nil)
+	c, err := open(ctx, h, spec, log, nil, nil)
 	defer c.close()
 	if err != nil {
 		return Description{}, err
@@ -393,7 +371,7 @@ func Describe(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (Descri
 // Check starts a plugin, gives it its configuration, and ends it. It returns what the plugin finds wrong with the configuration; the error is
 // about anything else.
 func Check(ctx context.Context, h *Host, spec Spec, log *slog.Logger) ([]Violation, error) {
-	c, err := open(ctx, h, spec, log, nil)
+	c, err := open(ctx, h, spec, log, nil, nil)
 	defer c.close()
 	if err != nil {
 		return nil, err

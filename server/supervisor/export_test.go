@@ -33,6 +33,7 @@ func CopyLog(log *slog.Logger, r io.Reader) { newLogPump(log).copy(r, "stderr") 
 const (
 	MaxLine  = maxLine
 	MaxLines = maxLines
+	MaxBytes = maxBytes
 )
 
 // Backoff returns the pauses of a bridge as it is outside of tests: after a process that was live for some time, and after a configuration was refused.

@@ -1,36 +1,46 @@
 package supervisor
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
+// Bounds of what a plugin's output adds to the log. A goroutine's stack fits into a line, and the first goroutines of a panic
+// into a second.
 const (
-	// maxLine is the longest line of a plugin's output that is logged whole, in bytes; the rest of a longer one is a line of its own.
-	maxLine = 64 << 10
+	// maxLine is how much of a line is logged, in bytes; the rest of it is left out.
+	maxLine = 16 << 10
 	// maxLines is the number of lines of one plugin that are logged in a second; the others are counted.
 	maxLines = 500
+	// maxBytes is the number of bytes of one plugin's lines that are logged in a second; the first line is logged in any case.
+	maxBytes = 64 << 10
 	// maxLast is how much of the last plain line is shown when the process ends, in bytes.
 	maxLast = 300
 )
 
 // logPump puts a plugin's output into the log.
 type logPump struct {
-	log *slog.Logger
+	log     *slog.Logger
+	counter prometheus.Counter // of lines that are not logged; may be nil
 
 	mu sync.Mutex
 	// guarded by mu
 	window  time.Time // beginning of the present second
 	lines   int       // logged in it
+	bytes   int       // of these lines
 	dropped int       // not logged in it
+	lost    int       // bytes of these, and of what was left out of long lines
 	panics  bool      // a panic's stack is being printed
 	words   string    // the first line of a panic, else the last line of level error or plain
 }
@@ -46,43 +56,79 @@ func (l *logPump) last() string {
 
 // copy logs each line of r, up to its end.
 func (l *logPump) copy(r io.Reader, stream string) {
-	br := bufio.NewReaderSize(r, maxLine)
-	for {
-		line, err := br.ReadSlice('\n')
-		if len(line) > 0 {
-			l.line(strings.ToValidUTF8(strings.TrimRight(string(line), "\r\n"), "\uFFFD"), stream)
-		}
-		if err != nil && err != bufio.ErrBufferFull { //nolint:errorlint // bufio returns it as it is
-			break
-		}
-	}
+	w := l.stream(stream)
+	_, _ = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, 2*maxLine)) // an error is its end
+	w.flush()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reportLocked()
 }
 
-// allow says whether another line may be logged.
-func (l *logPump) allowLocked() bool {
+// stream returns a writer that logs each line that is written to it.
+func (l *logPump) stream(name string) *lineWriter { return &lineWriter{logs: l, stream: name} }
+
+// lineWriter cuts what is written into lines and keeps no more than [maxLine] bytes of one.
+type lineWriter struct {
+	logs   *logPump
+	stream string
+	line   []byte // the beginning of a line that has not ended
+	lost   int    // how much of it is left out
+}
+
+var _ io.Writer = (*lineWriter)(nil)
+
+// Write implements io.Writer.
+func (w *lineWriter) Write(b []byte) (int, error) {
+	n := len(b)
+	for len(b) > 0 {
+		end := bytes.IndexByte(b, '\n')
+		part := b
+		if end >= 0 {
+			part = b[:end]
+		}
+		keep := min(len(part), maxLine-len(w.line))
+		w.line = append(w.line, part[:keep]...)
+		w.lost += len(part) - keep
+		if end < 0 {
+			break
+		}
+		w.flush()
+		b = b[end+1:]
+	}
+	return n, nil
+}
+
+// flush logs the line as far as it got.
+func (w *lineWriter) flush() {
+	if len(w.line) > 0 {
+		w.logs.add(strings.ToValidUTF8(strings.TrimRight(string(w.line), "\r"), "\uFFFD"), w.lost, w.stream)
+	}
+	w.line, w.lost = w.line[:0], 0
+}
+
+// allowLocked reports whether another line of a size may be logged.
+func (l *logPump) allowLocked(size int) bool {
 	if now := time.Now(); now.Sub(l.window) >= time.Second {
 		l.reportLocked()
-		l.window, l.lines = now, 0
+		l.window, l.lines, l.bytes = now, 0, 0
 	}
-	if l.lines >= maxLines {
-		l.dropped++
+	if l.lines >= maxLines || l.lines > 0 && l.bytes+size > maxBytes {
 		return false
 	}
 	l.lines++
+	l.bytes += size
 	return true
 }
 
 func (l *logPump) reportLocked() {
-	if l.dropped > 0 {
-		l.log.Warn("the plugin logs too much; lines were dropped", "lines", l.dropped)
-		l.dropped = 0
+	if l.dropped > 0 || l.lost > 0 {
+		l.log.Warn("the plugin logs too much; the rest was left out", "lines", l.dropped, "bytes", l.lost)
+		l.dropped, l.lost = 0, 0
 	}
 }
 
-func (l *logPump) line(line, stream string) {
+// add logs a line, of which the given number of bytes was left out.
+func (l *logPump) add(line string, lost int, stream string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	level, msg, attrs, structured := parseLine(line)
@@ -112,8 +158,25 @@ func (l *logPump) line(line, stream string) {
 		}
 	}
 	ctx := context.Background()
-	if !l.log.Enabled(ctx, level) || !l.allowLocked() {
+	if !l.log.Enabled(ctx, level) {
 		return
+	}
+	// What is quoted in the log takes more there than the plugin wrote.
+	size := len(line)
+	if !structured {
+		size = len(strconv.Quote(line))
+	}
+	if !l.allowLocked(size) {
+		l.dropped++
+		l.lost += len(line) + lost
+		if l.counter != nil {
+			l.counter.Inc()
+		}
+		return
+	}
+	if lost > 0 {
+		l.lost += lost
+		msg += "..."
 	}
 	l.log.LogAttrs(ctx, level, msg, attrs...)
 }

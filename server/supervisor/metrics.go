@@ -11,6 +11,8 @@ type Metrics struct {
 	bytes    *prometheus.CounterVec
 	upserts  *prometheus.CounterVec
 	removals *prometheus.CounterVec
+	dropped  *prometheus.CounterVec
+	heard    *prometheus.GaugeVec
 	apply    *prometheus.HistogramVec
 }
 
@@ -28,13 +30,18 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		bytes:    counter("isthmus_plugin_bytes_total", "Bytes of messages from the plugin."),
 		upserts:  counter("isthmus_plugin_upserts_total", "New and changed resources from the plugin."),
 		removals: counter("isthmus_plugin_removals_total", "Removed resources from the plugin."),
+		dropped:  counter("isthmus_plugin_log_dropped_total", "Lines of the plugin's output that were not logged, since there were too many."),
+		heard: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "isthmus_registry_last_heard_timestamp_seconds",
+			Help: "When the registry itself answered or sent anything last, as its adapter tells it. Absent if it does not tell.",
+		}, []string{"registry"}),
 		apply: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "isthmus_plugin_apply_seconds",
 			Help:    "Time taken to apply a message that is more than a sign of life.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
 		}, []string{"registry"}),
 	}
-	reg.MustRegister(m.starts, m.failures, m.phase, m.messages, m.bytes, m.upserts, m.removals, m.apply)
+	reg.MustRegister(m.starts, m.failures, m.phase, m.messages, m.bytes, m.upserts, m.removals, m.dropped, m.heard, m.apply)
 	return m
 }
 
@@ -43,7 +50,7 @@ func (m *Metrics) forget(registry string) {
 	labels := prometheus.Labels{"registry": registry}
 	for _, v := range []interface {
 		DeletePartialMatch(labels prometheus.Labels) int
-	}{m.starts, m.failures, m.phase, m.messages, m.bytes, m.upserts, m.removals, m.apply} {
+	}{m.starts, m.failures, m.phase, m.messages, m.bytes, m.upserts, m.removals, m.dropped, m.heard, m.apply} {
 		v.DeletePartialMatch(labels)
 	}
 }

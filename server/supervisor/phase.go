@@ -110,4 +110,6 @@ type Status struct {
 	Instances uint64 `json:"instances"`
 	// LastMessage is when the plugin was heard of last.
 	LastMessage time.Time `json:"last_message,omitzero"`
+	// LastHeard is when the registry itself answered or sent anything last, as its adapter tells it; zero if it does not tell.
+	LastHeard time.Time `json:"last_heard,omitzero"`
 }

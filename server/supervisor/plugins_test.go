@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
@@ -157,6 +158,8 @@ func (r *remote) do(c plugin.Catalog, cmd command) error {
 		c.Synced()
 	case "degraded":
 		c.Degraded(errors.New(cmd.Name))
+	case "heard":
+		c.Heard()
 	case "followed":
 		c.Degraded(nil)
 	case "fail":
@@ -325,6 +328,15 @@ func (r *rogue) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[plu
 			if _, err := count.WriteAt(binary.BigEndian.AppendUint64(nil, sent), 0); err != nil {
 				return err
 			}
+		}
+	case "odd-times":
+		for _, at := range []*timestamppb.Timestamp{{Seconds: 1 << 62}, {Seconds: -5}, {Nanos: -1}, {}} {
+			if err := s.Send(&pluginv1.WatchResponse{LastHeard: at}); err != nil {
+				return err
+			}
+		}
+		if err := s.Send(&pluginv1.WatchResponse{Synced: true}); err != nil {
+			return err
 		}
 	case "stubborn", "chatty":
 		if err := s.Send(&pluginv1.WatchResponse{Synced: true}); err != nil {

@@ -2,13 +2,13 @@ package supervisor
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -77,7 +77,7 @@ func (p *process) copyStdout(r io.Reader) {
 	br := bufio.NewReaderSize(r, maxLine)
 	line, err := br.ReadSlice('\n')
 	if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
-		p.logs.line(strings.ToValidUTF8(string(line), "\uFFFD"), "stdout")
+		p.logs.copy(bytes.NewReader(line), "stdout")
 		return
 	}
 	p.handshake <- string(line)

@@ -27,6 +27,8 @@ type Spec struct {
 	Config json.RawMessage
 	// Translate is the registry's translate block as a JSON object. Empty: {}.
 	Translate json.RawMessage
+	// Resources and Bytes bound what the sink keeps of the registry, for the plugin to leave out what is beyond. 0: not told.
+	Resources, Bytes int
 }
 
 // Validate returns everything that is wrong with the spec, joined.

@@ -10,8 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
@@ -183,11 +185,15 @@ func (s *Supervisor) begin(ctx context.Context) (p prepared) {
 	if s.metrics != nil {
 		s.metrics.starts.WithLabelValues(s.spec.Registry).Inc()
 	}
+	var dropped prometheus.Counter
+	if s.metrics != nil {
+		dropped = s.metrics.dropped.WithLabelValues(s.spec.Registry)
+	}
 	defer s.await("", 0)
 	s.await("no handshake", s.host.limits.start)
 	p.client, p.err = open(ctx, s.host, s.spec, s.log, func(pid int) {
 		s.update(func(st *Status) { st.PID = pid })
-	})
+	}, dropped)
 	if p.err != nil {
 		return p
 	}
@@ -296,6 +302,11 @@ func (s *Supervisor) take(st *streamState, resp *pluginv1.WatchResponse) error {
 		m.upserts.WithLabelValues(s.spec.Registry).Add(float64(len(resp.GetUpserts())))
 		m.removals.WithLabelValues(s.spec.Registry).Add(float64(len(resp.GetRemovals())))
 	}
+	if t := resp.GetLastHeard(); t != nil {
+		size -= protowire.SizeTag(lastHeardField) + protowire.SizeBytes(proto.Size(t))
+		s.heard(t.AsTime(), now)
+		resp.LastHeard = nil // the rest is the sink's
+	}
 	if size == 0 {
 		s.update(func(st *Status) { st.LastMessage = now })
 		return nil
@@ -335,6 +346,23 @@ func (s *Supervisor) take(st *streamState, resp *pluginv1.WatchResponse) error {
 	})
 	s.setPhase(phase)
 	return nil
+}
+
+// lastHeardField is the number of WatchResponse.last_heard.
+const lastHeardField = 8
+
+// heard notes when the plugin says that the registry was last heard from. What lies in the future is now, and what is no time is not told.
+func (s *Supervisor) heard(t, now time.Time) {
+	if t.After(now) {
+		t = now
+	}
+	if t.Unix() <= 0 {
+		return
+	}
+	s.update(func(st *Status) { st.LastHeard = t })
+	if s.metrics != nil {
+		s.metrics.heard.WithLabelValues(s.spec.Registry).Set(float64(t.UnixMilli()) / 1000)
+	}
 }
 
 func (s *Supervisor) update(f func(*Status)) {

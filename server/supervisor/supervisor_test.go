@@ -208,6 +208,12 @@ func (b *buffer) Write(p []byte) (int, error) {
 	return b.b.Write(p)
 }
 
+func (b *buffer) Reset() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.b.Reset()
+}
+
 func (b *buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -472,7 +478,7 @@ func TestFloodIsBounded(t *testing.T) {
 }
 
 // droppedLines finds the counts of lines that were not logged.
-var droppedLines = regexp.MustCompile(`msg="the plugin logs too much; lines were dropped" registry=test lines=(\d+)`)
+var droppedLines = regexp.MustCompile(`msg="the plugin logs too much; the rest was left out" registry=test lines=(\d+)`)
 
 // A plugin's log lines are bounded, those that are dropped are counted, and none of them can do harm.
 func TestChattyPlugin(t *testing.T) {
@@ -501,11 +507,11 @@ func TestChattyPlugin(t *testing.T) {
 		dropped += n
 		windows++
 	}
-	// The two odd lines are five: what is longer than a line may be is several. Each of them is logged or counted, like the others.
+	// The two odd lines are logged or counted like the others; of the long one only the beginning is.
 	for _, odd := range []string{`msg="{\"@message\":5`, "msg=xxx"} {
 		logged += strings.Count(text, odd)
 	}
-	if want := chattyLines + 1 + (300_000+supervisor.MaxLine-1)/supervisor.MaxLine; logged+dropped != want {
+	if want := chattyLines + 2; logged+dropped != want {
 		t.Errorf("%d lines were logged and %d dropped, want %d together", logged, dropped, want)
 	}
 	if windows == 0 || logged > (windows+1)*supervisor.MaxLines {
@@ -516,6 +522,49 @@ func TestChattyPlugin(t *testing.T) {
 			t.Errorf("a line of %d bytes", len(line))
 		}
 	}
+}
+
+// A second takes so many bytes at most, whatever the number of lines, and a line so many, whatever its length; what is left out is counted.
+func TestLogBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		logs := &buffer{}
+		r, w := io.Pipe()
+		ended := make(chan struct{})
+		go func() { // ends with w
+			defer close(ended)
+			supervisor.CopyLog(slog.New(slog.NewTextHandler(logs, nil)), r)
+		}()
+		const lines, length = 1000, 60_000
+		for _, c := range []string{"x", "\x00", "é"} { // a zero takes four bytes in the log
+			logs.Reset()
+			line := strings.Repeat(c, length) + "\n"
+			if _, err := io.WriteString(w, strings.Repeat(line, lines)); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if got := len(logs.String()); got < supervisor.MaxLine || got > supervisor.MaxBytes+4*supervisor.MaxLine {
+				t.Errorf("%d lines of %d times %q: %d bytes were logged", lines, length, c, got)
+			}
+			<-time.After(time.Second)
+			logs.Reset()
+			if _, err := io.WriteString(w, "done\n"); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			m := regexp.MustCompile(`the rest was left out" lines=(\d+) bytes=(\d+)`).FindStringSubmatch(logs.String())
+			if m == nil {
+				t.Fatalf("%q: nothing is said of what was left out:\n%s", c, logs)
+			}
+			dropped, _ := strconv.Atoi(m[1])
+			lost, _ := strconv.Atoi(m[2])
+			if most := lines - supervisor.MaxBytes/supervisor.MaxLine; dropped < most || dropped >= lines || lost < dropped*length*len(c)-supervisor.MaxLine || lost >= lines*length*len(c) {
+				t.Errorf("%q: %d lines and %d bytes were left out", c, dropped, lost)
+			}
+			<-time.After(time.Second)
+		}
+		_ = w.Close()
+		<-ended
+	})
 }
 
 // Of the lines of one second as many as the bound are logged; the others are counted, once, when the next second has a line or the
@@ -557,6 +606,55 @@ func TestLogBound(t *testing.T) {
 		<-ended
 		check("at the end", 2*supervisor.MaxLines, fmt.Sprint(99*supervisor.MaxLines), "7")
 	})
+}
+
+// When the registry was last heard from is what the adapter says, not that its process lives; it outlives the process, and nothing of it reaches the sink.
+func TestLastHeard(t *testing.T) {
+	t.Parallel()
+	h, s := newHost(t), newSink()
+	socket := filepath.Join(shortDir(t), "s")
+	sup, _ := start(t, h, spec("remote", remoteConfig{Socket: socket}), s)
+	wait(t, "stream", s.begun)
+	begun := time.Now()
+	tell(t, socket, command{Op: "set", Name: "web", Instances: 1})
+	s.until(t, "the service", func(s *sink) bool { return len(s.messages) > 0 })
+	if at := sup.Status().LastHeard; !at.IsZero() {
+		t.Errorf("heard at %v although it was not told", at)
+	}
+	tell(t, socket, command{Op: "heard"})
+	eventually(t, "heard", func() bool { return !sup.Status().LastHeard.IsZero() })
+	heard := sup.Status()
+	if at := heard.LastHeard; at.Before(begun) || at.After(time.Now()) {
+		t.Errorf("heard at %v", at)
+	}
+	eventually(t, "another sign of life", func() bool { return sup.Status().LastMessage.After(heard.LastMessage) })
+	if at := sup.Status().LastHeard; !at.Equal(heard.LastHeard) {
+		t.Errorf("a sign of life moved it from %v to %v", heard.LastHeard, at)
+	}
+	tell(t, socket, command{Op: "fail", Name: "enough"})
+	wait(t, "end", s.down)
+	wait(t, "next stream", s.begun)
+	if at := sup.Status().LastHeard; !at.Equal(heard.LastHeard) {
+		t.Errorf("the end of the process moved it from %v to %v", heard.LastHeard, at)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.messages {
+		if m.GetLastHeard() != nil || proto.Size(m) == 0 {
+			t.Errorf("the sink got %v", m)
+		}
+	}
+}
+
+// Times that cannot be are no times.
+func TestLastHeardOdd(t *testing.T) {
+	t.Parallel()
+	h, s := newHost(t), newSink()
+	sup, _ := start(t, h, spec("odd-times", struct{}{}), s)
+	s.until(t, "synced", func(s *sink) bool { return s.synced == 1 })
+	if at := sup.Status().LastHeard; !at.IsZero() && time.Since(at) < 0 || at.Year() > 1 && at.Year() < 2020 {
+		t.Errorf("heard at %v", at)
+	}
 }
 
 // Prepare says whether the plugin takes its configuration, before anything is followed; Run goes on with the same process, or with what went
