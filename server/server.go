@@ -91,6 +91,7 @@ func New(cfg config.Config, o Options) (*Server, error) {
 	var err error
 	s.ingest, err = ingest.New(s.store, names, ingest.Options{
 		MaxResources: cfg.Limits.ResourcesPerRegistry,
+		MaxBytes:     cfg.Limits.BytesPerRegistry,
 		Selector:     translate.SelectorValue,
 		Validate:     translate.ValidateBody,
 	}, o.Log, o.Metrics)
@@ -121,6 +122,7 @@ func Spec(cfg *config.Config, r *config.Registry) (supervisor.Spec, error) {
 	return supervisor.Spec{
 		Registry: r.Name, Adapter: r.Type, Command: append([]string{path}, args...), SHA256: r.Plugin.SHA256,
 		Config: r.Config, Translate: r.Translate,
+		Resources: cfg.Limits.ResourcesPerRegistry, Bytes: cfg.Limits.BytesPerRegistry,
 	}, nil
 }
 
@@ -199,6 +201,7 @@ func (s *Server) Run(ctx context.Context) error {
 		})
 		s.log.Info("serving", "xds", s.XDSAddr().String(), "admin", s.AdminAddr().String(), "mcp", s.MCPAddr().String(), "registries", len(s.specs), "version", s.options.Version)
 	}
+	group.Go(func() error { return s.ingest.Run(ctx) })
 	s.follow(ctx, group)
 	err = group.Wait()
 	return errors.Join(err, host.Close())
@@ -302,6 +305,9 @@ func (s *Server) NotSynced() []string {
 		if why := cmp.Or(st.Error, st.Down, sup.LastError); why != "" {
 			reason += ": " + why
 		}
+		if since := time.Since(st.ListingSince).Truncate(time.Second); !st.ListingSince.IsZero() && since > 0 {
+			reason += fmt.Sprintf("; it began %s ago", since)
+		}
 		reasons = append(reasons, reason)
 	}
 	return reasons
@@ -399,7 +405,7 @@ func (a source) Overview() admin.Overview {
 		}
 		r := admin.Registry{
 			Name: st.Registry, Adapter: sup.Adapter, Version: sup.Version, Phase: sup.Phase.String(), Explanation: sup.Sentence, Since: sup.Since,
-			Error: cmp.Or(st.Down, st.Error), LastError: sup.LastError, LastErrorAt: sup.LastErrorAt, Detail: st.Detail, Synced: st.Synced, PID: sup.PID, Restarts: sup.Restarts,
+			Error: cmp.Or(st.Down, st.Error), LastError: sup.LastError, LastErrorAt: sup.LastErrorAt, Detail: st.Detail, Synced: st.Synced, ListingSince: st.ListingSince, LastHeard: sup.LastHeard, Bytes: st.Bytes, PID: sup.PID, Restarts: sup.Restarts,
 			Revision: uint64(st.Revision), Services: int(st.Services), Instances: int(st.Instances), ProblemCount: st.Problems,
 			Problems: []admin.Problem{},
 		}

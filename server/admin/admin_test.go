@@ -290,7 +290,7 @@ func TestPage(t *testing.T) {
 	}
 	s := New(&world{overview: Overview{
 		Version: "1.2.3", Started: now.Add(-3 * time.Hour), Revision: 77, NotReady: []string{"registry dc1: <b>"},
-		Registries: []Registry{{Name: "dc1", Adapter: "consul", Phase: "degraded", Explanation: "It can not be followed.", Since: now.Add(-5 * time.Minute), LastError: "<script>alert(1)</script>", LastErrorAt: now, ProblemCount: 61, Problems: problems}},
+		Registries: []Registry{{Name: "dc1", Adapter: "consul", Phase: "degraded", Explanation: "It can not be followed.", Since: now.Add(-5 * time.Minute), LastError: "<script>alert(1)</script>", LastErrorAt: now, ListingSince: now.Add(-7 * time.Minute), LastHeard: now.Add(-6 * time.Minute), ProblemCount: 61, Problems: problems}, {Name: "dc2", Phase: "live"}},
 		Sinks: []Sink{
 			{Node: "sidecar~1", Address: "127.0.0.1:9", Protocol: "sotw", Profile: "istio-1.30", Shape: "inline", Connected: now, Subscriptions: []Subscription{{Collection: "g/K", State: "sent", SentVersion: "abc", AckedVersion: "def", Lag: 4, Bytes: 1_234_567, Nacks: 1, LastNack: "no <i>"}}},
 			{Node: "", Address: "127.0.0.1:7", Protocol: "mcp", Profile: "pilot-1.8", Connected: now, StaleNonces: 3, Subscriptions: []Subscription{
@@ -304,7 +304,7 @@ func TestPage(t *testing.T) {
 	if code != 200 || !strings.HasPrefix(header.Get("Content-Type"), "text/html") {
 		t.Fatalf("/ = %d %v", code, header)
 	}
-	for _, want := range []string{"Not ready", "dc1: &lt;b&gt;", "1.2.3, up 3 h, revision 77", "degraded", "It can not be followed.", "5 min", "&lt;script&gt;", "service s49", "The others are in the", "sidecar~1", "abc", "def", "1.2 MB", "no &lt;i&gt;", "3 stale nonces", "incremental", "too large", "waits for istio/serviceentries", "has asked for nothing yet"} {
+	for _, want := range []string{"Not ready", "dc1: &lt;b&gt;", "1.2.3, up 3 h, revision 77", "degraded", "It can not be followed.", "5 min", "listing incomplete for 7 min", "last heard from: 6 min ago", "last heard from: not told", "&lt;script&gt;", "service s49", "The others are in the", "sidecar~1", "abc", "def", "1.2 MB", "no &lt;i&gt;", "3 stale nonces", "incremental", "too large", "waits for istio/serviceentries", "has asked for nothing yet"} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page lacks %q", want)
 		}

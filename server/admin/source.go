@@ -42,12 +42,17 @@ type Registry struct {
 	LastErrorAt time.Time `json:"last_error_at,omitzero"`
 	Detail      string    `json:"detail,omitempty"` // how it is followed, if that is worth telling
 	Synced      bool      `json:"synced"`           // a first listing is in
-	PID         int       `json:"pid,omitempty"`
-	Restarts    int       `json:"restarts"`
-	Revision    uint64    `json:"revision"` // of the last change that the registry made
-	Services    int       `json:"services"`
-	Instances   int       `json:"instances"`
-	Resources   int       `json:"resources"`
+	// ListingSince is since when the listing is incomplete; zero while it is complete.
+	ListingSince time.Time `json:"listing_since,omitzero"`
+	// LastHeard is when the registry itself answered or sent anything last, as its adapter tells it; zero if it does not tell.
+	LastHeard time.Time `json:"last_heard,omitzero"`
+	PID       int       `json:"pid,omitempty"`
+	Restarts  int       `json:"restarts"`
+	Revision  uint64    `json:"revision"` // of the last change that the registry made
+	Services  int       `json:"services"`
+	Instances int       `json:"instances"`
+	Resources int       `json:"resources"`
+	Bytes     int       `json:"bytes"` // of these, as limits.bytes_per_registry counts
 	// ProblemCount is the number of problems; Problems may be fewer.
 	ProblemCount int       `json:"problem_count"`
 	Problems     []Problem `json:"problems"`

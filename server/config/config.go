@@ -74,6 +74,7 @@ type Admin struct {
 // Limits are bounds. Each must be positive.
 type Limits struct {
 	ResourcesPerRegistry int `json:"resources_per_registry" doc:"How many resources one registry may have. What comes above is left out and listed."`
+	BytesPerRegistry     int `json:"bytes_per_registry" doc:"How many bytes the resources of one registry may have together, as its plugin encodes them; one instance has some 300. What comes above is left out and listed; nothing that is served is removed for it. The bridge takes about three times as much memory, besides 2 kB for each resource."`
 	Tombstones           int `json:"tombstones" doc:"How many removed names each collection remembers, so that a delta sink that comes back within them gets exactly what it lacks. One costs some 150 bytes."`
 }
 
@@ -104,7 +105,7 @@ type SinkTLS struct {
 var Default = Config{
 	Listen: Listen{XDS: "127.0.0.1:15051", Admin: "127.0.0.1:15080"},
 	Log:    Log{Level: "info", Format: "text"},
-	Limits: Limits{ResourcesPerRegistry: 1_000_000, Tombstones: 100_000},
+	Limits: Limits{ResourcesPerRegistry: 1_000_000, BytesPerRegistry: 512 << 20, Tombstones: 100_000},
 }
 
 // Options say what there is besides the file. The zero value works.

@@ -56,7 +56,7 @@ plugin_dir: `+dir+`
 profile: tools
 log: {level: debug, format: json}
 admin: {pprof: true}
-limits: {resources_per_registry: 5, tombstones: 6}
+limits: {resources_per_registry: 5, bytes_per_registry: 7, tombstones: 6}
 mcp: {profile: pilot-1.8, synthetic_entries: true, full_state: true}
 sinks:
 - address: pilot.example.org:9901
@@ -80,7 +80,7 @@ registries:
 		Profile:   "tools",
 		Log:       Log{Level: "debug", Format: "json"},
 		Admin:     Admin{Pprof: true},
-		Limits:    Limits{ResourcesPerRegistry: 5, Tombstones: 6},
+		Limits:    Limits{ResourcesPerRegistry: 5, BytesPerRegistry: 7, Tombstones: 6},
 		MCP:       MCP{Profile: "pilot-1.8", SyntheticEntries: true, FullState: true},
 		Sinks: []Sink{{
 			Address: "pilot.example.org:9901", Metadata: map[string]string{"authorization": "Bearer secret", "x": ""},
@@ -136,7 +136,7 @@ registries:
 - {name: a, type: sim, translate: [], plugin: {sha256: ab}}
 log: {level: loud, format: xml}
 admin: {pprof: please}
-limits: {tombstones: -1, resources_per_registry: many}
+limits: {tombstones: -1, resources_per_registry: many, bytes_per_registry: 0}
 profile: tool
 log: {}
 `, `
@@ -155,6 +155,7 @@ f:8:20: log.format: must be one of text, json
 f:9:16: admin.pprof: must be true or false, not text
 f:10:10: limits.tombstones: must be positive
 f:10:50: limits.resources_per_registry: must be a whole number, not text
+f:10:56: limits.bytes_per_registry: must be positive
 f:11:1: profile: there is no profile of this name; did you mean tools?
 f:12:1: log: given twice, first on line 8`},
 		{"same port", "listen: {xds: ':1', admin: ':1'}\nregistries: [{name: a, type: sim}]", `f:1:21: listen.admin: is the same as listen.xds; they need a port each`},

@@ -444,6 +444,7 @@ func (d *decoder) validate(o Options) {
 	}
 	d.legacy(o)
 	d.check(c.Limits.ResourcesPerRegistry > 0, "limits.resources_per_registry", "must be positive")
+	d.check(c.Limits.BytesPerRegistry > 0, "limits.bytes_per_registry", "must be positive")
 	d.check(c.Limits.Tombstones > 0, "limits.tombstones", "must be positive")
 }
 

@@ -2,6 +2,7 @@ package ingest
 
 import (
 	"cmp"
+	"context"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -24,6 +25,9 @@ type Options struct {
 	// MaxResources is the number of resources that one registry may have; what comes beyond is refused and listed.
 	// 0 means [DefaultMaxResources].
 	MaxResources int
+	// MaxBytes is the number of bytes that the resources of one registry may have together, by [resource.Part.Size]; as above.
+	// 0 means [DefaultMaxBytes].
+	MaxBytes int
 	// Selector returns the value of [resource.SelectorLabel] for the instances of a ServiceEntry, given the name of the
 	// entry without its namespace. Nil means the name itself.
 	Selector func(name string) string
@@ -32,8 +36,11 @@ type Options struct {
 	Validate func(body proto.Message) error
 }
 
-// DefaultMaxResources is the default of [Options.MaxResources].
-const DefaultMaxResources = 1_000_000
+// Defaults of [Options].
+const (
+	DefaultMaxResources = 1_000_000
+	DefaultMaxBytes     = 512 << 20
+)
 
 // Limits of what is kept for people, per process or registry.
 const (
@@ -68,18 +75,20 @@ type Change struct {
 
 // Status is a registry as people want to see it.
 type Status struct {
-	Registry  string         `json:"registry"`
-	Synced    bool           `json:"synced"`          // a first listing is complete
-	Listing   bool           `json:"listing"`         // a new listing is coming in
-	Down      string         `json:"down,omitempty"`  // why there is no plugin
-	Error     string         `json:"error,omitempty"` // why the plugin can not follow its registry
-	Detail    string         `json:"detail,omitempty"`
-	Since     time.Time      `json:"since"`     // of the above
-	Services  uint64         `json:"services"`  // that the plugin knows of
-	Instances uint64         `json:"instances"` // the same
-	Resources map[string]int `json:"resources"` // served, by collection
-	Problems  int            `json:"problems"`
-	Revision  store.Revision `json:"revision"` // of the store after the last change
+	Registry     string         `json:"registry"`
+	Synced       bool           `json:"synced"`                 // a first listing is complete
+	Listing      bool           `json:"listing"`                // a new listing is coming in
+	ListingSince time.Time      `json:"listing_since,omitzero"` // of the first of those that are not complete yet
+	Down         string         `json:"down,omitempty"`         // why there is no plugin
+	Error        string         `json:"error,omitempty"`        // why the plugin can not follow its registry
+	Detail       string         `json:"detail,omitempty"`
+	Since        time.Time      `json:"since"`     // of the above
+	Services     uint64         `json:"services"`  // that the plugin knows of
+	Instances    uint64         `json:"instances"` // the same
+	Resources    map[string]int `json:"resources"` // served, by collection
+	Bytes        int            `json:"bytes"`     // of all resources, as [Options.MaxBytes] counts
+	Problems     int            `json:"problems"`
+	Revision     store.Revision `json:"revision"` // of the store after the last change
 }
 
 // Stale says whether what is served may be older than what the registry holds.
@@ -95,6 +104,8 @@ type metrics struct {
 	changes   *prometheus.CounterVec
 	refused   *prometheus.CounterVec
 	resources *prometheus.GaugeVec
+	bytes     *prometheus.GaugeVec
+	listing   *prometheus.GaugeVec
 	synced    *prometheus.GaugeVec
 	stale     *prometheus.GaugeVec
 	problems  *prometheus.GaugeVec
@@ -115,6 +126,8 @@ func newMetrics(st *store.Store[*resource.Resource]) *metrics {
 			Name: "isthmus_refused_total", Help: "Resources from a plugin that were refused; the last good one is kept.",
 		}, []string{"registry"}),
 		resources: gauge("isthmus_resources", "Resources that are served.", "registry", "collection"),
+		bytes:     gauge("isthmus_registry_bytes", "Bytes of the registry's resources, as limits.bytes_per_registry counts them.", "registry"),
+		listing:   gauge("isthmus_registry_listing_since_timestamp_seconds", "Since when the registry's listing is incomplete. Absent while it is complete.", "registry"),
 		synced:    gauge("isthmus_registry_synced", "1 when the registry has completed a first listing.", "registry"),
 		stale:     gauge("isthmus_registry_stale", "1 while the registry cannot be followed; what is known is served.", "registry"),
 		problems:  gauge("isthmus_registry_problems", "Things in the registry that cannot be served as they are.", "registry"),
@@ -129,6 +142,7 @@ func newMetrics(st *store.Store[*resource.Resource]) *metrics {
 // New returns an Ingest of registries by name, in the order of the configuration. It registers its metrics.
 func New(st *store.Store[*resource.Resource], registries []string, o Options, log *slog.Logger, reg prometheus.Registerer) (*Ingest, error) {
 	o.MaxResources = cmp.Or(o.MaxResources, DefaultMaxResources)
+	o.MaxBytes = cmp.Or(o.MaxBytes, DefaultMaxBytes)
 	if o.Validate == nil {
 		o.Validate = func(proto.Message) error { return nil }
 	}
@@ -137,7 +151,7 @@ func New(st *store.Store[*resource.Resource], registries []string, o Options, lo
 	}
 	i := &Ingest{options: o, store: st, log: log, metrics: newMetrics(st), vips: make(map[netip.Addr][]claimant)}
 	for _, c := range []prometheus.Collector{
-		i.metrics.changes, i.metrics.refused, i.metrics.resources, i.metrics.synced, i.metrics.stale,
+		i.metrics.changes, i.metrics.refused, i.metrics.resources, i.metrics.bytes, i.metrics.listing, i.metrics.synced, i.metrics.stale,
 		i.metrics.problems, i.metrics.services, i.metrics.instances, i.metrics.revision,
 	} {
 		if err := reg.Register(c); err != nil {
@@ -156,9 +170,32 @@ func New(st *store.Store[*resource.Resource], registries []string, o Options, lo
 		i.metrics.stale.WithLabelValues(name).Set(0)
 		i.metrics.problems.WithLabelValues(name).Set(0)
 		i.metrics.refused.WithLabelValues(name).Add(0)
+		i.metrics.bytes.WithLabelValues(name).Set(0)
 		r.countServedLocked()
 	}
 	return i, nil
+}
+
+// tickEvery is how often [Ingest.Run] looks.
+const tickEvery = 5 * time.Second
+
+// Run says in the log, until ctx ends, what only time brings about: that a listing is still not complete, and what the bounds of
+// the log kept back.
+func (i *Ingest) Run(ctx context.Context) error {
+	t := time.NewTicker(tickEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		i.mu.Lock()
+		for _, r := range i.registries {
+			r.tickLocked()
+		}
+		i.mu.Unlock()
+	}
 }
 
 // Registry returns the registry of that name, nil if there is none.

@@ -8,9 +8,11 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -236,6 +238,173 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 	}
 }
 
+// A plugin whose state changes all the time has as many lines as one with problems. The latest state is logged in the end, with the number of
+// changes that were left out before it, though the plugin says nothing more.
+func TestFlappingIsFewLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		i, log := logged(t, "dc1")
+		go func() { _ = i.Run(t.Context()) }()
+		r := i.Registry("dc1")
+		r.Begin(nil)
+		r.Apply(synced)
+		lines := func(text string) int { return strings.Count(log.String(), text) }
+		const away, back = "the registry can not be followed", "the registry is followed again"
+		flap := func(reason string) {
+			r.Apply(&pluginv1.WatchResponse{Status: &pluginv1.Status{Error: reason}})
+		}
+		const changes = 20_001
+		for n := range changes {
+			flap([]string{"connection refused", ""}[n%2])
+			time.Sleep(time.Millisecond)
+		}
+		synctest.Wait()
+		if got := lines(away) + lines(back); got != maxLines {
+			t.Errorf("%d lines for %d changes within %v, want %d", got, changes, linesWithin, maxLines)
+		}
+		sleep(linesWithin)
+		if got := lines(away) + lines(back); got != maxLines+1 || !strings.HasSuffix(log.String(),
+			fmt.Sprintf("level=WARN msg=\"the registry can not be followed; what is known is served\" registry=dc1 left_out=%d err=\"connection refused\"\n", changes-maxLines)) {
+			t.Errorf("after the window: %d lines:\n%s", got, log)
+		}
+		sleep(2 * linesWithin)
+		flap("")
+		if got := lines(away) + lines(back); got != maxLines+2 || !strings.HasSuffix(log.String(), "msg=\"the registry is followed again\" registry=dc1\n") {
+			t.Errorf("afterwards: %d lines:\n%s", got, log)
+		}
+		// A plugin that ends in between leaves nothing to be said later.
+		for n := range 2*maxLines + 1 {
+			flap([]string{"no leader", ""}[n%2])
+		}
+		r.Down(errors.New("killed"))
+		if got := lines("left_out"); got != 2 {
+			t.Errorf("%d lines with what was left out, want 2:\n%s", got, log)
+		}
+		n := lines("\n")
+		sleep(10 * linesWithin)
+		if lines("\n") != n {
+			t.Errorf("more lines after the end:\n%s", log)
+		}
+	})
+}
+
+// A listing that does not end is told in the log after a minute and whenever its age has doubled, and in the state and metrics from its
+// beginning, however often the plugin begins anew.
+func TestListingThatDoesNotEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log text
+		reg := prometheus.NewRegistry()
+		i, err := New(store.New[*resource.Resource](store.Options{}), []string{"dc1", "dc2"}, Options{}, slog.New(slog.NewTextHandler(&log, nil)), reg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _ = i.Run(t.Context()) }()
+		since := func() float64 {
+			t.Helper()
+			return metric(t, reg, "isthmus_registry_listing_since_timestamp_seconds", "dc1")
+		}
+		r := i.Registry("dc1")
+		if since() != 0 || !r.Status().ListingSince.IsZero() {
+			t.Error("a listing is incomplete before one began")
+		}
+		begun := time.Now()
+		r.Begin(nil)
+		r.Apply(upserts(entry("ns/web", "web"), instance("ns/web", "ns/web-1", "10.0.0.1")))
+		sleep(30 * time.Second)
+		r.Down(errors.New("killed"))
+		r.Begin(nil)
+		if got := r.Status().ListingSince; !got.Equal(begun) || since() != float64(begun.Unix()) {
+			t.Errorf("incomplete since %v and %v, want %v", got, since(), begun)
+		}
+		sleep(20 * time.Second)
+		if log.Len() != 0 {
+			t.Errorf("too early:\n%s", &log)
+		}
+		sleep(11*time.Minute - time.Since(begun))
+		var ages []string
+		for _, m := range regexp.MustCompile(`level=WARN msg="the listing is still not complete; nothing is removed until it is" registry=dc1 for=(\S+) services=1 instances=1`).FindAllStringSubmatch(log.String(), -1) {
+			ages = append(ages, m[1])
+		}
+		if want := []string{"1m0s", "2m0s", "4m0s", "8m0s"}; !slices.Equal(ages, want) {
+			t.Errorf("lines at %v, want %v:\n%s", ages, want, &log)
+		}
+		r.Apply(synced)
+		if since() != 0 || !r.Status().ListingSince.IsZero() {
+			t.Error("a listing is incomplete after it was complete")
+		}
+		log.Reset()
+		sleep(time.Hour)
+		if log.Len() != 0 {
+			t.Errorf("afterwards:\n%s", &log)
+		}
+	})
+}
+
+// sleep waits until a time has passed and everything has been done that was due by then.
+func sleep(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// A limit by bytes refuses what is new and what grows, and never takes away what is served, not even to put something else in its place. It is
+// logged once and lists what it refused with the field that sets it.
+func TestBytes(t *testing.T) {
+	var log bytes.Buffer
+	reg := prometheus.NewRegistry()
+	st := store.New[*resource.Resource](store.Options{})
+	fill := strings.Repeat("x", 1000)
+	i, err := New(st, []string{"dc1"}, Options{MaxBytes: 5000}, slog.New(slog.NewTextHandler(&log, nil)), reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := env{t, st, i}
+	r := e.Registry("dc1")
+	r.Begin(nil)
+	r.Apply(upserts(entry("dc1/web", "web"), instance("dc1/web", "dc1/web-1", "10.0.0.1"), route("dc1/a", fill), route("dc1/b", fill), route("dc1/c", fill), route("dc1/d", fill)))
+	r.Apply(synced)
+	want, wantWorkload := e.served()
+	if len(r.Problems()) != 0 || log.Len() == 0 {
+		t.Fatalf("problems %v, log %s", r.Problems(), &log)
+	}
+	log.Reset()
+	bytes := r.Status().Bytes
+	if bytes < 4000 || bytes > 5000 {
+		t.Errorf("%d bytes are counted", bytes)
+	}
+	r.Begin(nil)
+	r.Apply(upserts(
+		entry("dc1/web", "web"), route("dc1/a", fill+fill), route("dc1/b", fill), route("dc1/c", fill), route("dc1/d", fill),
+		&pluginv1.Upsert{Service: "dc1/web", Resource: raw("dc1/web-1", &networking.WorkloadEntry{Address: "10.0.0.1", Network: fill})}, // grew
+		instance("dc1/web", "dc1/web-2", strings.Repeat("1", 1000)),                                                                     // new
+		route("dc1/new", fill),
+	))
+	// To put something that is larger in the place of an instance would take the instance away.
+	r.Apply(upserts(&pluginv1.Upsert{Resource: raw("dc1/web-1", &networking.WorkloadEntry{Address: "10.0.0.1", Network: fill})}))
+	r.Apply(upserts(external("dc1/web", fill)))
+	r.Apply(synced)
+	if inline, workload := e.served(); !cmp.Equal(want, inline) || !cmp.Equal(wantWorkload, workload) {
+		t.Errorf("(-want +got):\n%s%s", cmp.Diff(want, inline), cmp.Diff(wantWorkload, workload))
+	}
+	if got := r.Status(); got.Bytes != bytes || got.Problems != 5 {
+		t.Errorf("%d bytes and %d problems afterwards, want %d and 5", got.Bytes, got.Problems, bytes)
+	}
+	for _, p := range r.Problems() {
+		if !strings.Contains(p.Reason, "limits.bytes_per_registry (5000)") || !strings.Contains(p.Reason, "the last good one is kept") {
+			t.Errorf("%s: %s", p.ID, p.Reason)
+		}
+	}
+	if n := strings.Count(log.String(), "level=WARN"); n != 1 || !strings.Contains(log.String(), "limit=limits.bytes_per_registry value=5000") {
+		t.Errorf("%d warnings:\n%s", n, &log)
+	}
+	if got := metric(t, reg, "isthmus_refused_total", "dc1"); got != 6 {
+		t.Errorf("%v refusals are counted, want 6", got)
+	}
+	// What shrinks makes room.
+	r.Apply(upserts(route("dc1/b", "b"), route("dc1/new", "new")))
+	if inline, _ := e.served(); inline["vs dc1/b"] != "b" || inline["vs dc1/new"] != "new" {
+		t.Errorf("served %v", inline)
+	}
+}
+
 // The first registry of the configuration owns a name, whoever came first; the other is served when it goes.
 func TestOwnership(t *testing.T) {
 	for _, order := range []string{"first", "second"} {
@@ -267,15 +436,58 @@ func TestOwnership(t *testing.T) {
 	}
 }
 
+// text is a log that can be read while it is written.
+type text struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *text) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *text) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *text) Reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b.Reset()
+}
+
+func (l *text) Len() int { return len(l.String()) }
+
 // logged returns an Ingest that logs into the text.
-func logged(t *testing.T, registries ...string) (*Ingest, *bytes.Buffer) {
+func logged(t *testing.T, registries ...string) (*Ingest, *text) {
 	t.Helper()
-	var log bytes.Buffer
+	var log text
 	i, err := New(store.New[*resource.Resource](store.Options{}), registries, Options{}, slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return i, &log
+}
+
+// metric returns the value of a metric of one registry, 0 if there is none.
+func metric(t *testing.T, reg *prometheus.Registry, name, registry string) (value float64) {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == name && m.GetLabel()[0].GetValue() == registry {
+				value = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	return value
 }
 
 func problem(id, reason string) *pluginv1.WatchResponse {
@@ -805,6 +1017,9 @@ func TestModel(t *testing.T) {
 					if d := cmp.Diff(keptBack[name], listed, cmpopts.EquateEmpty()); d != "" {
 						t.Errorf("registry %s: kept back (-want +got):\n%s", name, d)
 					}
+					if got, want := e.Registry(name).Status().Bytes, e.bytes(name); got != want {
+						t.Errorf("registry %s: %d bytes are counted, there are %d", name, got, want)
+					}
 					got := e.Registry(name).Status().Resources
 					maps.DeleteFunc(got, func(coll string, n int) bool { return coll == routes && n == 0 })
 					if d := cmp.Diff(served[name], got); d != "" {
@@ -820,6 +1035,21 @@ func TestModel(t *testing.T) {
 			}
 		})
 	}
+}
+
+// bytes adds up what a registry has.
+func (e env) bytes(registry string) (n int) {
+	r := e.Registry(registry)
+	for _, pl := range r.plain {
+		n += pl.res.Size()
+	}
+	for _, s := range r.services {
+		n += s.svc.Entry().Size()
+		for _, in := range s.instances {
+			n += in.res.Size()
+		}
+	}
+	return n
 }
 
 // Whatever a plugin sends, the host goes on, and what it serves decodes.

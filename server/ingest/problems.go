@@ -20,6 +20,12 @@ const (
 	linesWithin = time.Minute
 )
 
+// limitQuiet is for how long nothing may have been refused because of a limit for the log to say so again.
+const limitQuiet = time.Hour
+
+// listingPatience is how long a listing may take before the log says so; it says so again whenever the time has doubled.
+const listingPatience = time.Minute
+
 // Bounds of what is kept of a plugin's words, in bytes.
 const (
 	maxID     = 1 << 10
@@ -40,17 +46,53 @@ type lines struct {
 	told    bool      // a summary was written in the window
 }
 
-// lineLocked says whether one more line about a problem may be logged.
-func (r *Registry) lineLocked() bool {
-	if now := time.Now(); now.Sub(r.lines.since) >= linesWithin {
-		r.lines = lines{since: now, dropped: r.lines.dropped}
+// allow reports whether one more line may be logged.
+func (l *lines) allow() bool {
+	if now := time.Now(); now.Sub(l.since) >= linesWithin {
+		*l = lines{since: now, dropped: l.dropped}
 	}
-	if r.lines.count >= maxLines {
-		r.lines.dropped++
+	if l.count >= maxLines {
+		l.dropped++
 		return false
 	}
-	r.lines.count++
+	l.count++
 	return true
+}
+
+// lineLocked says whether one more line about a problem may be logged.
+func (r *Registry) lineLocked() bool { return r.lines.allow() }
+
+// stateChangedLocked logs whether the registry can be followed, within the same bounds as problems.
+func (r *Registry) stateChangedLocked() {
+	if r.states.allow() {
+		r.sayStateLocked()
+	}
+}
+
+// sayStateLocked logs the present state, and how many changes were left out before it.
+func (r *Registry) sayStateLocked() {
+	var more []any
+	if n := r.states.dropped; n > 0 {
+		more, r.states.dropped = []any{"left_out", n}, 0
+	}
+	if r.status.Error != "" {
+		r.log.Warn("the registry can not be followed; what is known is served", append(more, "err", r.status.Error)...)
+	} else {
+		r.log.Info("the registry is followed again", more...)
+	}
+}
+
+// tickLocked logs what only time brings about.
+func (r *Registry) tickLocked() {
+	r.summarizeLocked(false)
+	if r.states.dropped > 0 && time.Since(r.states.since) >= linesWithin {
+		r.stateChangedLocked()
+	}
+	if age := time.Since(r.status.ListingSince); r.status.Listing && age >= r.patience {
+		r.log.Warn("the listing is still not complete; nothing is removed until it is", "for", age.Round(time.Second),
+			"services", len(r.services), "instances", len(r.of))
+		r.patience = 2 * age.Round(tickEvery)
+	}
 }
 
 // summarizeLocked writes one line for those that were not written: at once for the first in a window, and at the end of a listing
@@ -88,12 +130,21 @@ func (r *Registry) noteLocked(u *pluginv1.Upsert, p *resource.Part, err error) {
 	r.ingest.metrics.refused.WithLabelValues(r.name).Inc()
 	r.keepLocked(k, u.GetService())
 	reason := clip(err.Error(), maxReason) + "; refused, the last good one is kept"
+	l, isLimit := errors.AsType[*limitError](err)
+	if isLimit {
+		fresh := r.limit != l.field || time.Since(r.limitAt) >= limitQuiet
+		r.limit, r.limitAt = l.field, time.Now()
+		if fresh {
+			r.log.Warn("the registry has reached a limit; what is beyond it is refused", "limit", l.field, "value", l.value)
+		}
+	}
 	have, listed := r.own[id]
 	if !listed && len(r.own) >= maxProblems {
+		r.unlisted++
 		return
 	}
 	r.own[id] = refusal{reason, r.listing}
-	if have.reason != reason && r.lineLocked() {
+	if !isLimit && have.reason != reason && r.lineLocked() {
 		r.log.Warn("resource refused", "id", id, "err", err)
 	}
 }
@@ -128,6 +179,7 @@ func (r *Registry) problemLocked(id, reason string) {
 	before, listed := r.problems[id]
 	if !listed {
 		if len(r.problems) >= maxProblems {
+			r.unlisted++
 			return
 		}
 		before = r.known[id]
@@ -148,11 +200,11 @@ func (r *Registry) forgetProblemsLocked() {
 			}
 		}
 	}
-	r.known, r.problems = known, make(map[string]string)
+	r.known, r.problems, r.unlisted = known, make(map[string]string), 0
 }
 
 func (r *Registry) countProblemsLocked() {
-	r.status.Problems = len(r.problems) + len(r.own) + len(r.shadowed)
+	r.status.Problems = len(r.problems) + len(r.own) + len(r.shadowed) + min(r.unlisted, 1)
 	r.ingest.metrics.problems.WithLabelValues(r.name).Set(float64(r.status.Problems))
 }
 
@@ -174,6 +226,10 @@ func (r *Registry) Problems() []Problem {
 	}
 	for id, refused := range r.own {
 		out = append(out, Problem{id, refused.reason})
+	}
+	if r.unlisted > 0 {
+		out = append(out, Problem{"more", fmt.Sprintf("%d times since the listing began something was wrong that is not listed, "+
+			"since there are %d problems of its kind already", r.unlisted, maxProblems)})
 	}
 	for k, owner := range r.shadowed {
 		what := "kept back"

@@ -58,8 +58,14 @@ type Registry struct {
 	problems    map[string]string  // that the plugin listed
 	known       map[string]string  // that it listed before the present listing
 	own         map[string]refusal // that the host found
+	unlisted    int                // of both, what there was no room for
 	lines       lines              // that were logged about all of these
+	states      lines              // that were logged about what the plugin can do
 	resources   int                // entries, instances and plain ones
+	bytes       int                // of these
+	limit       string             // for which something was refused last
+	limitAt     time.Time          // when that was
+	patience    time.Duration      // age of the listing at which the log says so
 }
 
 // Begin says that a plugin begins a listing. What it does not mention until it is synced will be removed then. The collections are those
@@ -70,7 +76,10 @@ func (r *Registry) Begin(collections []string) {
 	r.collections = slices.Clone(collections)
 	r.listing++
 	r.forgetProblemsLocked()
-	r.status.Listing = true
+	if !r.status.Listing {
+		r.status.Listing, r.status.ListingSince, r.patience = true, time.Now(), listingPatience
+		r.ingest.metrics.listing.WithLabelValues(r.name).Set(float64(r.status.ListingSince.Unix()))
+	}
 	r.setStateLocked(func(s *Status) { s.Down, s.Error, s.Detail = "", "", "" })
 	r.countProblemsLocked()
 	r.ingest.store.Wake()
@@ -81,6 +90,9 @@ func (r *Registry) Down(err error) {
 	r.ingest.mu.Lock()
 	defer r.ingest.mu.Unlock()
 	r.summarizeLocked(true)
+	if r.states.dropped > 0 {
+		r.sayStateLocked()
+	}
 	r.setStateLocked(func(s *Status) { s.Down = err.Error() })
 }
 
@@ -162,18 +174,16 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 		if opened || r.status.Listing {
 			r.log.Info("listing complete", "services", len(r.services), "instances", len(r.of), "published", len(r.plain))
 		}
-		r.status.Synced, r.status.Listing = true, false
+		r.status.Synced, r.status.Listing, r.status.ListingSince = true, false, time.Time{}
+		i.metrics.listing.DeleteLabelValues(r.name)
 		i.metrics.synced.WithLabelValues(r.name).Set(1)
 	}
 	b.commitLocked()
 	if st := m.GetStatus(); st != nil {
 		was := r.status.Error
 		r.setStateLocked(func(s *Status) { s.Error, s.Detail = st.GetError(), st.GetDetail() })
-		switch {
-		case was == "" && st.GetError() != "":
-			r.log.Warn("the registry can not be followed; what is known is served", "err", st.GetError())
-		case was != "" && st.GetError() == "":
-			r.log.Info("the registry is followed again")
+		if (was == "") != (st.GetError() == "") {
+			r.stateChangedLocked()
 		}
 	}
 	if m.GetServices() != 0 || m.GetInstances() != 0 || m.GetSynced() || len(m.GetRemovals()) > 0 {
@@ -181,6 +191,7 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 		i.metrics.services.WithLabelValues(r.name).Set(float64(m.GetServices()))
 		i.metrics.instances.WithLabelValues(r.name).Set(float64(m.GetInstances()))
 	}
+	i.metrics.bytes.WithLabelValues(r.name).Set(float64(r.bytes))
 	r.countProblemsLocked()
 	r.summarizeLocked(m.GetSynced())
 	if opened {
@@ -245,12 +256,12 @@ func (r *Registry) resourceLocked(k key, shape resource.Shape) *resource.Resourc
 func (b *batch) setLocked(p *resource.Part) error {
 	r := b.r
 	k := key{p.Collection(), p.Name()}
+	if err := r.limitLocked(k, p); err != nil {
+		return err
+	}
 	pl := r.plain[k]
 	if pl == nil {
 		b.removeLocked(k.collection, k.name) // of a service, to stand for itself from now on
-		if err := r.limitLocked(true); err != nil {
-			return err
-		}
 		pl = &plain{}
 		r.plain[k] = pl
 		r.published[k.collection]++
@@ -261,16 +272,57 @@ func (b *batch) setLocked(p *resource.Part) error {
 	if pl.res != nil && pl.res.Version() == p.Version() {
 		return nil
 	}
+	if pl.res != nil {
+		r.bytes -= pl.res.Size()
+	}
 	pl.res = resource.NewResource(p, r.name)
+	r.bytes += pl.res.Size()
 	b.touch(k.collection, k.name)
 	return nil
 }
 
-func (r *Registry) limitLocked(isNew bool) error {
-	if isNew && r.resources >= r.ingest.options.MaxResources {
-		return fmt.Errorf("the registry has %d resources already, the limit; raise limits.max_resources or filter in the adapter", r.resources)
+// limitError is why a resource is refused for which there is no room.
+type limitError struct {
+	field string // of the configuration
+	value int
+}
+
+// Error implements error.
+func (e *limitError) Error() string {
+	return fmt.Sprintf("with it the registry would exceed %s (%d); raise that, or select less in the registry's config", e.field, e.value)
+}
+
+// limitLocked returns a *limitError if there is no room for a resource, or not for what it has grown by.
+func (r *Registry) limitLocked(k key, p *resource.Part) error {
+	o := &r.ingest.options
+	size := r.sizeLocked(k)
+	switch {
+	case size == 0 && r.resources >= o.MaxResources:
+		return &limitError{"limits.resources_per_registry", o.MaxResources}
+	case p.Size() > size && r.bytes+p.Size()-size > o.MaxBytes:
+		return &limitError{"limits.bytes_per_registry", o.MaxBytes}
 	}
 	return nil
+}
+
+// sizeLocked returns the size of what the registry has under a name, 0 for nothing.
+func (r *Registry) sizeLocked(k key) int {
+	if len(r.plain) > 0 {
+		if pl := r.plain[k]; pl != nil {
+			return pl.res.Size()
+		}
+	}
+	switch k.collection {
+	case collection.ServiceEntry:
+		if s := r.services[k.name]; s != nil {
+			return s.svc.Entry().Size()
+		}
+	case collection.WorkloadEntry:
+		if s := r.of[k.name]; s != nil {
+			return s.instances[k.name].res.Size()
+		}
+	}
+	return 0
 }
 
 // setEntryLocked sets the ServiceEntry of a service.
@@ -280,14 +332,17 @@ func (b *batch) setEntryLocked(p *resource.Part) error {
 	if !p.Composable() {
 		return resource.ErrNotComposable
 	}
+	if err := r.limitLocked(k, p); err != nil {
+		return err
+	}
 	if r.plain[k] != nil {
 		b.removeLocked(k.collection, k.name) // the other way round
 	}
 	s := r.services[p.Name()]
-	if err := r.limitLocked(s == nil); err != nil {
-		return err
-	}
-	if s == nil {
+	was := 0
+	if s != nil {
+		was = s.svc.Entry().Size()
+	} else {
 		_, short, _ := strings.Cut(p.Name(), "/")
 		s = &service{
 			svc:       resource.NewService(r.name, r.ingest.options.Selector(short)),
@@ -302,6 +357,7 @@ func (b *batch) setEntryLocked(p *resource.Part) error {
 	if !s.svc.SetEntry(p) {
 		return nil
 	}
+	r.bytes += p.Size() - was
 	b.touch(k.collection, k.name)
 	b.countHostLocked(s)
 	return nil
@@ -339,8 +395,7 @@ func (b *batch) setInstanceLocked(p *resource.Part, serviceName string) error {
 		return fmt.Errorf("it is in namespace %s and its service in %s; a workloadSelector reaches its own namespace only", p.Namespace(), ns)
 	}
 	was := r.of[k.name]
-	isPlain := len(r.plain) > 0 && r.plain[k] != nil
-	if err := r.limitLocked(was == nil && !isPlain); err != nil {
+	if err := r.limitLocked(k, p); err != nil {
 		return err
 	}
 	if was != s { // new, or of another service before, or one that stood for itself
@@ -357,7 +412,11 @@ func (b *batch) setInstanceLocked(p *resource.Part, serviceName string) error {
 	in.seen = r.listing
 	res := s.svc.SetInstance(p)
 	if res != nil {
+		if in.res != nil {
+			r.bytes -= in.res.Size()
+		}
 		in.res = res
+		r.bytes += res.Size()
 	}
 	s.instances[k.name] = in
 	if res != nil && !s.keptBack {
@@ -373,6 +432,7 @@ func (b *batch) removeInstanceLocked(name string) {
 	if s == nil {
 		return
 	}
+	r.bytes -= s.instances[name].res.Size()
 	delete(r.of, name)
 	delete(s.instances, name)
 	r.resources--
@@ -391,7 +451,8 @@ func (b *batch) removeLocked(coll, name string) {
 	if len(r.own) > 0 {
 		delete(r.own, "resource "+coll+" "+name)
 	}
-	if r.plain[k] != nil {
+	if pl := r.plain[k]; pl != nil {
+		r.bytes -= pl.res.Size()
 		delete(r.plain, k)
 		r.published[coll]--
 		r.resources--
@@ -410,6 +471,7 @@ func (b *batch) removeLocked(coll, name string) {
 	for instance := range s.instances {
 		b.removeInstanceLocked(instance)
 	}
+	r.bytes -= s.svc.Entry().Size()
 	s.svc.RemoveEntry()
 	b.countHostLocked(s)
 	delete(r.services, name)
@@ -598,6 +660,6 @@ func (r *Registry) Status() Status {
 	r.ingest.mu.Lock()
 	defer r.ingest.mu.Unlock()
 	s := r.status
-	s.Resources = r.servedLocked()
+	s.Resources, s.Bytes = r.servedLocked(), r.bytes
 	return s
 }

@@ -119,6 +119,9 @@ func (p *Part) Hosts() []string { return p.hosts }
 // Address returns the address of a WorkloadEntry, "" for any other kind.
 func (p *Part) Address() string { return p.address }
 
+// Size returns what the part counts towards limits: the bytes of its metadata and body.
+func (p *Part) Size() int { return len(p.metadata) + len(p.spec) }
+
 // Composable says whether the part is a ServiceEntry that instances can be added to: it has neither endpoints nor a
 // workloadSelector.
 func (p *Part) Composable() bool { return p.selectable }

@@ -156,6 +156,9 @@ func (r *Resource) Name() string { return r.part.name }
 // Collection returns the resource's collection.
 func (r *Resource) Collection() string { return r.part.collection }
 
+// Size returns what the resource counts towards limits, without its instances. See [Part.Size].
+func (r *Resource) Size() int { return r.part.Size() }
+
 // Registry returns the name of the registry that the resource comes from.
 func (r *Resource) Registry() string { return r.registry }
 
