@@ -21,7 +21,7 @@ import (
 
 // The program under test is the test binary itself, under its own name, so that it finds its adapters as it does when installed.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"isthmus": main})
+	testscript.Main(m, map[string]func(){"isthmus": main, brokenAdapter: brokenMain, hostileAdapter: hostileMain})
 }
 
 func TestScripts(t *testing.T) {
