@@ -687,6 +687,193 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// large returns an upsert with so many bytes more, in an annotation.
+func large(u *pluginv1.Upsert, more int) *pluginv1.Upsert {
+	var res mcp.Resource
+	if err := proto.Unmarshal(u.GetResource(), &res); err != nil {
+		panic(err)
+	}
+	res.Metadata.Annotations = map[string]string{"a": strings.Repeat("x", more)}
+	b, err := proto.Marshal(&res)
+	if err != nil {
+		panic(err)
+	}
+	return &pluginv1.Upsert{Service: u.GetService(), Resource: b}
+}
+
+// bodyFirst returns an upsert in which the body comes before the metadata, which is as legal.
+func bodyFirst(u *pluginv1.Upsert) *pluginv1.Upsert {
+	var res mcp.Resource
+	if err := proto.Unmarshal(u.GetResource(), &res); err != nil {
+		panic(err)
+	}
+	var b []byte
+	for _, part := range []*mcp.Resource{{Body: res.GetBody()}, {Metadata: res.GetMetadata()}} {
+		encoded, err := proto.Marshal(part)
+		if err != nil {
+			panic(err)
+		}
+		b = append(b, encoded...)
+	}
+	return &pluginv1.Upsert{Service: u.GetService(), Resource: b}
+}
+
+func cut(u *pluginv1.Upsert, n int) *pluginv1.Upsert {
+	return &pluginv1.Upsert{Service: u.GetService(), Resource: u.GetResource()[:n]}
+}
+
+// A resource that a new listing mentions in a form that is refused keeps its last good one, if its name can be read: whatever is wrong
+// with the rest.
+func TestRefusedByName(t *testing.T) {
+	good := []*pluginv1.Upsert{entry("dc1/web", "web"), instance("dc1/web", "dc1/web-1", "10.0.0.1"), workload("dc1/alone", "10.0.0.9"), route("dc1/r", "r")}
+	for _, tt := range []struct {
+		name   string
+		change func(u *pluginv1.Upsert) *pluginv1.Upsert
+		kind   bool // the kind can be read, too
+	}{
+		{"too large", func(u *pluginv1.Upsert) *pluginv1.Upsert { return large(u, resource.MaxSize) }, true},
+		{"too large, the name last", func(u *pluginv1.Upsert) *pluginv1.Upsert { return bodyFirst(large(u, resource.MaxSize)) }, true},
+		{"too large, the beginning", func(u *pluginv1.Upsert) *pluginv1.Upsert { return cut(large(u, resource.MaxSize), resource.MaxSize+1) }, false},
+		{"its end is missing", func(u *pluginv1.Upsert) *pluginv1.Upsert { return cut(u, len(u.GetResource())-1) }, true},
+		{"no body", func(u *pluginv1.Upsert) *pluginv1.Upsert { return cut(u, 2+int(u.GetResource()[1])) }, false},
+		{"bytes that are no field", func(u *pluginv1.Upsert) *pluginv1.Upsert {
+			return &pluginv1.Upsert{Service: u.GetService(), Resource: append(slices.Clone(u.GetResource()), 0xff)}
+		}, true},
+		{"no kind that is served", func(u *pluginv1.Upsert) *pluginv1.Upsert {
+			return &pluginv1.Upsert{Service: u.GetService(), Resource: bytes.Replace(u.GetResource(), []byte("v1alpha3"), []byte("v1alpha4"), 1)}
+		}, false},
+		{"a body that does not decode", func(u *pluginv1.Upsert) *pluginv1.Upsert {
+			var res mcp.Resource
+			if err := proto.Unmarshal(u.GetResource(), &res); err != nil {
+				panic(err)
+			}
+			res.Body.Value = []byte{0xff}
+			b, err := proto.Marshal(&res)
+			if err != nil {
+				panic(err)
+			}
+			return &pluginv1.Upsert{Service: u.GetService(), Resource: b}
+		}, true},
+		{"an instance that no longer says whose it is", func(u *pluginv1.Upsert) *pluginv1.Upsert {
+			return &pluginv1.Upsert{Resource: large(u, resource.MaxSize).GetResource()}
+		}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := newEnv(t, Options{}, "dc1")
+			r := e.Registry("dc1")
+			r.Begin(nil)
+			r.Apply(upserts(good...))
+			r.Apply(synced)
+			wantInline, wantWorkload := e.served()
+
+			r.Apply(upserts(entry("dc1/old", "old")))
+			r.Down(errors.New("killed"))
+			r.Begin(nil)
+			for _, u := range good {
+				r.Apply(upserts(tt.change(u)))
+			}
+			r.Apply(synced)
+			e.want(wantInline, wantWorkload) // dc1/old, which nothing mentioned, is gone
+			var ids []string
+			for _, p := range r.Problems() {
+				ids = append(ids, p.ID)
+			}
+			want := []string{
+				"resource networking.istio.io/ServiceEntry dc1/web", "resource networking.istio.io/VirtualService dc1/r",
+				"resource networking.istio.io/WorkloadEntry dc1/alone", "resource networking.istio.io/WorkloadEntry dc1/web-1",
+			}
+			if !tt.kind {
+				want = []string{
+					`resource of unknown kind "dc1/alone"`, `resource of unknown kind "dc1/r"`, `resource of unknown kind "dc1/web"`, `resource of unknown kind "dc1/web-1"`,
+				}
+			}
+			if d := cmp.Diff(want, ids); d != "" {
+				t.Errorf("problems (-want +got):\n%s", d)
+			}
+
+			r.Begin(nil)
+			r.Apply(upserts(entry("dc1/web", "web")))
+			r.Apply(synced)
+			e.want(map[string]string{"se dc1/web": "web"}, map[string]string{"se dc1/web": "web selector"})
+			if p := r.Problems(); len(p) != 0 {
+				t.Errorf("after a listing without them: %v", p)
+			}
+		})
+	}
+}
+
+// An instance whose new form is refused stays although its service's ServiceEntry is not mentioned any more.
+func TestRefusedInstanceKeepsItsService(t *testing.T) {
+	e := newEnv(t, Options{}, "dc1")
+	r := e.Registry("dc1")
+	r.Begin(nil)
+	r.Apply(upserts(entry("dc1/web", "web"), instance("dc1/web", "dc1/web-1", "10.0.0.1"), instance("dc1/web", "dc1/web-2", "10.0.0.2")))
+	r.Apply(synced)
+	r.Begin(nil)
+	r.Apply(upserts(large(instance("dc1/other", "dc1/web-1", "10.0.0.1"), resource.MaxSize)))
+	r.Apply(synced)
+	e.want(map[string]string{"se dc1/web": "web 10.0.0.1"}, map[string]string{"se dc1/web": "web selector", "we dc1/web-1": "10.0.0.1 web"})
+}
+
+// A new listing in which something was refused that has no legible name may have meant anything with it: it removes nothing, and says so.
+func TestNamelessRefusal(t *testing.T) {
+	web := instance("dc1/web", "dc1/web-1", "10.0.0.1")
+	huge := &pluginv1.Upsert{Service: "dc1/web", Resource: raw("dc1/web-1", &networking.WorkloadEntry{
+		Address: "10.0.0.1", Labels: map[string]string{"a": strings.Repeat("x", 2*resource.MaxSize)},
+	})}
+	twice := &pluginv1.Upsert{Service: "dc1/web", Resource: append(slices.Clone(web.GetResource()), instance("dc1/web", "dc1/web-2", "10.0.0.1").GetResource()...)}
+	for _, tt := range []struct {
+		name string
+		u    *pluginv1.Upsert
+	}{
+		{"nothing", &pluginv1.Upsert{}},
+		{"no message", &pluginv1.Upsert{Resource: []byte{0xff}}},
+		{"the name cut off", cut(web, 10)},
+		{"an illegal name", instance("dc1/web", "dc1/Web-1", "10.0.0.1")},
+		{"two names", twice},
+		{"the beginning, the name last", cut(bodyFirst(huge), resource.MaxSize+1)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			i, log := logged(t, "dc1")
+			e := env{t, i.store, i}
+			r := e.Registry("dc1")
+			first := upserts(entry("dc1/web", "web"), web, route("dc1/r", "r"))
+			r.Begin(nil)
+			r.Apply(first)
+			r.Apply(synced)
+			wantInline, wantWorkload := e.served()
+			r.Down(errors.New("killed"))
+			r.Begin(nil)
+			r.Apply(upserts(entry("dc1/web", "web"), tt.u))
+			log.Reset()
+			r.Apply(synced)
+			e.want(wantInline, wantWorkload)
+			if want := `level=WARN msg="the listing removes nothing, as something in it was refused that has no legible name" registry=dc1`; !strings.Contains(log.String(), want) {
+				t.Errorf("the log lacks %s:\n%s", want, log)
+			}
+			if s := r.Status(); !s.Synced || s.Listing {
+				t.Errorf("the listing is not complete: %+v", s)
+			}
+			if p := r.Problems(); len(p) != 1 || !strings.Contains(p[0].Reason, "a listing with it removes nothing") {
+				t.Errorf("problems: %v", p)
+			}
+			// What is said to be gone goes all the same.
+			r.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(routes, "dc1/r")}})
+			if got, _ := e.served(); got["vs dc1/r"] != "" {
+				t.Errorf("served after its removal: %v", got)
+			}
+
+			r.Begin(nil)
+			r.Apply(upserts(entry("dc1/web", "web")))
+			r.Apply(synced)
+			e.want(map[string]string{"se dc1/web": "web"}, map[string]string{"se dc1/web": "web selector"})
+			if p := r.Problems(); len(p) != 0 {
+				t.Errorf("after a listing without it: %v", p)
+			}
+		})
+	}
+}
+
 // Each host has an address of its own, whatever others hash to and whoever comes first.
 func TestAddressConflict(t *testing.T) {
 	// Hosts that have the same first choice, small before large, and one whose first choice is the large one's second: found, not made.

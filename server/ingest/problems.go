@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
-	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/resource"
 )
 
@@ -107,29 +106,44 @@ func (r *Registry) summarizeLocked(listed bool) {
 	}
 }
 
-// noteLocked lists what was refused, and takes what is accepted again off the list.
-func (r *Registry) noteLocked(u *pluginv1.Upsert, p *resource.Part, err error) {
-	if err == nil && len(r.own) == 0 {
-		return
-	}
-	var k key
-	if p != nil {
-		k = key{p.Collection(), p.Name()}
-	}
-	if invalid, ok := errors.AsType[*resource.Invalid](err); ok {
-		k = key{invalid.Collection, invalid.Name}
-	}
-	id := "resource " + k.collection + " " + k.name
+// refusalID is the id under which it is listed that a resource was refused. Without a collection its kind is unknown.
+func refusalID(k key) string {
 	if k.collection == "" {
-		id = "resource of unknown kind " + strconv.QuoteToASCII(k.name)
+		return "resource of unknown kind " + strconv.QuoteToASCII(clip(k.name, maxID))
 	}
+	return "resource " + k.collection + " " + clip(k.name, maxID)
+}
+
+// forgetRefusalLocked takes a resource off the list of what was refused.
+func (r *Registry) forgetRefusalLocked(k key) {
+	if len(r.own) > 0 {
+		delete(r.own, refusalID(k))
+		delete(r.own, refusalID(key{name: k.name}))
+	}
+}
+
+// noteLocked lists what was refused, and takes what is accepted again off the list.
+func (r *Registry) noteLocked(p *resource.Part, err error) {
 	if err == nil {
-		delete(r.own, id)
+		r.forgetRefusalLocked(key{p.Collection(), p.Name()})
 		return
 	}
 	r.ingest.metrics.refused.WithLabelValues(r.name).Inc()
-	r.keepLocked(k, u.GetService())
-	reason := clip(err.Error(), maxReason) + "; refused, the last good one is kept"
+	text := clip(err.Error(), maxReason)
+	var k key
+	reason := text + "; refused, the last good one is kept"
+	invalid, ok := errors.AsType[*resource.Invalid](err)
+	if ok {
+		k = key{invalid.Collection, invalid.Name}
+	} else {
+		k = key{p.Collection(), p.Name()}
+	}
+	if ok && invalid.Nameless() {
+		r.nameless = r.listing
+		reason = text + "; refused; as its name cannot be read, a listing with it removes nothing"
+	} else {
+		r.keepLocked(k)
+	}
 	l, isLimit := errors.AsType[*limitError](err)
 	if isLimit {
 		fresh := r.limit != l.field || time.Since(r.limitAt) >= limitQuiet
@@ -138,6 +152,7 @@ func (r *Registry) noteLocked(u *pluginv1.Upsert, p *resource.Part, err error) {
 			r.log.Warn("the registry has reached a limit; what is beyond it is refused", "limit", l.field, "value", l.value)
 		}
 	}
+	id := refusalID(k)
 	have, listed := r.own[id]
 	if !listed && len(r.own) >= maxProblems {
 		r.unlisted++
@@ -145,12 +160,19 @@ func (r *Registry) noteLocked(u *pluginv1.Upsert, p *resource.Part, err error) {
 	}
 	r.own[id] = refusal{reason, r.listing}
 	if !isLimit && have.reason != reason && r.lineLocked() {
-		r.log.Warn("resource refused", "id", id, "err", err)
+		r.log.Warn("resource refused", "id", id, "err", text)
 	}
 }
 
-// keepLocked notes that a listing mentioned a resource, although in a form that was refused: its last good content stays.
-func (r *Registry) keepLocked(k key, serviceName string) {
+// keepLocked notes that a listing mentioned a resource, although in a form that was refused: its last good content stays. Without a
+// collection every resource of the name stays, with an instance its service.
+func (r *Registry) keepLocked(k key) {
+	if k.collection == "" {
+		for _, coll := range collection.All() {
+			r.keepLocked(key{coll, k.name})
+		}
+		return
+	}
 	if pl := r.plain[k]; pl != nil {
 		pl.seen = r.listing
 	}
@@ -160,7 +182,8 @@ func (r *Registry) keepLocked(k key, serviceName string) {
 			s.seen = r.listing
 		}
 	case collection.WorkloadEntry:
-		if s := r.of[k.name]; s != nil && serviceName != "" {
+		if s := r.of[k.name]; s != nil {
+			s.seen = r.listing
 			in := s.instances[k.name]
 			in.seen = r.listing
 			s.instances[k.name] = in

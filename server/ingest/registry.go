@@ -49,6 +49,7 @@ type Registry struct {
 	status      Status
 	collections []string // that the plugin may publish to; nil until it said so
 	listing     uint64   // number of the present listing
+	nameless    uint64   // number of the last listing in which something was refused that has no legible name
 	services    map[string]*service
 	of          map[string]*service // by name of an instance
 	plain       map[key]*plain
@@ -162,23 +163,24 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 		}
 	}
 	for n := range errs {
-		r.noteLocked(m.GetUpserts()[n], parts[n], errs[n])
+		r.noteLocked(parts[n], errs[n])
 	}
 	for _, p := range m.GetProblems() {
 		r.problemLocked(p.GetId(), p.GetReason())
 	}
-	opened := false
+	opened, listed := false, false
 	if m.GetSynced() {
 		b.sweepLocked()
 		opened = !r.status.Synced
-		if opened || r.status.Listing {
-			r.log.Info("listing complete", "services", len(r.services), "instances", len(r.of), "published", len(r.plain))
-		}
+		listed = opened || r.status.Listing
 		r.status.Synced, r.status.Listing, r.status.ListingSince = true, false, time.Time{}
 		i.metrics.listing.DeleteLabelValues(r.name)
 		i.metrics.synced.WithLabelValues(r.name).Set(1)
 	}
 	b.commitLocked()
+	if listed {
+		r.log.Info("listing complete", "services", len(r.services), "instances", len(r.of), "published", len(r.plain))
+	}
 	if st := m.GetStatus(); st != nil {
 		was := r.status.Error
 		r.setStateLocked(func(s *Status) { s.Error, s.Detail = st.GetError(), st.GetDetail() })
@@ -448,9 +450,7 @@ func (b *batch) removeInstanceLocked(name string) {
 func (b *batch) removeLocked(coll, name string) {
 	r := b.r
 	k := key{coll, name}
-	if len(r.own) > 0 {
-		delete(r.own, "resource "+coll+" "+name)
-	}
+	r.forgetRefusalLocked(k)
 	if pl := r.plain[k]; pl != nil {
 		r.bytes -= pl.res.Size()
 		delete(r.plain, k)
@@ -479,10 +479,15 @@ func (b *batch) removeLocked(coll, name string) {
 	b.claim(coll, name)
 }
 
-// sweepLocked removes what the listing that is complete now did not mention.
+// sweepLocked removes what the listing that is complete now did not mention. A resource that was refused and has no legible name may be
+// any of these: then all of it stays until a later listing is complete without such a one.
 func (b *batch) sweepLocked() {
 	r := b.r
 	if !r.status.Listing {
+		return
+	}
+	if r.nameless == r.listing {
+		r.log.Warn("the listing removes nothing, as something in it was refused that has no legible name", "see", "/api/v1/registries")
 		return
 	}
 	r.sweepRefusalsLocked()

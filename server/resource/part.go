@@ -148,7 +148,8 @@ func (e *Invalid) Error() string {
 // Unwrap returns what is wrong.
 func (e *Invalid) Unwrap() error { return e.Err }
 
-func (p *Part) invalid(err error) error { return &Invalid{p.collection, p.name, err} }
+// Nameless says whether nothing tells which resource it is: no legal name can be read.
+func (e *Invalid) Nameless() bool { return checkName(e.Name) != nil }
 
 var (
 	errName       = errors.New(`metadata.name: must be "namespace/name"`)
@@ -156,22 +157,24 @@ var (
 )
 
 // Parse checks an encoded istio.mcp.v1alpha1.Resource and takes it apart. It keeps raw, which must not change from then on.
-// Nothing that raw holds can make it panic. The error is an [*Invalid] that names the field. The body has to decode, and to pass the checks.
+// Nothing that raw holds can make it panic. The error is an [*Invalid] that names the field. The body has to decode, and to pass
+// the checks.
 func Parse(raw []byte, checks ...func(body proto.Message) error) (*Part, error) {
+	p, err := parse(raw, checks)
+	if err != nil {
+		coll, name := identify(raw)
+		return nil, &Invalid{coll, name, err}
+	}
+	return p, nil
+}
+
+func parse(raw []byte, checks []func(proto.Message) error) (*Part, error) {
 	if len(raw) > MaxSize {
-		return nil, &Invalid{Err: fmt.Errorf("it has %d bytes; at most %d are accepted", len(raw), MaxSize)}
+		return nil, fmt.Errorf("it has more than %d bytes (%d MiB), the most that is accepted", MaxSize, MaxSize>>20)
 	}
 	p := &Part{}
 	var body []byte
 	seenMetadata, seenBody, seenTime := false, false, false
-	// What is wrong is noted and the rest is read all the same, for the error to say which resource it is about.
-	var wrong error
-	note := func(err error) error {
-		if wrong == nil {
-			wrong = err
-		}
-		return nil
-	}
 	err := fields(raw, func(num protowire.Number, typ protowire.Type, _, value []byte) error {
 		switch {
 		case num == resourceMetadata && typ == protowire.BytesType && !seenMetadata:
@@ -186,7 +189,7 @@ func Parse(raw []byte, checks ...func(body proto.Message) error) (*Part, error) 
 				case num == metadataCreateTime && typ == protowire.BytesType && !seenTime:
 					seenTime = true
 				case num == metadataName, num == metadataCreateTime:
-					return note(fmt.Errorf("metadata: field %d is there twice or malformed", num))
+					return fmt.Errorf("metadata: field %d is there twice or malformed", num)
 				}
 				p.metadata = append(p.metadata, field...)
 				return nil
@@ -195,13 +198,13 @@ func Parse(raw []byte, checks ...func(body proto.Message) error) (*Part, error) 
 			seenBody, body = true, value
 			return nil
 		}
-		return note(fmt.Errorf("unexpected field %d", num))
+		return fmt.Errorf("unexpected field %d", num)
 	})
 	if err != nil {
-		return nil, p.invalid(err)
+		return nil, err
 	}
 	if err := checkName(p.name); err != nil {
-		return nil, p.invalid(err)
+		return nil, err
 	}
 	err = fields(body, func(num protowire.Number, typ protowire.Type, _, value []byte) error {
 		switch {
@@ -210,30 +213,52 @@ func Parse(raw []byte, checks ...func(body proto.Message) error) (*Part, error) 
 		case num == anyValue && typ == protowire.BytesType:
 			p.spec = value
 		default:
-			return note(fmt.Errorf("body: unexpected field %d", num))
+			return fmt.Errorf("unexpected field %d", num)
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, p.invalid(fmt.Errorf("body: %w", err))
+		return nil, fmt.Errorf("body: %w", err)
 	}
 	p.collection = collection.OfBody(p.bodyURL)
 	switch {
 	case p.collection == "":
-		return nil, p.invalid(fmt.Errorf("body: no kind that can be served is called %q", p.bodyURL))
-	case wrong != nil:
-		return nil, p.invalid(wrong)
+		return nil, fmt.Errorf("body: no kind that can be served is called %q", p.bodyURL)
 	case !seenTime:
-		return nil, p.invalid(errCreateTime)
+		return nil, errCreateTime
 	}
 	if err := checkMetadata(p.metadata); err != nil {
-		return nil, p.invalid(fmt.Errorf("metadata: %w", err))
+		return nil, fmt.Errorf("metadata: %w", err)
 	}
 	if err := p.checkBody(checks); err != nil {
-		return nil, p.invalid(err)
+		return nil, err
 	}
 	p.rehash()
 	return p, nil
+}
+
+// identify reads what an encoded resource that was refused is called: the collection, "" if it is none that can be served, and the
+// name, "" if it states none or several. What is malformed or cut off does not hide what comes before it.
+func identify(raw []byte) (coll, name string) {
+	names := 0
+	prefixes(raw, func(num protowire.Number, value []byte, _ bool) {
+		prefixes(value, func(sub protowire.Number, value []byte, whole bool) {
+			switch {
+			case !whole:
+			case num == resourceMetadata && sub == metadataName:
+				if names == 0 || name != string(value) {
+					names++
+				}
+				name = string(value)
+			case num == resourceBody && sub == anyTypeURL:
+				coll = collection.OfBody(string(value))
+			}
+		})
+	})
+	if names > 1 {
+		name = ""
+	}
+	return coll, name
 }
 
 func (p *Part) rehash() {
@@ -395,4 +420,32 @@ func fields(b []byte, f func(num protowire.Number, typ protowire.Type, field, va
 		b = b[n+m:]
 	}
 	return nil
+}
+
+// prefixes calls f with the value of each field of bytes of an encoded message that may end anywhere, and whether it is there as a
+// whole. It stops at what is no field.
+func prefixes(b []byte, f func(num protowire.Number, value []byte, whole bool)) {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return
+		}
+		b = b[n:]
+		if typ != protowire.BytesType {
+			if n = protowire.ConsumeFieldValue(num, typ, b); n < 0 {
+				return
+			}
+			b = b[n:]
+			continue
+		}
+		size, n := protowire.ConsumeVarint(b)
+		if n < 0 {
+			return
+		}
+		b = b[n:]
+		whole := size <= uint64(len(b))
+		value := b[:min(size, uint64(len(b)))]
+		f(num, value, whole)
+		b = b[len(value):]
+	}
 }
