@@ -750,7 +750,8 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 			sl.dirty = 0
 			switch {
 			case len(sl.claims) > 0:
-				up := &pluginv1.Upsert{Resource: sl.claims[0].bytes, Service: service}
+				b := sl.claims[0].bytes
+				up := &pluginv1.Upsert{Resource: b[:min(len(b), wire.MaxResource+1)], Service: service}
 				resp.Upserts = append(resp.Upserts, up)
 				size += len(up.Resource) + len(up.Service)
 				n++
@@ -836,7 +837,7 @@ func (g *group) fits(number, size int) bool {
 	}
 	for _, sl := range g.slots {
 		if len(sl.claims) > 0 {
-			size -= len(sl.claims[0].bytes)
+			size -= min(len(sl.claims[0].bytes), wire.MaxResource+1)
 		}
 	}
 	return size >= 0

@@ -659,6 +659,40 @@ func TestCatalogOneChangeIsSmall(t *testing.T) {
 	}
 }
 
+// A resource that no host accepts is sent as far as one reads it to know what to keep: the whole would exceed what a message may have, and
+// end the stream again and again.
+func TestCatalogSendsTheBeginningOfWhatIsTooLarge(t *testing.T) {
+	t.Parallel()
+	c := testCatalog()
+	large := publishedEntry("ns/large", "large.example.org")
+	large.Metadata.Annotations = map[string]string{"a": strings.Repeat("x", wire.MaxMessage+1)}
+	c.Publish(large)
+	c.Publish(publishedEntry("ns/small", "small.example.org"))
+	c.Synced()
+	r := c.read()
+	sizes := map[string]int{}
+	for done := false; !done; {
+		resp, err := r.next()
+		if err != nil || resp == nil {
+			t.Fatalf("before synced: %v, %v", resp, err)
+		}
+		done = resp.GetSynced()
+		if n := proto.Size(resp); n > 2*wire.BatchBytes+wire.MaxResource {
+			t.Errorf("a message of %d bytes", n)
+		}
+		for _, u := range resp.GetUpserts() {
+			for _, name := range []string{"ns/large", "ns/small"} {
+				if bytes.Contains(u.GetResource()[:64], []byte(name)) {
+					sizes[name] = len(u.GetResource())
+				}
+			}
+		}
+	}
+	if sizes["ns/large"] != wire.MaxResource+1 || sizes["ns/small"] == 0 || sizes["ns/small"] > 1000 {
+		t.Errorf("sizes %v", sizes)
+	}
+}
+
 func ports(number int) []registry.Port { return []registry.Port{{Number: number}} }
 
 // benchCatalog is a catalog of services with 10 instances each, translated for real.

@@ -3,6 +3,8 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -10,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -258,6 +261,101 @@ registries:
 			t.Errorf("exit code after SIGTERM = %d; it wrote:\n%s", code, strings.Join(p.stderr.seen[:min(100, len(p.stderr.seen))], "\n"))
 		}
 	}
+}
+
+// An instance and a resource that are listed again with more than is accepted, after their plugin was killed, are served as they were.
+func TestTooLargeAfterRestart(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	services := func(second string, meta int) string {
+		var text strings.Builder
+		text.WriteString("services:\n- name: web\n  instances:\n  - {id: web-1, address: 10.0.0.1, port: 80, meta: {version: v1")
+		for i := range meta {
+			fmt.Fprintf(&text, ", %s%d: %s", strings.Repeat("k", 50), i, strings.Repeat("v", 60))
+		}
+		return text.String() + "}}\n  - {id: " + second + ", address: 10.0.0.2, port: 80}\n"
+	}
+	route := func(value string) string {
+		return "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: r, namespace: ns, annotations: {a: \"" + value + "\"}}\n" +
+			"spec: {hosts: [r.example.org], http: [{route: [{destination: {host: web.example.org}}]}]}\n"
+	}
+	write("data.yaml", services("web-2", 0))
+	write("route.yaml", route("small"))
+	file := filepath.Join(t.TempDir(), "isthmus.yaml")
+	if err := os.WriteFile(file, []byte("listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries: [{name: files, type: file, config: {path: "+dir+"}}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "serve", "--config", file)
+	admin := "http://" + p.find(p.stderr, `msg=serving xds=\S+ admin=(\S+)`)[1]
+	pid, err := strconv.Atoi(p.find(p.stderr, `msg="plugin started" .*pid=(\d+)`)[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.find(p.stderr, `msg="listing complete"`)
+	small := served(t, admin)
+	if len(small) != 4 { // the ServiceEntry, two WorkloadEntries, the VirtualService
+		t.Fatalf("served: %v", small)
+	}
+	plugin, err := os.FindProcess(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What happens while it is stopped it never sees.
+	if err := plugin.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	write("data.yaml", services("web-3", 12_000))
+	write("route.yaml", route(strings.Repeat("x", 2<<20)))
+	if err := plugin.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	p.find(p.stderr, `level=ERROR msg="the plugin ended; what is known is kept"`)
+	p.find(p.stderr, `msg="listing complete"`)
+	large := served(t, admin)
+	kept := 0
+	for name, version := range small {
+		if large[name] == version {
+			kept++
+		}
+	}
+	// The ServiceEntry has other endpoints, the third instance took the place of the second, and the rest is as it was.
+	if kept != 2 || len(large) != len(small) {
+		t.Errorf("served %v, before the plugin was killed %v; want the WorkloadEntry of web-1 and the VirtualService unchanged", large, small)
+	}
+	_, problems := get(t, admin+"/api/v1/registries")
+	for _, want := range []string{
+		`"resource networking.istio.io/WorkloadEntry files/web-\S+"`, `"resource of unknown kind \\"ns/r\\""`, "more than 1048576 bytes .*the last good one is kept",
+	} {
+		if !regexp.MustCompile(want).MatchString(problems) {
+			t.Errorf("the problems lack %s:\n%.3000s", want, problems)
+		}
+	}
+	p.signal(syscall.SIGTERM)
+	if code := p.wait(); code != exitOK {
+		t.Errorf("exit code after SIGTERM = %d", code)
+	}
+}
+
+// served returns the versions of what a server serves, by collection and name.
+func served(t *testing.T, admin string) map[string]string {
+	t.Helper()
+	_, body := get(t, admin+"/api/v1/resources")
+	var all struct {
+		Items []struct{ Collection, Name, Version string }
+	}
+	if err := json.Unmarshal([]byte(body), &all); err != nil {
+		t.Fatalf("%v: %.1000s", err, body)
+	}
+	out := make(map[string]string)
+	for _, r := range all.Items {
+		out[r.Collection+" "+r.Name] = r.Version
+	}
+	return out
 }
 
 // The demo shows the first listing and then single changes, and what it suggests works beside it.

@@ -31,6 +31,9 @@ const PluginName = "adapter"
 const (
 	// MaxMessage is the largest message that a host accepts, in bytes.
 	MaxMessage = 16 << 20
+	// MaxResource is the largest resource that a host accepts, in bytes. Of a larger one the SDK sends the first MaxResource+1:
+	// the host refuses it, and reads its name there to keep the last good one.
+	MaxResource = 1 << 20
 	// BatchResources is the number of resources after which the SDK closes a batch.
 	BatchResources = 1000
 	// BatchBytes is the size after which the SDK closes a batch.

@@ -530,6 +530,8 @@ type Upsert struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// An encoded istio.mcp.v1alpha1.Resource. metadata.name is "namespace/name", create_time is set and constant,
 	// version is not set (the host hashes the bytes itself).
+	// It has at most 1 MiB, a WatchResponse at most 16 MiB. Of a larger resource send the first 1 MiB and a byte, with the name in it:
+	// the host refuses it and keeps the last good one. A complete listing removes nothing if a resource in it has no legible name.
 	Resource []byte `protobuf:"bytes,1,opt,name=resource" json:"resource,omitempty"`
 	// The service that the resource is a part of, by the name ("namespace/name") of its ServiceEntry. It is set on the ServiceEntry
 	// itself (its own name), which then has neither endpoints nor workloadSelector, and on the WorkloadEntry of each
