@@ -285,12 +285,15 @@ func serveGRPC(ctx context.Context, server *grpc.Server, l net.Listener, name st
 	return nil
 }
 
-// NotSynced says of each registry whose first listing is not complete why that is so.
+// NotSynced says of each registry whose first listing is not complete why that is so. Once there is none it reads a flag.
 func (s *Server) NotSynced() []string {
 	select {
 	case <-s.ready:
 	default:
 		return []string{"the server has not started yet"}
+	}
+	if s.ingest.Synced() {
+		return nil
 	}
 	var reasons []string
 	for i, st := range s.ingest.Registries() {
@@ -390,6 +393,9 @@ func decode(r *resource.Resource) (*mcp.Resource, error) {
 
 // source shows a server in the admin pages.
 type source struct{ s *Server }
+
+// NotReady implements admin.Source.
+func (a source) NotReady() []string { return a.s.NotSynced() }
 
 // Overview implements admin.Source.
 func (a source) Overview() admin.Overview {

@@ -14,6 +14,8 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,10 +31,12 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/mcp"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
+	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
 // The test binary is the program that the server starts for a registry of a built-in type.
@@ -357,5 +361,60 @@ sinks:
 	}
 	if all := (source{s}).Overview().Sinks; len(all) != 1 || all[0].Protocol != "mcp reverse" || all[0].Address != listener.Addr().String() {
 		t.Errorf("sinks %+v", all)
+	}
+}
+
+// problematic is a server, not running, whose one registry is synced and has all the problems that are listed of one.
+func problematic(tb testing.TB) *Server {
+	tb.Helper()
+	cfg, err := config.Parse("isthmus.yaml", []byte("registries: [{name: load, type: sim}]"), config.Options{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s, err := New(cfg, Options{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r := s.ingest.Registry("load")
+	sup, err := supervisor.New(nil, s.specs[0], sink{r}, s.log, s.metrics)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s.supervisors = append(s.supervisors, sup)
+	close(s.ready)
+	r.Begin(nil)
+	m := &pluginv1.WatchResponse{Synced: true}
+	for i := range 10_000 {
+		m.Problems = append(m.Problems, &pluginv1.Problem{Id: fmt.Sprint("service ", i), Reason: "it has no port"})
+	}
+	r.Apply(m)
+	return s
+}
+
+// Whether the bridge is ready is a flag, whatever else there is to tell.
+func TestReadyIsAFlag(t *testing.T) {
+	s := problematic(t)
+	if got := (source{s}).Overview().Registries[0].ProblemCount; got != 10_000 {
+		t.Fatalf("%d problems", got)
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		if reasons := (source{s}).NotReady(); len(reasons) > 0 {
+			t.Error(reasons)
+		}
+	}); n != 0 {
+		t.Errorf("%.0f allocations", n)
+	}
+}
+
+// BenchmarkReadyz is one probe of a bridge with 10,000 problems.
+func BenchmarkReadyz(b *testing.B) {
+	h := admin.New(source{problematic(b)}, admin.Options{}).Handler()
+	request := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/readyz", nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		r := httptest.NewRecorder()
+		if h.ServeHTTP(r, request); r.Code != http.StatusOK {
+			b.Fatal(r.Body)
+		}
 	}
 }

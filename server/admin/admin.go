@@ -125,7 +125,7 @@ func secure(next http.Handler) http.Handler {
 }
 
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
-	if reasons := s.source.Overview().NotReady; len(reasons) > 0 {
+	if reasons := s.source.NotReady(); len(reasons) > 0 {
 		writeText(w, http.StatusServiceUnavailable, strings.Join(reasons, "\n")+"\n")
 		return
 	}

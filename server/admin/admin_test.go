@@ -32,6 +32,7 @@ type world struct {
 }
 
 func (w *world) Overview() Overview            { return w.overview }
+func (w *world) NotReady() []string            { return w.overview.NotReady }
 func (w *world) Services() iter.Seq[Service]   { return slices.Values(w.services) }
 func (w *world) Resources() iter.Seq[Resource] { return slices.Values(w.resources) }
 func (w *world) Changes() iter.Seq[Change]     { return slices.Values(w.changes) }
@@ -68,6 +69,21 @@ func TestHealth(t *testing.T) {
 	w.overview.NotReady = nil
 	if code, body, _ := get(t, s, "/readyz"); code != 200 || body != "ready\n" {
 		t.Errorf("/readyz = %d %q", code, body)
+	}
+}
+
+// blind is a Source that only says whether the bridge is ready.
+type blind struct{ Source }
+
+func (blind) NotReady() []string { return nil }
+
+// A probe asks for nothing that takes long to collect.
+func TestProbesCollectNothing(t *testing.T) {
+	s := New(blind{}, Options{})
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if code, body, _ := get(t, s, path); code != 200 {
+			t.Errorf("%s = %d %q", path, code, body)
+		}
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 // Source is what is shown. Its methods are quick, never block and may be called from any goroutine. What they return belongs to
 // the caller.
 type Source interface {
+	// NotReady says why /readyz says 503, in words; empty if it does not. It is asked often, and collects nothing else.
+	NotReady() []string
 	// Overview returns everything but the lists below.
 	Overview() Overview
 	// Services yields each service of each registry once, in any order.

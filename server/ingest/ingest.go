@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -54,6 +55,7 @@ type Ingest struct {
 	store   *store.Store[*resource.Resource]
 	log     *slog.Logger
 	metrics *metrics
+	behind  atomic.Int64 // registries that lack a first listing
 
 	mu         sync.Mutex
 	registries []*Registry               // in the order of the configuration; set once
@@ -173,6 +175,7 @@ func New(st *store.Store[*resource.Resource], registries []string, o Options, lo
 		i.metrics.bytes.WithLabelValues(name).Set(0)
 		r.countServedLocked()
 	}
+	i.behind.Store(int64(len(registries)))
 	return i, nil
 }
 
@@ -207,6 +210,9 @@ func (i *Ingest) Registry(name string) *Registry {
 	}
 	return nil
 }
+
+// Synced says whether every registry has completed a first listing. It takes no lock.
+func (i *Ingest) Synced() bool { return i.behind.Load() == 0 }
 
 // Ready says whether the collection is open: no registry that may publish to it lacks its first listing.
 func (i *Ingest) Ready(coll string) bool {

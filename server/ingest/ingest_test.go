@@ -194,6 +194,23 @@ func TestReady(t *testing.T) {
 	}
 }
 
+// Whether every registry is synced is known without the lock that a large batch holds.
+func TestSyncedTakesNoLock(t *testing.T) {
+	e := newEnv(t, Options{}, "a", "b")
+	for _, step := range []struct {
+		registry string
+		want     bool
+	}{{"a", false}, {"a", false}, {"b", true}} {
+		e.Registry(step.registry).Begin(nil)
+		e.Registry(step.registry).Apply(synced)
+		e.mu.Lock()
+		if got := e.Synced(); got != step.want {
+			t.Errorf("after a listing of %s: %v", step.registry, got)
+		}
+		e.mu.Unlock()
+	}
+}
+
 // Only a complete new listing removes what it did not mention.
 func TestListing(t *testing.T) {
 	e := newEnv(t, Options{}, "dc1")

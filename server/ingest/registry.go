@@ -197,6 +197,7 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 	r.countProblemsLocked()
 	r.summarizeLocked(m.GetSynced())
 	if opened {
+		i.behind.Add(-1)
 		i.store.Wake()
 	}
 }
