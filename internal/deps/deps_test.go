@@ -74,7 +74,7 @@ var rules = []rule{
 	{folder: "server/admin", others: []string{"github.com/prometheus/client_golang/..."}},
 	{
 		folder: "server", own: []string{"plugin/collection", "plugin/proto/...", "translate", "server/..."}, others: anyone,
-		tests: []string{"adapters/sim"},
+		tests: []string{"adapters/sim", "plugin/registry"},
 	},
 	{
 		folder: "internal/watch", own: []string{"plugin/collection", "server/mcp/proto/..."}, others: anyone,
