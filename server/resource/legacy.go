@@ -62,11 +62,11 @@ func (r *Resource) empty() bool {
 	if !r.part.static || !r.part.selectable {
 		return false
 	}
-	return !r.composed || r.shape == Inline && r.endpoints == 0
+	return r.composed == nil || r.shape == Inline && r.composed.endpoints == 0
 }
 
 // legacyMetadata returns the metadata of a ServiceEntry, without version, in a legacy form.
-func (r *Resource) legacyMetadata(f Form, blocks [][]byte) []byte {
+func (r *Resource) legacyMetadata(f Form, blocks [][]byte) string {
 	var nanos uint64
 	switch {
 	case r.empty():
@@ -76,7 +76,7 @@ func (r *Resource) legacyMetadata(f Form, blocks [][]byte) []byte {
 	}
 	out := make([]byte, 0, len(r.part.metadata)+160)
 	// Metadata was checked when it was parsed: every field is well formed.
-	_ = fields(r.part.metadata, func(num protowire.Number, _ protowire.Type, field, value []byte) error {
+	_ = fields([]byte(r.part.metadata), func(num protowire.Number, _ protowire.Type, field, value []byte) error {
 		if num != metadataCreateTime {
 			out = append(out, field...)
 			return nil
@@ -101,13 +101,13 @@ func (r *Resource) legacyMetadata(f Form, blocks [][]byte) []byte {
 	})
 	if f.Synthetic {
 		endpoints := r.hash.Sub(r.part.hash)
-		if !r.composed {
+		if r.composed == nil {
 			endpoints = r.hash // they are part of the entry
 		}
 		out = appendMapEntry(out, metadataAnnotations, ServiceVersionAnnotation, r.part.hash.String())
 		out = appendMapEntry(out, metadataAnnotations, EndpointsVersionAnnotation, endpoints.String())
 	}
-	return out
+	return string(out)
 }
 
 // endpointNanos returns 0 if every port of every endpoint is the service's, and otherwise a number that the endpoints determine.
@@ -139,7 +139,7 @@ func (r *Resource) endpointNanos(blocks [][]byte) uint64 {
 			return nil
 		})
 	}
-	if !r.composed {
+	if r.composed == nil {
 		endpoints(r.part.spec)
 	}
 	for _, b := range blocks {

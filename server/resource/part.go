@@ -25,6 +25,9 @@ import (
 // are resources of their own here.
 const MaxSize = 1 << 20
 
+// maxShared is the size in bytes of the largest metadata that a name keeps: names live on in maps when the resource has other metadata.
+const maxShared = 256
+
 // Field numbers of istio/mcp/v1alpha1/{resource,metadata}.proto.
 const (
 	resourceMetadata = 1
@@ -81,12 +84,12 @@ func HashOf(parts ...[]byte) Hash {
 	return Hash{binary.BigEndian.Uint64(sum[:]), binary.BigEndian.Uint64(sum[8:])}
 }
 
-// Part is one encoded resource taken apart at its seams. It is immutable.
+// Part is one encoded resource taken apart at its seams. It is immutable. There is one for each instance, so it keeps nothing that can be
+// read again, and nothing of the message that it came in.
 type Part struct {
 	collection string
-	name       string
-	metadata   []byte // the fields of Metadata but the version
-	bodyURL    string
+	name       string // a part of metadata if that is not large
+	metadata   string // the fields of Metadata but the version
 	spec       []byte // the body's message
 	hash       Hash   // of all of the above
 
@@ -98,8 +101,21 @@ type Part struct {
 	// of a WorkloadEntry:
 	address string
 	ports   []uint32 // sorted
-	labels  map[string]string
 }
+
+// typeURLs are the type URLs of bodies, by collection.
+var typeURLs = func() map[string]string {
+	urls := make(map[string]string)
+	for _, name := range collection.All() {
+		group, kind, _ := strings.Cut(name, "/")
+		_, message := collection.OfKind(group+"/v1", kind)
+		urls[name] = "type.googleapis.com/" + message
+	}
+	return urls
+}()
+
+// bodyURL returns the type URL of the body.
+func (p *Part) bodyURL() string { return typeURLs[p.collection] }
 
 // Collection returns the collection that the resource belongs to.
 func (p *Part) Collection() string { return p.collection }
@@ -156,8 +172,7 @@ var (
 	errCreateTime = errors.New("metadata.create_time: must be set and never change; sinks before Istio 1.14 drop a resource without it")
 )
 
-// Parse checks an encoded istio.mcp.v1alpha1.Resource and takes it apart. It keeps raw, which must not change from then on.
-// Nothing that raw holds can make it panic. The error is an [*Invalid] that names the field. The body has to decode, and to pass
+// Parse checks an encoded istio.mcp.v1alpha1.Resource and takes it apart. It keeps nothing of raw. Nothing that raw holds can make it panic. The error is an [*Invalid] that names the field. The body has to decode, and to pass
 // the checks.
 func Parse(raw []byte, checks ...func(body proto.Message) error) (*Part, error) {
 	p, err := parse(raw, checks)
@@ -173,25 +188,27 @@ func parse(raw []byte, checks []func(proto.Message) error) (*Part, error) {
 		return nil, fmt.Errorf("it has more than %d bytes (%d MiB), the most that is accepted", MaxSize, MaxSize>>20)
 	}
 	p := &Part{}
-	var body []byte
+	var metadata, body []byte
+	var name [2]int // the part of metadata that is the name
 	seenMetadata, seenBody, seenTime := false, false, false
 	err := fields(raw, func(num protowire.Number, typ protowire.Type, _, value []byte) error {
 		switch {
 		case num == resourceMetadata && typ == protowire.BytesType && !seenMetadata:
 			seenMetadata = true
-			p.metadata = make([]byte, 0, len(value))
+			metadata = make([]byte, 0, len(value))
 			return fields(value, func(num protowire.Number, typ protowire.Type, field, value []byte) error {
 				switch {
 				case num == metadataVersion:
 					return nil
-				case num == metadataName && typ == protowire.BytesType && p.name == "":
-					p.name = string(value)
+				case num == metadataName && typ == protowire.BytesType && name[1] == 0:
+					end := len(metadata) + len(field)
+					name = [2]int{end - len(value), end}
 				case num == metadataCreateTime && typ == protowire.BytesType && !seenTime:
 					seenTime = true
 				case num == metadataName, num == metadataCreateTime:
 					return fmt.Errorf("metadata: field %d is there twice or malformed", num)
 				}
-				p.metadata = append(p.metadata, field...)
+				metadata = append(metadata, field...)
 				return nil
 			})
 		case num == resourceBody && typ == protowire.BytesType && !seenBody:
@@ -203,15 +220,21 @@ func parse(raw []byte, checks []func(proto.Message) error) (*Part, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.metadata = string(metadata)
+	p.name = p.metadata[name[0]:name[1]]
+	if len(metadata) > maxShared {
+		p.name = strings.Clone(p.name)
+	}
 	if err := checkName(p.name); err != nil {
 		return nil, err
 	}
+	url := ""
 	err = fields(body, func(num protowire.Number, typ protowire.Type, _, value []byte) error {
 		switch {
 		case num == anyTypeURL && typ == protowire.BytesType:
-			p.bodyURL = string(value)
+			url = string(value)
 		case num == anyValue && typ == protowire.BytesType:
-			p.spec = value
+			p.spec = slices.Clone(value)
 		default:
 			return fmt.Errorf("unexpected field %d", num)
 		}
@@ -220,14 +243,14 @@ func parse(raw []byte, checks []func(proto.Message) error) (*Part, error) {
 	if err != nil {
 		return nil, fmt.Errorf("body: %w", err)
 	}
-	p.collection = collection.OfBody(p.bodyURL)
+	p.collection = collection.OfBody(url)
 	switch {
 	case p.collection == "":
-		return nil, fmt.Errorf("body: no kind that can be served is called %q", p.bodyURL)
+		return nil, fmt.Errorf("body: no kind that can be served is called %q", url)
 	case !seenTime:
 		return nil, errCreateTime
 	}
-	if err := checkMetadata(p.metadata); err != nil {
+	if err := checkMetadata(metadata); err != nil {
 		return nil, fmt.Errorf("metadata: %w", err)
 	}
 	if err := p.checkBody(checks); err != nil {
@@ -262,7 +285,7 @@ func identify(raw []byte) (coll, name string) {
 }
 
 func (p *Part) rehash() {
-	p.hash = HashOf([]byte(p.collection), p.metadata, p.spec)
+	p.hash = HashOf([]byte(p.collection), []byte(p.metadata), p.spec)
 }
 
 func (p *Part) checkBody(checks []func(proto.Message) error) error {
@@ -273,7 +296,7 @@ func (p *Part) checkBody(checks []func(proto.Message) error) error {
 	case collection.WorkloadEntry:
 		body = &networking.WorkloadEntry{}
 	default:
-		typ, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(strings.TrimPrefix(p.bodyURL, "type.googleapis.com/")))
+		typ, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(strings.TrimPrefix(p.bodyURL(), "type.googleapis.com/")))
 		if err != nil {
 			return err
 		}
@@ -296,7 +319,7 @@ func (p *Part) checkBody(checks []func(proto.Message) error) error {
 		p.hasVIP = len(body.GetAddresses()) > 0 || body.GetResolution() == networking.ServiceEntry_NONE ||
 			len(body.GetHosts()) != 1 || strings.HasPrefix(body.GetHosts()[0], "*")
 	case *networking.WorkloadEntry:
-		p.address, p.labels = body.GetAddress(), body.GetLabels()
+		p.address = body.GetAddress()
 		for _, port := range body.GetPorts() {
 			p.ports = append(p.ports, port)
 		}
@@ -308,13 +331,38 @@ func (p *Part) checkBody(checks []func(proto.Message) error) error {
 // withLabel returns p, a WorkloadEntry's part, with a label that it does not have yet. Labels are a map, field 3 of
 // WorkloadEntry, and an entry of a map may be appended to an encoded message.
 func (p *Part) withLabel(key, value string) *Part {
-	if p.labels[key] == value {
+	if p.label(key) == value {
 		return p
 	}
 	q := *p
-	q.spec = appendLabel(slices.Clip(slices.Clone(p.spec)), key, value)
+	q.spec = slices.Clone(appendLabel(slices.Clip(p.spec), key, value))
 	q.rehash()
 	return &q
+}
+
+// label returns the value of a label of a WorkloadEntry. Of several the last counts.
+func (p *Part) label(key string) (value string) {
+	_ = fields(p.spec, func(num protowire.Number, typ protowire.Type, _, entry []byte) error {
+		if num != workloadEntryLabels || typ != protowire.BytesType {
+			return nil
+		}
+		var k, v []byte
+		_ = fields(entry, func(num protowire.Number, typ protowire.Type, _, text []byte) error {
+			switch {
+			case typ != protowire.BytesType:
+			case num == mapKey:
+				k = text
+			case num == mapValue:
+				v = text
+			}
+			return nil
+		})
+		if string(k) == key {
+			value = string(v)
+		}
+		return nil
+	})
+	return value
 }
 
 // Field numbers of istio/networking/v1alpha3/{service_entry,workload_entry,sidecar}.proto.

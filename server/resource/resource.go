@@ -133,14 +133,17 @@ type Resource struct {
 	shape    Shape
 	hash     Hash // of everything that it is composed of
 
-	// of a ServiceEntry that is composed by this package; nil and "" otherwise
-	composed  bool
+	composed *composed // nil if it is served as it is
+
+	encodings atomic.Pointer[encodings]
+}
+
+// composed is what a ServiceEntry is composed of besides its part.
+type composed struct {
 	blocks    []*block
 	endpoints int
 	selector  string
 	vip       string
-
-	encodings atomic.Pointer[encodings]
 }
 
 // encodings is a list that only grows; its length is the number of forms in use.
@@ -166,7 +169,12 @@ func (r *Resource) Registry() string { return r.registry }
 func (r *Resource) Hosts() []string { return r.part.hosts }
 
 // Endpoints returns the number of endpoints of a composed inline ServiceEntry, 0 for any other.
-func (r *Resource) Endpoints() int { return r.endpoints }
+func (r *Resource) Endpoints() int {
+	if r.composed == nil {
+		return 0
+	}
+	return r.composed.endpoints
+}
 
 // Version returns the hash of what the resource is composed of. It is what the store compares; what a sink sees is
 // [Encoding.Version].
@@ -177,14 +185,28 @@ func NewResource(p *Part, registry string) *Resource {
 	return &Resource{part: p, registry: registry, hash: p.hash}
 }
 
-// Encode returns the resource in a form. The first call for a form encodes, all others share its result.
+// copyBelow is the size in bytes below which a spec is copied into its encoding; a larger one stays where it is and is shared.
+const copyBelow = 4 << 10
+
+// Encode returns the resource in a form. The first call for a form encodes, all others share its result. That of what is small and served
+// as it is, as an instance is, is shared by those who ask soon, as all sinks do after a change: to keep it would take as much memory as
+// all the rest of an instance, to make it again takes less than a microsecond.
 func (r *Resource) Encode(f Form) *Encoding {
 	f.Shape = r.shape
-	if !r.composed {
+	if r.composed == nil {
 		f.Address, f.PortSets, f.EmptySelector = false, false, false
 	}
 	if r.part.collection != collection.ServiceEntry {
 		f.Legacy, f.Synthetic = NotLegacy, false
+	}
+	if r.composed == nil && len(r.part.spec) < copyBelow {
+		slot := &recent[r.hash[1]%uint64(len(recent))]
+		e := slot.Load()
+		if e == nil || e.of != r || e.form != f {
+			e = &recentEncoding{r, f, r.encode(f)}
+			slot.Store(e)
+		}
+		return e.enc
 	}
 	head := r.encodings.Load()
 	for e := head; e != nil; e = e.next {
@@ -206,10 +228,20 @@ func (r *Resource) Encode(f Form) *Encoding {
 	}
 }
 
+// recent are small encodings that were asked for lately, by hash of the resource; a newer one takes the place of an older one.
+var recent [1024]atomic.Pointer[recentEncoding]
+
+// recentEncoding is immutable.
+type recentEncoding struct {
+	of   *Resource
+	form Form
+	enc  *Encoding
+}
+
 func (r *Resource) encode(f Form) *Encoding {
 	version := ""
 	switch {
-	case r.composed || f.Legacy != NotLegacy:
+	case r.composed != nil || f.Legacy != NotLegacy:
 		version = r.hash.Add(f.hash()).String()
 	default:
 		version = r.hash.String()
@@ -224,18 +256,20 @@ func (r *Resource) encode(f Form) *Encoding {
 
 	// What is appended to the ServiceEntry besides its endpoints.
 	var tail []byte
-	if f.Address && r.vip != "" {
-		tail = appendString(tail, serviceEntryAddresses, r.vip)
-	}
-	if r.composed && (r.shape == Workload || r.endpoints == 0 && f.EmptySelector) {
-		tail = protowire.AppendTag(tail, serviceEntrySelector, protowire.BytesType)
-		var labels []byte
-		labels = appendMapEntry(labels, selectorLabels, SelectorLabel, r.selector)
-		tail = protowire.AppendBytes(tail, labels)
-	}
 	var blocks [][]byte
-	if r.composed && r.shape == Inline {
-		blocks = r.endpointBytes(f)
+	if c := r.composed; c != nil {
+		if f.Address && c.vip != "" {
+			tail = appendString(tail, serviceEntryAddresses, c.vip)
+		}
+		if r.shape == Workload || c.endpoints == 0 && f.EmptySelector {
+			tail = protowire.AppendTag(tail, serviceEntrySelector, protowire.BytesType)
+			var labels []byte
+			labels = appendMapEntry(labels, selectorLabels, SelectorLabel, c.selector)
+			tail = protowire.AppendBytes(tail, labels)
+		}
+		if r.shape == Inline {
+			blocks = c.endpointBytes(f)
+		}
 	}
 
 	metadata := r.part.metadata
@@ -251,10 +285,10 @@ func (r *Resource) encode(f Form) *Encoding {
 	if stated != "" {
 		metadataSize += sizeString(stated)
 	}
-	bodySize := sizeString(r.part.bodyURL) + 1 + protowire.SizeBytes(specSize)
+	bodyURL := r.part.bodyURL()
+	bodySize := sizeString(bodyURL) + 1 + protowire.SizeBytes(specSize)
 
-	// One allocation for everything in front of the endpoints; a large spec stays where it is and is shared.
-	const copyBelow = 4 << 10
+	// One allocation for everything in front of the endpoints.
 	shared := len(r.part.spec) >= copyBelow
 	room := 2*11 + metadataSize + bodySize - specSize
 	if !shared {
@@ -269,7 +303,7 @@ func (r *Resource) encode(f Form) *Encoding {
 	}
 	head = protowire.AppendTag(head, resourceBody, protowire.BytesType)
 	head = protowire.AppendVarint(head, uint64(bodySize))
-	head = appendString(head, anyTypeURL, r.part.bodyURL)
+	head = appendString(head, anyTypeURL, bodyURL)
 	head = protowire.AppendTag(head, anyValue, protowire.BytesType)
 	head = protowire.AppendVarint(head, uint64(specSize))
 
@@ -292,21 +326,21 @@ func (r *Resource) encode(f Form) *Encoding {
 }
 
 // endpointBytes returns the encoded endpoints in a form.
-func (r *Resource) endpointBytes(f Form) [][]byte {
-	if f.PortSets && r.sharedAddress() {
-		return [][]byte{r.labelledEndpoints()}
+func (c *composed) endpointBytes(f Form) [][]byte {
+	if f.PortSets && c.sharedAddress() {
+		return [][]byte{c.labelledEndpoints()}
 	}
-	out := make([][]byte, 0, len(r.blocks))
-	for _, b := range r.blocks {
+	out := make([][]byte, 0, len(c.blocks))
+	for _, b := range c.blocks {
 		out = append(out, b.bytes)
 	}
 	return out
 }
 
 // sharedAddress says whether two endpoints have one address. Endpoints are ordered by address first.
-func (r *Resource) sharedAddress() bool {
+func (c *composed) sharedAddress() bool {
 	last := ""
-	for _, b := range r.blocks {
+	for _, b := range c.blocks {
 		if b.sharedAddress || b.parts[0].address == last {
 			return true
 		}
@@ -316,10 +350,10 @@ func (r *Resource) sharedAddress() bool {
 }
 
 // labelledEndpoints encodes the endpoints one by one, those that share an address with the label of [Form.PortSets].
-func (r *Resource) labelledEndpoints() []byte {
+func (c *composed) labelledEndpoints() []byte {
 	var all []*Part
 	size := 0
-	for _, b := range r.blocks {
+	for _, b := range c.blocks {
 		all = append(all, b.parts...)
 		size += len(b.bytes)
 	}

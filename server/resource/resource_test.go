@@ -216,13 +216,13 @@ func TestModel(t *testing.T) {
 			}
 			after := s.Resource(Inline)
 			shared := 0
-			for _, b := range after.blocks {
-				if slices.Contains(before.blocks, b) {
+			for _, b := range after.composed.blocks {
+				if slices.Contains(before.composed.blocks, b) {
 					shared++
 				}
 			}
-			if len(after.blocks)-shared > 3 {
-				t.Fatalf("one change made %d of %d blocks anew", len(after.blocks)-shared, len(after.blocks))
+			if len(after.composed.blocks)-shared > 3 {
+				t.Fatalf("one change made %d of %d blocks anew", len(after.composed.blocks)-shared, len(after.composed.blocks))
 			}
 			if step%100 != 0 {
 				continue
@@ -285,6 +285,42 @@ func TestParseRefuses(t *testing.T) {
 	}
 	if _, err := Parse(make([]byte, MaxSize+1)); err == nil {
 		t.Error("a resource over the limit was accepted")
+	}
+}
+
+// An instance that has the label of its service is left as it is; of a label that is there twice the last counts, as for every reader.
+func TestLabelOfService(t *testing.T) {
+	own := &networking.WorkloadEntry{Address: "10.0.0.1", Labels: map[string]string{SelectorLabel: "web", "a": "b"}}
+	p := part(t, "consul/web-1", own)
+	if q := p.withLabel(SelectorLabel, "web"); q != p {
+		t.Error("it was changed although it has the label")
+	}
+	q := p.withLabel(SelectorLabel, "other")
+	if q.label(SelectorLabel) != "other" || q.label("a") != "b" || q.label("b") != "" || q.Version() == p.Version() {
+		t.Errorf("labels %q, %q, %q; versions %s and %s", q.label(SelectorLabel), q.label("a"), q.label("b"), p.Version(), q.Version())
+	}
+	if p.label(SelectorLabel) != "web" {
+		t.Error("the part that it was made of changed")
+	}
+	var got networking.WorkloadEntry
+	if err := proto.Unmarshal(q.spec, &got); err != nil || got.GetLabels()[SelectorLabel] != "other" {
+		t.Errorf("decoded: %v, %v", got.GetLabels(), err)
+	}
+}
+
+// Nothing of a message lives on in what was taken out of it.
+func TestPartKeepsNothingOfTheMessage(t *testing.T) {
+	raw := encode(t, "ns/web-1", workload("10.0.0.1", 80))
+	p, err := Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := bytes.Join(NewResource(p, "dc1").Encode(Form{}).Segments, nil)
+	for i := range raw {
+		raw[i] = 0xff
+	}
+	if got := bytes.Join(NewResource(p, "dc1").Encode(Form{}).Segments, nil); p.Name() != "ns/web-1" || !bytes.Equal(want, got) {
+		t.Errorf("%s changed with the message: %q", p.Name(), got)
 	}
 }
 

@@ -130,15 +130,16 @@ func (s *Service) Instances() []*Resource {
 
 // Resource returns the service's ServiceEntry in a shape. There must be an entry.
 func (s *Service) Resource(shape Shape) *Resource {
-	r := &Resource{part: s.entry, registry: s.registry, shape: shape, selector: s.selector, composed: true, hash: s.entry.hash}
+	c := &composed{selector: s.selector}
+	r := &Resource{part: s.entry, registry: s.registry, shape: shape, composed: c, hash: s.entry.hash}
 	if s.WantsVIP() {
-		r.vip = s.vip
+		c.vip = s.vip
 		if s.vip != "" {
 			r.hash = r.hash.Add(HashOf([]byte("address"), []byte(s.vip)))
 		}
 	}
 	if shape == Inline {
-		r.blocks, r.endpoints, r.hash = s.blocks, len(s.parts), r.hash.Add(s.sum)
+		c.blocks, c.endpoints, r.hash = s.blocks, len(s.parts), r.hash.Add(s.sum)
 	}
 	return r
 }
