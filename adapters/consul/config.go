@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -188,6 +189,12 @@ func parseAddress(address, scheme string) (target, error) {
 		return target{}, fmt.Errorf("%q names no host; write http://host:port", address)
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
 		return target{}, errors.New("user, query and fragment have no place in an address; for access use token or token_file")
+	}
+	if strings.Contains(u.Path, "//") {
+		return target{}, fmt.Errorf("%q has // behind its host; write http://host:port", address)
+	}
+	if n, err := strconv.ParseUint(u.Port(), 10, 16); u.Port() != "" && (err != nil || n == 0) {
+		return target{}, fmt.Errorf("%q: %s is no port; there are 1 to 65535", address, u.Port())
 	}
 	host := u.Host
 	if u.Port() == "" {
