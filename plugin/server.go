@@ -110,16 +110,16 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.configured {
-		return nil, status.Error(codes.FailedPrecondition, "configure: the plugin is configured already; it takes one configuration in its life")
+		return nil, status.Error(codes.FailedPrecondition, "the plugin is configured already; it takes one configuration in its life")
 	}
 	defer func() {
 		if p := recover(); p != nil {
 			s.log.Error("the adapter panicked on its configuration", "panic", fmt.Sprint(p), "stack", stack())
-			resp, err = nil, status.Errorf(codes.Internal, "configure: the adapter panicked: %v", p)
+			resp, err = nil, status.Errorf(codes.Internal, "the adapter panicked: %v", p)
 		}
 	}()
 	if req.GetRegistry() == "" {
-		return nil, status.Error(codes.InvalidArgument, "configure: the registry has no name")
+		return nil, status.Error(codes.InvalidArgument, "the registry has no name")
 	}
 
 	var all []error
@@ -143,7 +143,7 @@ func (s *server) Watch(_ *pluginv1.WatchRequest, stream grpc.ServerStreamingServ
 	s.mu.Lock()
 	if !s.configured {
 		s.mu.Unlock()
-		return status.Error(codes.FailedPrecondition, "watch: the plugin is not configured")
+		return status.Error(codes.FailedPrecondition, "the plugin is not configured")
 	}
 	if !s.running {
 		s.running = true
@@ -160,7 +160,7 @@ func (s *server) Watch(_ *pluginv1.WatchRequest, stream grpc.ServerStreamingServ
 		resp, err := r.next()
 		switch {
 		case err != nil:
-			return status.Errorf(codes.Aborted, "watch: %v", err)
+			return status.Error(codes.Aborted, err.Error())
 		case resp != nil:
 		case ended:
 			return status.Errorf(codes.Aborted, "the adapter ended: %v", s.err)

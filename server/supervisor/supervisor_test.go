@@ -813,7 +813,7 @@ func TestConfigurePanics(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	_, err := supervisor.Check(t.Context(), h, spec("remote", remoteConfig{Socket: "x", Greeting: "panic"}), slog.New(slog.DiscardHandler))
-	if err == nil || !strings.Contains(err.Error(), "the adapter panicked: greeted with panic") {
+	if err == nil || err.Error() != "configure: the adapter panicked: greeted with panic" {
 		t.Errorf("error %v", err)
 	}
 }
