@@ -38,6 +38,9 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10), // to 26 s
 		}, labels[:1]),
 	}
+	for _, p := range profiles {
+		m.sinks.WithLabelValues(p.Name) // is there from the start, to be watched for being 0
+	}
 	if reg == nil {
 		return m, nil
 	}

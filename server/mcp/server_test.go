@@ -21,6 +21,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -330,5 +331,18 @@ func TestReverseTLS(t *testing.T) {
 			cancel()
 			<-done
 		})
+	}
+}
+
+// An alert on the number of sinks can fire before the first one comes: every series that it adds up is there from the start.
+func TestSinksBeforeTheFirst(t *testing.T) {
+	m, err := newMetrics(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	series := make(chan prometheus.Metric, 100)
+	m.sinks.Collect(series)
+	if len(series) != len(profiles) {
+		t.Errorf("%d series of isthmus_mcp_sinks, want %d", len(series), len(profiles))
 	}
 }

@@ -38,10 +38,13 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10), // to 26 s
 		}, labels[:2]),
 	}
+	// What alerts watch is there from the start.
 	for _, p := range profiles {
 		if p.Limit > 0 {
-			m.oversize.WithLabelValues(p.Name) // is there from the start, to be watched for a rise
+			m.oversize.WithLabelValues(p.Name)
 		}
+		m.sinks.WithLabelValues("sotw", p.Name)
+		m.sinks.WithLabelValues("delta", p.Name)
 	}
 	if reg == nil {
 		return m, nil
