@@ -22,8 +22,9 @@ func newServe() *cobra.Command {
 The ports are open first, so that an istiod that starts meanwhile waits instead of giving up. Then every plugin is asked about its
 configuration; if one refuses it, the problems are listed as 'isthmus validate' does, and the program ends.
 
-A registry that cannot be reached does not keep the others from being served: the log and the admin page say so, and the
-bridge keeps trying.`,
+A registry that cannot be reached does not end the program: the log and the admin page say so, and the bridge keeps trying. Until its
+first listing is complete, sinks are kept waiting for the types that it may have, those of the other registries included: to serve a
+part would remove the rest from the mesh. From then on what is known of it is served, whatever happens to it.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)

@@ -131,7 +131,7 @@ func newMetrics(st *store.Store[*resource.Resource]) *metrics {
 		bytes:     gauge("isthmus_registry_bytes", "Bytes of the registry's resources, as limits.bytes_per_registry counts them.", "registry"),
 		listing:   gauge("isthmus_registry_listing_since_timestamp_seconds", "Since when the registry's listing is incomplete. Absent while it is complete.", "registry"),
 		synced:    gauge("isthmus_registry_synced", "1 when the registry has completed a first listing.", "registry"),
-		stale:     gauge("isthmus_registry_stale", "1 while the registry cannot be followed; what is known is served.", "registry"),
+		stale:     gauge("isthmus_registry_stale", "1 while the registry cannot be followed; what is known of it is kept.", "registry"),
 		problems:  gauge("isthmus_registry_problems", "Things in the registry that cannot be served as they are.", "registry"),
 		services:  gauge("isthmus_registry_services", "Services that the registry's plugin knows of.", "registry"),
 		instances: gauge("isthmus_registry_instances", "Instances that the registry's plugin knows of.", "registry"),

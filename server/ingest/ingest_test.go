@@ -422,6 +422,24 @@ func TestBytes(t *testing.T) {
 	}
 }
 
+// While a registry has never completed a listing, an outage holds what it may publish; that is not called served.
+func TestOutageBeforeTheFirstListing(t *testing.T) {
+	i, log := logged(t, "dc1")
+	r := i.Registry("dc1")
+	r.Begin(nil)
+	down := &pluginv1.WatchResponse{Status: &pluginv1.Status{Error: "connection refused"}}
+	r.Apply(down)
+	if want := `msg="the registry can not be followed; its types are held until its first listing is complete" registry=dc1 err="connection refused"`; !strings.Contains(log.String(), want) {
+		t.Errorf("the log lacks %s:\n%s", want, log)
+	}
+	r.Apply(&pluginv1.WatchResponse{Status: &pluginv1.Status{}, Synced: true})
+	log.Reset()
+	r.Apply(down)
+	if want := `msg="the registry can not be followed; what is known is served" registry=dc1`; !strings.Contains(log.String(), want) {
+		t.Errorf("the log lacks %s:\n%s", want, log)
+	}
+}
+
 // The first registry of the configuration owns a name, whoever came first; the other is served when it goes.
 func TestOwnership(t *testing.T) {
 	for _, order := range []string{"first", "second"} {
@@ -888,6 +906,65 @@ func TestNamelessRefusal(t *testing.T) {
 				t.Errorf("after a listing without it: %v", p)
 			}
 		})
+	}
+}
+
+// What is beyond the limit says so, under the name that the field has in the configuration: a service that is kept out and each of its
+// instances, whose order is not to blame, and one of a service whose entry was refused for what is in it.
+func TestReasonsOfRefusal(t *testing.T) {
+	e := newEnv(t, Options{MaxResources: 2, Validate: func(body proto.Message) error {
+		if se, ok := body.(*networking.ServiceEntry); ok && se.GetHosts()[0] == "bad" {
+			return errors.New("hosts[0]: bad is a bad host")
+		}
+		return nil
+	}}, "dc1")
+	r := e.Registry("dc1")
+	r.Begin(nil)
+	reasons := func(m *pluginv1.WatchResponse) map[string]string {
+		r.Apply(m)
+		out := make(map[string]string)
+		for _, p := range r.Problems() {
+			out[p.ID[strings.LastIndexByte(p.ID, '/')+1:]] = p.Reason
+		}
+		return out
+	}
+	got := reasons(upserts(entry("dc1/bad", "bad"), instance("dc1/bad", "dc1/bad-1", "10.0.0.1"), instance("dc1/never", "dc1/never-1", "10.0.0.1")))
+	for id, want := range map[string]string{
+		"bad":     "hosts[0]: bad is a bad host",
+		"bad-1":   `its service "dc1/bad" is not there, as its ServiceEntry was refused`,
+		"never-1": `its service "dc1/never" is not there; its ServiceEntry has to come first`,
+	} {
+		if !strings.Contains(got[id], want) {
+			t.Errorf("%s: %q, want %q", id, got[id], want)
+		}
+	}
+	r.Apply(upserts(entry("dc1/web", "web"), instance("dc1/web", "dc1/web-1", "10.0.0.1")))
+	got = reasons(upserts(entry("dc1/over", "over"), instance("dc1/over", "dc1/over-1", "10.0.0.2")))
+	for _, id := range []string{"over", "over-1"} {
+		if want := "the registry would exceed limits.resources_per_registry (2)"; !strings.Contains(got[id], want) {
+			t.Errorf("%s: %q, want %q", id, got[id], want)
+		}
+	}
+}
+
+// The cure for a name that two registries have does not make the mesh see one host twice.
+func TestCureOfOwnership(t *testing.T) {
+	e := newEnv(t, Options{}, "a", "b")
+	for _, name := range []string{"a", "b"} {
+		e.Registry(name).Apply(upserts(entry("ns/web", "web.example.org"), instance("ns/web", "ns/web-1", "10.0.0.1"), workload("ns/alone", "10.0.0.9"), route("ns/r", "r")))
+	}
+	problems := e.Registry("b").Problems()
+	if len(problems) != 3 { // an instance goes with its service
+		t.Fatalf("problems: %v", problems)
+	}
+	for _, p := range problems {
+		want := "Rename one of the two"
+		if strings.Contains(p.ID, "ServiceEntry") {
+			want = "give it another name and another host (translate.name, translate.host); another namespace alone would show the mesh the host twice"
+		}
+		if !strings.Contains(p.Reason, want) {
+			t.Errorf("%s: %s", p.ID, p.Reason)
+		}
 	}
 }
 

@@ -74,8 +74,10 @@ func (r *Registry) sayStateLocked() {
 	if n := r.states.dropped; n > 0 {
 		more, r.states.dropped = []any{"left_out", n}, 0
 	}
-	if r.status.Error != "" {
+	if r.status.Error != "" && r.status.Synced {
 		r.log.Warn("the registry can not be followed; what is known is served", append(more, "err", r.status.Error)...)
+	} else if r.status.Error != "" {
+		r.log.Warn("the registry can not be followed; its types are held until its first listing is complete", append(more, "err", r.status.Error)...)
 	} else {
 		r.log.Info("the registry is followed again", more...)
 	}
@@ -255,14 +257,18 @@ func (r *Registry) Problems() []Problem {
 			"since there are %d problems of its kind already", r.unlisted, maxProblems)})
 	}
 	for k, owner := range r.shadowed {
-		what := "kept back"
-		if k.collection == collection.WorkloadEntry && r.of[k.name] != nil {
+		what, cure := "kept back", "Rename one of the two"
+		switch {
+		case k.collection == collection.WorkloadEntry && r.of[k.name] != nil:
 			what = "kept back from sinks of the shape workload (inline, it is an endpoint of its service)"
+			cure = "Give the service in one of the two another name (translate.name)"
+		case k.collection == collection.ServiceEntry && r.services[k.name] != nil:
+			cure = "If both are one service, one registry is enough; if not, give it another name and another host (translate.name, " +
+				"translate.host); another namespace alone would show the mesh the host twice"
 		}
 		out = append(out, Problem{
 			"resource " + k.collection + " " + k.name,
-			fmt.Sprintf("registry %q, which comes first in the configuration, has a resource of the same name; %s. "+
-				"Give one of the two another namespace (translate.namespace)", owner, what),
+			fmt.Sprintf("registry %q, which comes first in the configuration, has a resource of the same name; %s. %s", owner, what, cure),
 		})
 	}
 	slices.SortFunc(out, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })

@@ -148,22 +148,26 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 		b.removeLocked(rm.GetCollection(), rm.GetName())
 	}
 	// Entries before instances: a new service is composed once.
+	isInstance := func(n int) bool {
+		u := m.GetUpserts()[n]
+		return errs[n] == nil && u.GetService() != "" && !isEntry(parts[n], u)
+	}
 	for n, u := range m.GetUpserts() {
 		switch {
+		case isInstance(n):
+			continue
 		case errs[n] != nil:
 		case u.GetService() == "":
 			errs[n] = b.setLocked(parts[n])
-		case isEntry(parts[n], u):
+		default:
 			errs[n] = b.setEntryLocked(parts[n])
 		}
+		r.noteLocked(parts[n], errs[n])
 	}
 	for n, u := range m.GetUpserts() {
-		if errs[n] == nil && u.GetService() != "" && !isEntry(parts[n], u) {
-			errs[n] = b.setInstanceLocked(parts[n], u.GetService())
+		if isInstance(n) {
+			r.noteLocked(parts[n], b.setInstanceLocked(parts[n], u.GetService()))
 		}
-	}
-	for n := range errs {
-		r.noteLocked(parts[n], errs[n])
 	}
 	for _, p := range m.GetProblems() {
 		r.problemLocked(p.GetId(), p.GetReason())
@@ -390,16 +394,19 @@ func (b *batch) setInstanceLocked(p *resource.Part, serviceName string) error {
 	if k.collection != collection.WorkloadEntry {
 		return fmt.Errorf("a %s can not be an instance of service %s; only a WorkloadEntry can", k.collection, serviceName)
 	}
+	was := r.of[k.name]
+	if err := r.limitLocked(k, p); err != nil {
+		return err
+	}
 	s := r.services[serviceName]
 	if s == nil {
+		if _, refused := r.own[refusalID(key{collection.ServiceEntry, serviceName})]; refused {
+			return fmt.Errorf("its service %q is not there, as its ServiceEntry was refused", serviceName)
+		}
 		return fmt.Errorf("its service %q is not there; its ServiceEntry has to come first, or in the same batch", serviceName)
 	}
 	if ns := s.svc.Entry().Namespace(); ns != p.Namespace() {
 		return fmt.Errorf("it is in namespace %s and its service in %s; a workloadSelector reaches its own namespace only", p.Namespace(), ns)
-	}
-	was := r.of[k.name]
-	if err := r.limitLocked(k, p); err != nil {
-		return err
 	}
 	if was != s { // new, or of another service before, or one that stood for itself
 		b.removeLocked(k.collection, k.name)
