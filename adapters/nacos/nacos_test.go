@@ -551,28 +551,7 @@ func access(t *testing.T, server *testenv.Nacos) {
 		}
 		c := follow(t, server, as("", ""), func(c *nacos.Config) { c.TokenFile = file })
 		c.awaitState(t, "403")
-		// Somebody keeps a token in the file that holds.
-		ctx, cancel := context.WithCancel(t.Context())
-		var writer sync.WaitGroup
-		writer.Go(func() {
-			tick := time.NewTicker(tokenLife / 5)
-			defer tick.Stop()
-			for {
-				if err := os.WriteFile(file+".new", []byte(server.Token(t)+"\n"), 0o600); err != nil {
-					t.Error(err)
-				}
-				if err := os.Rename(file+".new", file); err != nil {
-					t.Error(err)
-				}
-				select {
-				case <-tick.C:
-				case <-ctx.Done():
-					return
-				}
-			}
-		})
-		defer writer.Wait()
-		defer cancel()
+		tokenFile(t, server, file)
 		c.awaitSynced(t)
 		c.awaitState(t, "")
 	})

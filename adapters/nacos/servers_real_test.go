@@ -155,7 +155,8 @@ func manyGlobbed(t *testing.T, server *testenv.Nacos) {
 	each(t, n, func(i int) error {
 		return app.TryRegister(t.Context(), "globbed", "Q"+strconv.Itoa(i%2), "svc-"+strconv.Itoa(i), testenv.NacosUp("10.1.0.1", 1+i))
 	})
-	token, become := tokenFile(t, server)
+	token := filepath.Join(t.TempDir(), "token")
+	become := tokenFile(t, server, token)
 	c := follow(t, server, func(c *nacos.Config) {
 		c.Namespaces, c.Groups, c.ListInterval = []string{"globbed"}, []string{"Q?"}, quickest
 		if server.Auth() {
@@ -197,13 +198,12 @@ func manyGlobbed(t *testing.T, server *testenv.Nacos) {
 	c.kept(t, all)
 }
 
-// tokenFile returns the name of a file that holds a token, which is renewed until the end of the test, and a function that makes it that of another
-// user. At first it is the administrator's.
-func tokenFile(t *testing.T, server *testenv.Nacos) (name string, become func(user, password string)) {
+// tokenFile keeps a token in a file, renewed until the end of the test, and returns a function that makes it that of another user. At first it
+// is the administrator's.
+func tokenFile(t *testing.T, server *testenv.Nacos, name string) (become func(user, password string)) {
 	t.Helper()
-	name = filepath.Join(t.TempDir(), "token")
 	if !server.Auth() {
-		return name, nil
+		return nil
 	}
 	var mu sync.Mutex // guards user and password, and the order of what is written
 	user, password := "nacos", server.Password()
@@ -249,7 +249,7 @@ func tokenFile(t *testing.T, server *testenv.Nacos) (name string, become func(us
 		}
 	}()
 	t.Cleanup(func() { close(stop); <-stopped })
-	return name, become
+	return become
 }
 
 // groupReader shows that read on a group is enough to follow that group, if it is named. It is for servers of both versions with access control.
