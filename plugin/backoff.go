@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"github.com/isthmus-mesh/isthmus/internal/wait"
 )
 
 // Backoff is a wait that doubles with each failure, jittered so that what failed together does not return together. It belongs to one
@@ -35,14 +37,5 @@ func Jitter(d time.Duration) time.Duration {
 
 // Pause waits for d, for a value or the close of wake (nil for none) or for the end of ctx. It reports whether ctx still goes on.
 func Pause(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
-	if d > 0 {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-wake:
-		case <-ctx.Done():
-		}
-	}
-	return ctx.Err() == nil
+	return wait.Pause(ctx, d, wake)
 }

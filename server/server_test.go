@@ -2,22 +2,13 @@ package server
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -31,6 +22,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
+	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
@@ -246,37 +238,6 @@ func TestMCPOptions(t *testing.T) {
 	})
 }
 
-// certificate writes a self-signed certificate for a name, and its key.
-func certificate(t *testing.T, name string) (cert, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write := func(file, kind string, b []byte) string {
-		path := filepath.Join(t.TempDir(), file)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	return write("cert.pem", "CERTIFICATE", der), write("key.pem", "PRIVATE KEY", secret)
-}
-
 // sinkFunc is a sink that waits to be dialled.
 type sinkFunc func(grpc.ServerStream) error
 
@@ -284,18 +245,7 @@ func (f sinkFunc) establish(s grpc.ServerStream) error { return f(s) }
 
 // The sinks of the configuration are dialled with their files, name and headers, and served.
 func TestSinks(t *testing.T) {
-	theirCert, theirKey := certificate(t, "sink.example.org")
-	ourCert, ourKey := certificate(t, "isthmus.example.org")
-	pair, err := tls.LoadX509KeyPair(theirCert, theirKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ours, err := os.ReadFile(ourCert)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(ours)
+	theirs, ours := testcert.New(t, "sink.example.org"), testcert.New(t, "isthmus.example.org")
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -308,9 +258,7 @@ func TestSinks(t *testing.T) {
 	}
 	calls := make(chan call, 1)
 	done := make(chan struct{}) // closed when the test has seen what it wants
-	dialled := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
-		Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12,
-	})))
+	dialled := grpc.NewServer(grpc.Creds(credentials.NewTLS(theirs.Server(ours))))
 	dialled.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "istio.mcp.v1alpha1.ResourceSink",
 		HandlerType: (*interface {
@@ -350,7 +298,7 @@ sinks:
 - address: %q
   tls: {enabled: true, ca_file: %q, cert_file: %q, key_file: %q, server_name: sink.example.org}
   metadata: {authorization: "Bearer ${TOKEN}"}
-`, listener.Addr(), theirCert, ourCert, ourKey))
+`, listener.Addr(), theirs.Cert, ours.Cert, ours.Key))
 	select {
 	case c := <-calls:
 		if c.err != nil || c.trigger != mcp.TriggerCollection || c.entries != 3 || !slices.Equal(c.token, []string{"Bearer of TOKEN"}) {

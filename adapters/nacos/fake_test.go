@@ -2,21 +2,12 @@ package nacos
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
-	"encoding/pem"
+	"fmt"
 	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +20,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/isthmus-mesh/isthmus/internal/testcert"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
@@ -205,22 +198,11 @@ func runFake(t *testing.T, c Config) *book {
 // eventually waits until cond, which runs under the book's mu, holds.
 func (b *book) eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	tick, late := time.NewTicker(5*time.Millisecond), time.NewTimer(30*time.Second)
-	defer tick.Stop()
-	defer late.Stop()
-	for {
+	testwait.Eventually(t, 30*time.Second, what, func() (string, bool) {
 		b.mu.Lock()
-		ok := cond()
-		b.mu.Unlock()
-		if ok {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-late.C:
-			t.Fatalf("%s: not in time; services %v, degraded %q", what, b.services, b.degraded)
-		}
-	}
+		defer b.mu.Unlock()
+		return fmt.Sprintf("services %v, degraded %q", b.services, b.degraded), cond()
+	})
 }
 
 // TestSentAway shows that a reset with a recommendation is answered and followed to another server, that nothing is removed by it, and that the registry is
@@ -543,7 +525,7 @@ func TestPersistent(t *testing.T) {
 
 // TestHTTPS shows login, list and instances over TLS with a client certificate, below a context path of its own.
 func TestHTTPS(t *testing.T) {
-	ca := newAuthority(t)
+	ca := testcert.New(t, "nacos.example.org")
 	mux := http.NewServeMux()
 	handle := func(path, answer string) {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
@@ -568,7 +550,7 @@ func TestHTTPS(t *testing.T) {
 	handle("/registry/a/v1/ns/instance/list", `{"name":"G@@web","hosts":[{"ip":"10.0.0.1","port":80,"weight":1,"healthy":true,"enabled":true}]}`)
 	mux.HandleFunc("/", func(_ http.ResponseWriter, r *http.Request) { t.Errorf("unknown request %s", r.URL) })
 	api := httptest.NewUnstartedServer(mux)
-	api.TLS = ca.serverTLS
+	api.TLS = ca.Server(ca)
 	api.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	api.StartTLS()
 	t.Cleanup(api.Close)
@@ -576,7 +558,7 @@ func TestHTTPS(t *testing.T) {
 		c := DefaultConfig
 		c.Servers, c.ContextPath, c.Protocol = []string{server}, context, protocolHTTP
 		c.Username, c.Password, c.GRPCPortOffset = "u", "p", 1
-		c.TLS = TLSConfig{CAFile: ca.cert, CertFile: ca.cert, KeyFile: ca.key, ServerName: "nacos.example.org"}
+		c.TLS = TLSConfig{CAFile: ca.Cert, CertFile: ca.Cert, KeyFile: ca.Key, ServerName: "nacos.example.org"}
 		return c
 	}
 	for name, c := range map[string]Config{
@@ -597,58 +579,11 @@ func TestHTTPS(t *testing.T) {
 	b.eventually(t, "no client certificate", func() bool { return strings.Contains(b.degraded, "login: ") && !b.synced })
 }
 
-// authority is a certificate that signs itself, for server and client alike.
-type authority struct {
-	cert, key string // files
-	serverTLS *tls.Config
-}
-
-func newAuthority(t *testing.T) authority {
-	t.Helper()
-	dir := t.TempDir()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "nacos"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		DNSNames: []string{"nacos.example.org"}, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write := func(name, typ string, b []byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: b}), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	parsed, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(parsed)
-	return authority{
-		cert: write("cert.pem", "CERTIFICATE", der), key: write("key.pem", "PRIVATE KEY", keyDER),
-		serverTLS: &tls.Config{
-			Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
-		},
-	}
-}
-
 // TestTLS shows TLS with an authority and a client certificate of one's own, and what happens without.
 func TestTLS(t *testing.T) {
-	ca := newAuthority(t)
-	cert, keyFile := ca.cert, ca.key
-	f := startFake(t, "10.0.0.1", grpc.Creds(credentials.NewTLS(ca.serverTLS)))
+	ca := testcert.New(t, "nacos.example.org")
+	cert, keyFile := ca.Cert, ca.Key
+	f := startFake(t, "10.0.0.1", grpc.Creds(credentials.NewTLS(ca.Server(ca))))
 	s, err := parseServer(fakeConfig(f).Servers[0], "/nacos", 1)
 	if err != nil {
 		t.Fatal(err)

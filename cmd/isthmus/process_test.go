@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // patience is how long a process may take for one step on a busy machine.
@@ -228,20 +230,10 @@ registries:
 	// Nothing tells of these but asking again.
 	await := func(path string, patterns ...string) {
 		t.Helper()
-		timer, tick := time.NewTimer(patience), time.NewTicker(50*time.Millisecond)
-		defer timer.Stop()
-		defer tick.Stop()
-		for {
+		testwait.Eventually(t, patience, fmt.Sprintf("%s to match all of %q", path, patterns), func() (string, bool) {
 			_, body := get(t, "http://"+at[2]+path)
-			if !slices.ContainsFunc(patterns, func(p string) bool { return !regexp.MustCompile(p).MatchString(body) }) {
-				return
-			}
-			select {
-			case <-tick.C:
-			case <-timer.C:
-				t.Fatalf("%s never matched all of %q; it was last:\n%s", path, patterns, body)
-			}
-		}
+			return body, !slices.ContainsFunc(patterns, func(p string) bool { return !regexp.MustCompile(p).MatchString(body) })
+		})
 	}
 	await("/readyz",
 		`(?m)^registry quiet: the first listing is not complete: starting, no handshake for \d+ s, of at most 10 s$`,

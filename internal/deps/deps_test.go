@@ -36,7 +36,7 @@ var rules = []rule{
 	{folder: "plugin/proto/...", others: []string{"google.golang.org/protobuf/...", "google.golang.org/grpc/..."}},
 	{folder: "plugin/wire", own: []string{"plugin/proto/..."}, others: anyone},
 	{folder: "translate/...", own: []string{"plugin/registry", "plugin/collection"}, others: []string{"istio.io/api/...", "google.golang.org/protobuf/..."}},
-	{folder: "plugin", own: []string{"plugin/registry", "plugin/collection", "plugin/proto/...", "plugin/wire", "translate"}, others: anyone},
+	{folder: "plugin", own: []string{"plugin/registry", "plugin/collection", "plugin/proto/...", "plugin/wire", "translate", "internal/wait"}, others: anyone},
 	{
 		folder: "plugin/plugintest", own: []string{"plugin/collection", "plugin/proto/...", "plugin/wire", "server/resource", "server/supervisor"}, others: anyone,
 		tests: []string{"plugin", "plugin/registry"},
@@ -47,7 +47,7 @@ var rules = []rule{
 	},
 	{
 		folder: "adapters/...", own: []string{"plugin", "plugin/registry"}, others: anyone,
-		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testenv"},
+		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testcert", "internal/testenv", "internal/testwait"},
 	},
 	{folder: "server/store"},
 	{folder: "server/resource", own: []string{"plugin/collection"}, others: []string{"istio.io/api/...", "google.golang.org/protobuf/..."}},
@@ -62,19 +62,19 @@ var rules = []rule{
 	},
 	{folder: "server/mcp/proto/...", others: []string{"google.golang.org/protobuf/..."}},
 	{
-		folder: "server/mcp", own: []string{"plugin/collection", "server/mcp/proto/...", "server/push", "server/resource", "server/wire"}, others: anyone,
-		tests: []string{"server/store"},
+		folder: "server/mcp", own: []string{"plugin/collection", "server/mcp/proto/...", "server/push", "server/resource", "server/wire", "internal/wait"}, others: anyone,
+		tests: []string{"server/store", "internal/testcert"},
 	},
 	{
 		folder: "server/supervisor", own: []string{"plugin/collection", "plugin/proto/...", "plugin/wire"}, others: anyone,
-		tests: []string{"plugin", "plugin/registry"},
+		tests: []string{"plugin", "plugin/registry", "internal/testwait"},
 	},
 	{folder: "server/ingest", own: []string{"plugin/collection", "plugin/proto/...", "server/resource", "server/store"}, others: anyone},
 	{folder: "server/config", others: []string{"go.yaml.in/yaml/v3"}},
 	{folder: "server/admin", others: []string{"github.com/prometheus/client_golang/..."}},
 	{
 		folder: "server", own: []string{"plugin/collection", "plugin/proto/...", "translate", "server/..."}, others: anyone,
-		tests: []string{"adapters/sim", "plugin/registry"},
+		tests: []string{"adapters/sim", "plugin/registry", "internal/testcert"},
 	},
 	{
 		folder: "internal/watch", own: []string{"plugin/collection", "server/mcp/proto/..."}, others: anyone,
@@ -82,11 +82,14 @@ var rules = []rule{
 	},
 	{
 		folder: "cmd/isthmus", own: []string{"adapters/...", "server/...", "internal/watch"}, others: anyone,
-		tests: []string{"internal/testenv", "plugin/..."}, // of which the plugins are made that flood
+		tests: []string{"internal/testenv", "internal/testwait", "plugin/..."}, // of which the plugins are made that flood
 	},
 
 	{folder: "internal/deps"},
-	{folder: "internal/testenv/...", own: []string{"internal/testenv"}, others: anyone},
+	{folder: "internal/wait"},
+	{folder: "internal/testcert"},
+	{folder: "internal/testwait"},
+	{folder: "internal/testenv/...", own: []string{"internal/testenv", "internal/testwait"}, others: anyone},
 	{folder: "test/...", own: []string{"..."}, others: anyone},
 	{folder: "examples/...", tests: []string{"server/config"}},
 }

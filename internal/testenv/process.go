@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // stopGrace is how long a process that was asked to end may take before it is killed.
@@ -201,7 +203,7 @@ func exitText(err error) string {
 func (p *process) waitReady(t testing.TB, check func() (seen string, ok bool)) error {
 	t.Helper()
 	exited := p.exited()
-	seen, ok := poll(t, Patience, exited, check)
+	seen, ok := testwait.Poll(t, Patience, exited, check)
 	if ok {
 		return nil
 	}

@@ -27,6 +27,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // Type URLs of what a proxy asks for.
@@ -443,7 +445,7 @@ func (r *Recorder) WaitSubscribed(t testing.TB) {
 func (r *Recorder) wait(t testing.TB, what string, reached func() bool) {
 	t.Helper()
 	var ended error
-	if seen, ok := poll(t, Patience, nil, func() (string, bool) {
+	if seen, ok := testwait.Poll(t, Patience, nil, func() (string, bool) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		ended = r.ended

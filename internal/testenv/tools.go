@@ -291,7 +291,7 @@ func lockFile(ctx context.Context, path string, waiting func()) (unlock func(), 
 	if err != nil {
 		return nil, err
 	}
-	tick := time.NewTicker(pollInterval)
+	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
 	for first := true; ; first = false {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/isthmus-mesh/isthmus/internal/wait"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 	"github.com/isthmus-mesh/isthmus/server/wire"
 )
@@ -92,9 +93,9 @@ func (s *Server) Dial(ctx context.Context, sink Sink, options ...grpc.DialOption
 		if worked {
 			after = redialMin
 		}
-		wait := time.Duration(float64(after) * (0.8 + 0.4*rand.Float64()))
-		log.Warn("no stream to the sink", slog.Any("err", err), slog.Duration("retry_after", wait))
-		pause(ctx, s.down, wait)
+		retry := time.Duration(float64(after) * (0.8 + 0.4*rand.Float64()))
+		log.Warn("no stream to the sink", slog.Any("err", err), slog.Duration("retry_after", retry))
+		wait.Pause(ctx, retry, s.down)
 		select {
 		case <-s.down:
 			return errShutdown

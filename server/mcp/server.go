@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/isthmus-mesh/isthmus/internal/wait"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 	"github.com/isthmus-mesh/isthmus/server/push"
 	"github.com/isthmus-mesh/isthmus/server/wire"
@@ -158,7 +159,7 @@ func (s *Server) establish(stream grpc.ServerStream) error {
 	}
 	if fault := (*sinkError)(nil); errors.As(err, &fault) {
 		// Pilot 1.6 to 1.8 come back at once, however often.
-		pause(ctx, s.down, ErrorDelay+rand.N(ErrorDelay))
+		wait.Pause(ctx, ErrorDelay+rand.N(ErrorDelay), s.down)
 		return status.Error(fault.code, fault.Error())
 	}
 	return err
@@ -177,17 +178,6 @@ var errMalformed = errors.New("a request is no istio.mcp.v1alpha1.RequestResourc
 
 // errShutdown ends all streams when the server ends.
 var errShutdown = status.Error(codes.Unavailable, "isthmus is shutting down; connect again")
-
-// pause waits until a time has passed or nobody has an interest any more.
-func pause(ctx context.Context, down <-chan struct{}, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	case <-down:
-	}
-}
 
 // serve drives one stream until it ends, and reports whether the sink asked for anything.
 func (s *Server) serve(stream stream, address string, reverse bool) (asked bool, _ error) {

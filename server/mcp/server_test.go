@@ -2,19 +2,10 @@ package mcp
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +21,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 	"github.com/isthmus-mesh/isthmus/server/store"
 	"github.com/isthmus-mesh/isthmus/server/wire"
@@ -229,51 +221,9 @@ func TestShutdownEndsDial(t *testing.T) {
 	})
 }
 
-// certificate writes a self-signed certificate for a name, and its key.
-func certificate(t testing.TB, name string) (cert, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write := func(file, kind string, b []byte) string {
-		path := filepath.Join(t.TempDir(), file)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	return write(name+".pem", "CERTIFICATE", der), write(name+"-key.pem", "PRIVATE KEY", secret)
-}
-
 // A sink behind mutual TLS is served; one whose certificate is not to be trusted is not.
 func TestReverseTLS(t *testing.T) {
-	sinkCert, sinkKey := certificate(t, "sink.example.org")
-	ourCert, ourKey := certificate(t, "isthmus.example.org")
-	pair, err := tls.LoadX509KeyPair(sinkCert, sinkKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ours, err := os.ReadFile(ourCert)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(ours)
+	sink, ours := testcert.New(t, "sink.example.org"), testcert.New(t, "isthmus.example.org")
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -287,21 +237,19 @@ func TestReverseTLS(t *testing.T) {
 		got <- m.GetCollection()
 		<-stream.Context().Done()
 		return nil
-	}, grpc.Creds(credentials.NewTLS(&tls.Config{
-		Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12,
-	})))
+	}, grpc.Creds(credentials.NewTLS(sink.Server(ours))))
 	defer stop()
 	for _, tt := range []struct {
 		name string
 		tls  TLS
 		want string // of the error; "" for none
 	}{
-		{"mutual", TLS{CA: sinkCert, Certificate: ourCert, Key: ourKey, ServerName: "sink.example.org"}, ""},
-		{"other CA", TLS{CA: ourCert, Certificate: ourCert, Key: ourKey, ServerName: "sink.example.org"}, "unknown authority"},
-		{"other name", TLS{CA: sinkCert, Certificate: ourCert, Key: ourKey, ServerName: "other.example.org"}, "other.example.org"},
+		{"mutual", TLS{CA: sink.Cert, Certificate: ours.Cert, Key: ours.Key, ServerName: "sink.example.org"}, ""},
+		{"other CA", TLS{CA: ours.Cert, Certificate: ours.Cert, Key: ours.Key, ServerName: "sink.example.org"}, "unknown authority"},
+		{"other name", TLS{CA: sink.Cert, Certificate: ours.Cert, Key: ours.Key, ServerName: "other.example.org"}, "other.example.org"},
 		{"no file", TLS{CA: "/nonexistent"}, "tls: ca:"},
 		{"no PEM", TLS{CA: os.DevNull}, "no certificate in PEM"},
-		{"no key", TLS{CA: sinkCert, Certificate: ourCert}, "tls: certificate:"},
+		{"no key", TLS{CA: sink.Cert, Certificate: ours.Cert}, "tls: certificate:"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, err := New(newWorld(t, store.Options{}).hub, Config{}, nil, nil)

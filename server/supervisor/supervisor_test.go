@@ -33,6 +33,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	mcp "istio.io/api/mcp/v1alpha1"
 
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
@@ -131,31 +132,13 @@ func (s *sink) count() int {
 
 func wait[T any](t testing.TB, what string, c <-chan T) T {
 	t.Helper()
-	timer := time.NewTimer(deadline)
-	defer timer.Stop()
-	select {
-	case v := <-c:
-		return v
-	case <-timer.C:
-		t.Fatalf("not in time: %s", what)
-		panic("not reached")
-	}
+	return testwait.Receive(t, deadline, what, c)
 }
 
 // eventually asks again and again: for what only the operating system knows.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	timer := time.NewTimer(deadline)
-	defer timer.Stop()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-timer.C:
-			t.Fatalf("not in time: %s", what)
-		}
-	}
+	testwait.Eventually(t, deadline, what, func() (string, bool) { return "it is not so", ok() })
 }
 
 // alive says whether there is a process that is no zombie.

@@ -1,0 +1,72 @@
+// Package testcert makes the certificates of tests.
+package testcert
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// Certificate signs itself; it is good for a server and for a client.
+type Certificate struct {
+	// Cert and Key are the names of the PEM files that hold it. They go with the test.
+	Cert, Key string
+
+	pair tls.Certificate
+	leaf *x509.Certificate
+}
+
+// New returns a certificate for a host.
+func New(t testing.TB, host string) *Certificate {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: host}, DNSNames: []string{host}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	must(err)
+	leaf, err := x509.ParseCertificate(der)
+	must(err)
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	must(err)
+	dir := t.TempDir()
+	write := func(file, kind string, b []byte) string {
+		path := filepath.Join(dir, file)
+		must(os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}), 0o600))
+		return path
+	}
+	return &Certificate{
+		Cert: write("cert.pem", "CERTIFICATE", der), Key: write("key.pem", "PRIVATE KEY", secret),
+		pair: tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}, leaf: leaf,
+	}
+}
+
+// Server returns the configuration of a server that has c and lets in clients that have one of theirs only.
+func (c *Certificate) Server(theirs ...*Certificate) *tls.Config {
+	pool := x509.NewCertPool()
+	for _, client := range theirs {
+		pool.AddCert(client.leaf)
+	}
+	return &tls.Config{
+		Certificates: []tls.Certificate{c.pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12,
+	}
+}
