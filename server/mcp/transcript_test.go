@@ -122,17 +122,17 @@ type playerStream struct {
 }
 
 // serveBufconn starts s over an in-memory connection, and returns a client's connection.
-func serveBufconn(t testing.TB, s *Server) (conn *grpc.ClientConn, stop func()) {
+func serveBufconn(t testing.TB, s *Server, options ...grpc.CallOption) (conn *grpc.ClientConn, stop func()) {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
-	server := grpc.NewServer(grpc.ForceServerCodecV2(wire.NewCodec()))
+	server := grpc.NewServer(grpc.ForceServerCodecV2(wire.NewCodec()), grpc.MaxRecvMsgSize(64<<20)) // as xds.ServerOptions
 	s.Register(server)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }() // ends with Stop below
 	conn, err := grpc.NewClient("passthrough:///bufconn",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.ForceCodecV2(wire.NewCodec())))
+		grpc.WithDefaultCallOptions(append([]grpc.CallOption{grpc.MaxCallRecvMsgSize(1 << 30), grpc.ForceCodecV2(wire.NewCodec())}, options...)...))
 	if err != nil {
 		t.Fatal(err)
 	}

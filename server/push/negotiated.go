@@ -123,7 +123,7 @@ func (n *Negotiated) changes() (r Response, full, ok, known bool) {
 			return r, false, false, false
 		}
 	}
-	cursor, removedSize := now, 0
+	cursor := now
 	for i := range changes {
 		c := &changes[i]
 		var enc *resource.Encoding
@@ -131,41 +131,29 @@ func (n *Negotiated) changes() (r Response, full, ok, known bool) {
 			enc = c.Value.Encode(n.options.Form)
 		}
 		have, held := n.options.Versions[c.Name]
-		size := sizeRemoved(c.Name)
-		if enc != nil {
-			size = enc.Size + maxFrame
+		var done bool
+		switch {
+		case enc == nil || enc.Absent:
+			// During the first listing the sink knows the name only if it said
+			// so, or if an earlier part had it.
+			done = n.initial != 0 && !held && c.Revision <= n.initial || r.remove(c.Name)
+		default:
+			done = held && have == enc.Version || r.add(n.options.Framing, c.Name, enc)
 		}
-		// A part has something in it, however large: what the sink holds already does not count.
-		if (r.Resources > 0 || len(r.Removed) > 0) && r.Size+removedSize+size > MaxDelta {
+		if !done {
 			cursor = changes[i-1].Revision
 			break
 		}
-		if enc == nil || enc.Absent {
-			// During the first listing the sink knows the name only if it said so, or if an earlier part had it.
-			if n.initial == 0 || held || c.Revision > n.initial {
-				delete(n.options.Versions, c.Name)
-				r.Removed = append(r.Removed, c.Name)
-				removedSize += sizeRemoved(c.Name)
-			}
-			continue
-		}
-		if held && have == enc.Version {
-			delete(n.options.Versions, c.Name)
-			continue
-		}
 		delete(n.options.Versions, c.Name)
-		r.add(n.options.Framing, c.Name, enc)
 	}
 	n.cursor, n.begun = cursor, true
 	if n.initial != 0 && cursor == now {
 		// What the sink said that it holds and nothing up to now had is gone.
 		for name := range n.options.Versions {
-			if removedSize > MaxDelta {
+			if !r.remove(name) {
 				break
 			}
 			delete(n.options.Versions, name)
-			r.Removed = append(r.Removed, name)
-			removedSize += sizeRemoved(name)
 		}
 		if len(n.options.Versions) == 0 {
 			n.initial = 0
@@ -179,9 +167,6 @@ func (n *Negotiated) changes() (r Response, full, ok, known bool) {
 	}
 	return r, full, ok, true
 }
-
-// sizeRemoved returns what the name of a removed resource takes in a message, in bytes, or a little more.
-func sizeRemoved(name string) int { return len(name) + 4 }
 
 func (n *Negotiated) sent(r *Response) {
 	n.nonce++

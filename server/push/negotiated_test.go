@@ -232,6 +232,37 @@ func TestNegotiatedParts(t *testing.T) {
 	}
 }
 
+// Resources and removals together are not more than a sink receives.
+func TestNegotiatedRemovalsCount(t *testing.T) {
+	st := store.New[*resource.Resource](store.Options{})
+	big := strings.Repeat("x", 10_000)
+	for i := range 290 {
+		apply(st, set(t, fmt.Sprintf("ns/s%d", i), fmt.Sprintf("%d.%s", i, big)))
+	}
+	s := newLegacySink(t, NewHub(st, always), true)
+	for i := range 100_000 {
+		s.vers[fmt.Sprintf("ns/gone-%032d", i)] = "1"
+	}
+	s.connect()
+	for {
+		r, _, ok := s.step()
+		if !ok {
+			break
+		}
+		size := r.Size
+		for _, name := range r.Removed {
+			size += len(name) + 2
+		}
+		if size > MaxMessage {
+			t.Errorf("a response of %d bytes", size)
+		}
+		s.ack(r, true)
+	}
+	if d := cmp.Diff(versions(st, resource.Form{}), s.vers); d != "" {
+		t.Errorf("(-store +sink):\n%.2000s", d)
+	}
+}
+
 // setLarge sets a service whose entry has more than [MaxDelta].
 func setLarge(t testing.TB, name string) op {
 	t.Helper()

@@ -475,6 +475,40 @@ func removeShape(shape resource.Shape, name string) op {
 	return op{Collection: resource.Key(entries, shape), Name: name, Remove: true}
 }
 
+// What a sink said that it holds and what changed since is there all the time,
+// although the listing comes in parts and the change in a later one than the
+// listing's last.
+func TestHeldIsNotRemovedBetweenParts(t *testing.T) {
+	st := store.New[*resource.Resource](store.Options{})
+	long := strings.Repeat("x", 10_000)
+	for i := range 400 {
+		apply(st, set(t, fmt.Sprintf("ns/s%d", i), long))
+	}
+	apply(st, set(t, "ns/held", "old"))
+	s := newSink(t, NewHub(st, always), Options{Incremental: true, Versions: map[string]string{"ns/held": "another"}})
+	s.have = map[string]string{"ns/held": "older"}
+	r, _ := s.step()
+	for i := range 400 {
+		apply(st, set(t, fmt.Sprintf("ns/s%d", i), "y"+long))
+	}
+	apply(st, set(t, "ns/held", "new"))
+	parts := 1
+	for {
+		s.sub.Ack(r.Nonce)
+		var ok bool
+		if r, ok = s.step(); !ok {
+			break
+		}
+		parts++
+		if len(r.Removed) > 0 {
+			t.Errorf("part %d removes %v", parts, r.Removed)
+		}
+	}
+	if d := cmp.Diff(state(st), s.have); d != "" || parts < 3 {
+		t.Errorf("%d parts (-store +sink):\n%s", parts, d)
+	}
+}
+
 // A subscription whose form changes gets everything again, and loses what only the old form had, removals that it had not been told yet
 // included; also while a response is under way.
 func TestReform(t *testing.T) {
@@ -516,6 +550,53 @@ func TestReform(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// What only the old form had can be more than one message, and goes in several.
+func TestReformRemovesInParts(t *testing.T) {
+	st := store.New[*resource.Resource](store.Options{})
+	shared := setShape(t, resource.Inline, "ns/any", "inline")
+	for i := range 30_000 {
+		o := shared
+		o.Name = fmt.Sprintf("ns/%0200d", i)
+		apply(st, o)
+	}
+	apply(st, setShape(t, resource.Workload, "ns/new", "workload"))
+	s := newSink(t, NewHub(st, always), Options{Incremental: true})
+	held := map[string]bool{}
+	parts := 0
+	for {
+		r, ok, err := s.sub.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			if parts > 0 {
+				break
+			}
+			all, _ := st.All(entries)
+			for c := range all {
+				held[c.Name] = true
+			}
+			s.sub.Reform(resource.Form{Shape: resource.Workload})
+			continue
+		}
+		size := r.Size
+		for _, name := range r.Removed {
+			size += len(name) + 4
+			delete(held, name)
+		}
+		if size > MaxMessage {
+			t.Errorf("a response of %d bytes", size)
+		}
+		if len(held) > 0 || len(r.Removed) > 0 {
+			parts++
+		}
+		s.sub.Ack(r.Nonce)
+	}
+	if len(held) > 0 || parts < 2 {
+		t.Errorf("%d names are left after %d parts", len(held), parts)
 	}
 }
 

@@ -11,8 +11,10 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/store"
 )
 
-// MaxDelta is the size at which an incremental response is closed and the rest left for the next one, in bytes. It keeps below
-// 4 MiB, the largest message that a gRPC client accepts by default, unless a single resource is larger.
+// MaxDelta is the size up to which an incremental response is filled, names of
+// removed resources included, in bytes; the rest is left for the next one. It
+// keeps below 4 MiB, the largest message that a gRPC client accepts by default,
+// unless a single resource is larger.
 const MaxDelta = 3 << 20
 
 // ErrFellBehind says that a sink was so slow that the store no longer knows what was removed since. The stream has to end; the sink
@@ -84,6 +86,8 @@ type Response struct {
 	Size int
 	// Revision is that of the store which the response reflects.
 	Revision store.Revision
+
+	removedSize int // of Removed in a message, in bytes, or a little more
 }
 
 // Status is a subscription as people want to see it.
@@ -270,7 +274,7 @@ func (s *Subscription) nextDelta() (r Response, ok bool, err error) {
 	if !s.begun {
 		all, at := st.All(s.key)
 		changes, now = slices.Collect(all), at
-		if r.Removed, err = s.gone(changes); err != nil {
+		if err := s.holdBefore(changes); err != nil {
 			return r, false, err
 		}
 		s.begun, s.initial = true, max(at, 1)
@@ -283,53 +287,53 @@ func (s *Subscription) nextDelta() (r Response, ok bool, err error) {
 	s.cursor = now
 	for i := range changes {
 		c := &changes[i]
-		delete(s.pending, c.Name)
-		have, known := s.options.Versions[c.Name]
+		have, held := s.options.Versions[c.Name]
+		var done bool
 		switch {
-		case c.Removed && s.initial != 0:
-			// The sink knows the name only if it said so, or if an earlier part of the first listing had it.
-			if known || c.Revision > s.initial {
-				delete(s.options.Versions, c.Name)
-				r.Removed = append(r.Removed, c.Name)
-			}
 		case c.Removed:
-			r.Removed = append(r.Removed, c.Name)
+			// During a listing the sink knows the name only if it said so, or
+			// if an earlier part had it.
+			done = s.initial != 0 && !held && c.Revision <= s.initial || r.remove(c.Name)
 		default:
-			delete(s.options.Versions, c.Name)
 			enc := c.Value.Encode(s.options.Form)
-			if known && have == enc.Version {
-				break
-			}
-			r.add(s.options.Framing, c.Name, enc)
+			done = held && have == enc.Version || r.add(s.options.Framing, c.Name, enc)
 		}
-		if r.Size >= MaxDelta && i < len(changes)-1 {
-			s.cursor = c.Revision
+		if !done {
+			s.cursor = changes[i-1].Revision
 			break
 		}
+		delete(s.pending, c.Name)
+		delete(s.options.Versions, c.Name)
 	}
-	if s.initial != 0 && s.cursor >= s.initial || len(changes) == 0 {
-		// What the sink said that it holds and the listing did not have is gone.
+	if s.initial != 0 && s.cursor == now {
+		// What the sink holds and nothing up to now had is gone.
 		for name := range s.options.Versions {
-			r.Removed = append(r.Removed, name)
+			if !r.remove(name) {
+				break
+			}
+			delete(s.pending, name)
+			delete(s.options.Versions, name)
 		}
-		slices.Sort(r.Removed)
-		r.Removed = slices.Compact(r.Removed)
-		s.options.Versions, s.initial = nil, 0
+		if len(s.options.Versions) == 0 {
+			s.options.Versions, s.initial = nil, 0
+		}
 	}
 	s.answer(&r)
+	slices.Sort(r.Removed)
 	r.Version, r.Revision = strconv.FormatUint(uint64(s.cursor), 10), s.cursor
 	return r, first || r.Resources > 0 || len(r.Removed) > 0, nil
 }
 
-// gone returns the names, sorted, that the sink may have from what it followed before, and that a new listing does not have.
-func (s *Subscription) gone(listing []store.Change[*resource.Resource]) (removed []string, err error) {
+// holdBefore adds the names that the sink may hold from what it followed
+// before, and that a new listing does not have, to those that it said it holds.
+func (s *Subscription) holdBefore(listing []store.Change[*resource.Resource]) error {
 	if s.before == nil {
-		return nil, nil
+		return nil
 	}
 	st := s.hub.store
 	changes, _, complete := st.Since(s.before.key, s.before.cursor)
 	if !complete {
-		return nil, ErrFellBehind
+		return ErrFellBehind
 	}
 	names := make(map[string]struct{})
 	for i := range changes {
@@ -346,8 +350,14 @@ func (s *Subscription) gone(listing []store.Change[*resource.Resource]) (removed
 	for i := range listing {
 		delete(names, listing[i].Name)
 	}
+	if s.options.Versions == nil && len(names) > 0 {
+		s.options.Versions = make(map[string]string, len(names))
+	}
+	for name := range names {
+		s.options.Versions[name] = "" // no version of anything
+	}
 	s.before = nil
-	return slices.Sorted(maps.Keys(names)), nil
+	return nil
 }
 
 // nextNamed is nextDelta for a subscription to some names.
@@ -375,31 +385,49 @@ func (s *Subscription) answer(r *Response) {
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.pending)) {
-		if r.Size >= MaxDelta {
+		have, held := s.options.Versions[name]
+		var done bool
+		if res, there := s.hub.store.Get(s.key, name); there {
+			enc := res.Encode(s.options.Form)
+			done = held && have == enc.Version || r.add(s.options.Framing, name, enc)
+		} else {
+			done = r.remove(name)
+		}
+		if !done {
 			return
 		}
 		delete(s.pending, name)
-		have, known := s.options.Versions[name]
 		delete(s.options.Versions, name)
-		res, there := s.hub.store.Get(s.key, name)
-		if !there {
-			if !slices.Contains(r.Removed, name) {
-				r.Removed = append(r.Removed, name)
-			}
-			continue
-		}
-		if enc := res.Encode(s.options.Form); !known || have != enc.Version {
-			r.add(s.options.Framing, name, enc)
-		}
 	}
 }
 
-func (r *Response) add(f Framing, name string, enc *resource.Encoding) {
+// add adds a resource if there is room. There is room for anything in an empty
+// response.
+func (r *Response) add(f Framing, name string, enc *resource.Encoding) bool {
 	frame := f.appendFrame(make([]byte, 0, maxFrame+len(name)), name, enc)
+	if !r.fits(len(frame) + enc.Size) {
+		return false
+	}
 	r.Segments = append(r.Segments, frame)
 	r.Segments = append(r.Segments, enc.Segments...)
 	r.Size += len(frame) + enc.Size
 	r.Resources++
+	return true
+}
+
+// remove adds the name of a removed resource if there is room.
+func (r *Response) remove(name string) bool {
+	size := len(name) + 4
+	if !r.fits(size) {
+		return false
+	}
+	r.Removed = append(r.Removed, name)
+	r.removedSize += size
+	return true
+}
+
+func (r *Response) fits(size int) bool {
+	return r.Resources == 0 && len(r.Removed) == 0 || r.Size+r.removedSize+size <= MaxDelta
 }
 
 // Ack says that the sink took the response of that nonce. It reports whether that response was under way; a stale nonce

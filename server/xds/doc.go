@@ -23,6 +23,8 @@
 //   - Delta: a first request without names, or the name "*", asks for everything ("How the client specifies what resources to return");
 //     any other asks for names. Subscribing to a name answers it although it was subscribed to before; dropping a name that "*" still covers answers it
 //     too. initial_resource_versions leaves out what the client has and removes what is gone.
+//   - Delta: what is more than [push.MaxDelta], names of removed resources included, goes in several responses, each after the ACK of the one
+//     before. So a client with gRPC's default limit of 4 MiB receives them, unless a single resource is larger.
 //   - The node is taken from the first request that has one.
 //   - No request ends a stream but one that goes beyond [MaxTypes] or [MaxNames]; a message that does not decode ends it in gRPC. A delta sink
 //     that fell too far behind is sent away with Unavailable; it comes back with what it holds.
