@@ -27,7 +27,7 @@ type Config struct {
 	Listen     Listen     `json:"listen" doc:"Where the bridge listens."`
 	Registries []Registry `json:"registries" doc:"The registries that are followed, at least one. Each has a plugin process of its own."`
 	PluginDir  string     `json:"plugin_dir" doc:"Directory of executables named isthmus-adapter-TYPE, for registries whose type is not built in. A relative path starts at the working directory of the bridge."`
-	Profile    string     `json:"profile" doc:"Name of the profile that every sink gets. Empty: the profile is found by what a sink asks for, which is right unless a sink was built from changed sources."`
+	Profile    string     `json:"profile" doc:"Name of the profile that every sink gets. Empty: the profile is found by what a sink asks for, which is right unless a sink was built from changed sources; for istiod 1.23 name istio-1.23, see istiod.md."`
 	Log        Log        `json:"log" doc:"The log, which goes to standard error."`
 	Admin      Admin      `json:"admin" doc:"The admin pages and API."`
 	Limits     Limits     `json:"limits" doc:"Bounds that keep a registry run wild from using up the machine."`

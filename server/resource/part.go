@@ -36,6 +36,7 @@ const (
 	metadataName       = 1
 	metadataCreateTime = 2
 	metadataVersion    = 3
+	metadataLabels     = 4
 
 	anyTypeURL = 1
 	anyValue   = 2
@@ -101,6 +102,8 @@ type Part struct {
 	// of a WorkloadEntry:
 	address string
 	ports   []uint32 // sorted
+	// attributes is a hash of everything but the address.
+	attributes uint64
 }
 
 // typeURLs are the type URLs of bodies, by collection.
@@ -324,8 +327,22 @@ func (p *Part) checkBody(checks []func(proto.Message) error) error {
 			p.ports = append(p.ports, port)
 		}
 		slices.Sort(p.ports)
+		p.attributes = attributesOf(p.spec)
 	}
 	return nil
+}
+
+// attributesOf hashes a WorkloadEntry without its address.
+func attributesOf(spec []byte) uint64 {
+	attributes := make([]byte, 0, len(spec))
+	// The body was decoded: every field is well formed.
+	_ = fields(spec, func(num protowire.Number, _ protowire.Type, field, _ []byte) error {
+		if num != workloadEntryAddress {
+			attributes = append(attributes, field...)
+		}
+		return nil
+	})
+	return HashOf(attributes)[1]
 }
 
 // withLabel returns p, a WorkloadEntry's part, with a label that it does not have yet. Labels are a map, field 3 of
@@ -370,6 +387,7 @@ const (
 	serviceEntryAddresses = 2
 	serviceEntryEndpoints = 6
 	serviceEntrySelector  = 9
+	workloadEntryAddress  = 1
 	workloadEntryLabels   = 3
 	selectorLabels        = 1
 )

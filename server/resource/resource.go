@@ -74,6 +74,11 @@ type Form struct {
 	// EmptySelector gives an inline ServiceEntry without endpoints a workloadSelector that nothing matches: before Istio 1.30 the old
 	// endpoints of an entry whose list became empty are kept, or the change is a full push anyway.
 	EmptySelector bool
+	// EndpointsHash labels a ServiceEntry with a hash of its exceptional
+	// endpoints, see [EndpointsLabel]: Istio 1.14 to 1.22.3 do not look at what
+	// changes while the set of addresses stays the same, unless the entry
+	// itself changes, which makes it a full push.
+	EndpointsHash bool
 	// Legacy is what a Pilot before Istio 1.9 needs to see that a ServiceEntry's endpoints changed.
 	Legacy Legacy
 	// Synthetic adds the annotations by which Istio 1.4 and 1.5 tell a change of a synthetic ServiceEntry's endpoints from one
@@ -96,6 +101,9 @@ func (f Form) String() string {
 	if f.EmptySelector {
 		s += ",empty-selector"
 	}
+	if f.EndpointsHash {
+		s += ",endpoints-hash"
+	}
 	if f.Legacy != NotLegacy {
 		s += "," + f.Legacy.String()
 	}
@@ -113,6 +121,15 @@ func (f Form) hash() Hash { return HashOf([]byte("form"), []byte(layout), []byte
 
 // PortsLabel is the label of [Form.PortSets].
 const PortsLabel = "isthmus.io/ports"
+
+// EndpointsLabel is the label of [Form.EndpointsHash]. The attributes of an
+// endpoint are everything but its address. Those that most endpoints of a
+// service have are ordinary; of attributes that are equally frequent the least
+// hash wins. The label hashes the ordinary attributes together with each
+// endpoint that has others, or that shares its address. So two services with
+// the same set of addresses and the same label have the same endpoints, and an
+// ordinary endpoint that comes or goes leaves the label as it was.
+const EndpointsLabel = "isthmus.io/endpoints"
 
 // Encoding is a resource encoded for one form. It is immutable and shared.
 type Encoding struct {
@@ -140,10 +157,11 @@ type Resource struct {
 
 // composed is what a ServiceEntry is composed of besides its part.
 type composed struct {
-	blocks    []*block
-	endpoints int
-	selector  string
-	vip       string
+	blocks     []*block
+	endpoints  int
+	selector   string
+	vip        string
+	exceptions uint64 // see EndpointsLabel
 }
 
 // encodings is a list that only grows; its length is the number of forms in use.
@@ -197,7 +215,7 @@ func (r *Resource) Encode(f Form) *Encoding {
 		f.Address, f.PortSets, f.EmptySelector = false, false, false
 	}
 	if r.part.collection != collection.ServiceEntry {
-		f.Legacy, f.Synthetic = NotLegacy, false
+		f.Legacy, f.Synthetic, f.EndpointsHash = NotLegacy, false, false
 	}
 	if r.composed == nil && len(r.part.spec) < copyBelow {
 		slot := &recent[r.hash[1]%uint64(len(recent))]
@@ -241,7 +259,7 @@ type recentEncoding struct {
 func (r *Resource) encode(f Form) *Encoding {
 	version := ""
 	switch {
-	case r.composed != nil || f.Legacy != NotLegacy:
+	case r.composed != nil || f.Legacy != NotLegacy || f.EndpointsHash:
 		version = r.hash.Add(f.hash()).String()
 	default:
 		version = r.hash.String()
@@ -275,6 +293,13 @@ func (r *Resource) encode(f Form) *Encoding {
 	metadata := r.part.metadata
 	if f.Legacy != NotLegacy {
 		metadata = r.legacyMetadata(f, blocks)
+	}
+	if f.EndpointsHash && r.shape == Inline {
+		exceptions := r.hash[1] // an entry's own endpoints are not told apart
+		if r.composed != nil {
+			exceptions = r.composed.exceptions
+		}
+		metadata = string(appendMapEntry([]byte(metadata), metadataLabels, EndpointsLabel, Hash{0, exceptions}.String()))
 	}
 
 	specSize := len(r.part.spec) + len(tail)

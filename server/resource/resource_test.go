@@ -388,6 +388,30 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+// BenchmarkComposeOneLabelled is BenchmarkComposeOne with the label of
+// exceptional endpoints, where all endpoints are exceptional.
+func BenchmarkComposeOneLabelled(b *testing.B) {
+	for _, size := range []int{10, 1_000, 20_000} {
+		b.Run(fmt.Sprintf("endpoints=%d", size), func(b *testing.B) {
+			s := service(b, "web.service.consul")
+			instance := func(i int, weight uint32) *Part {
+				return part(b, fmt.Sprintf("consul/web-%d", i), &networking.WorkloadEntry{Address: fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255), Weight: weight})
+			}
+			for i := range size {
+				s.SetInstance(instance(i, uint32(i+1)))
+			}
+			changed := [2]*Part{instance(5, 1_000_000), instance(5, 2_000_000)}
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				s.SetInstance(changed[i&1])
+				s.Resource(Inline).Encode(Form{EndpointsHash: true})
+				i++
+			}
+		})
+	}
+}
+
 // BenchmarkComposeOne is one changed instance of a service of a size, to its encoded inline ServiceEntry.
 func BenchmarkComposeOne(b *testing.B) {
 	for _, size := range []int{10, 1_000, 20_000} {

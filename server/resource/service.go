@@ -55,6 +55,7 @@ type Service struct {
 	parts    map[string]*Part // by name
 	blocks   []*block         // replaced, never changed
 	sum      Hash             // of the parts
+	groups   endpointGroups
 }
 
 // NewService returns a service without entry and instances, whose instances carry [SelectorLabel] with the given value.
@@ -103,6 +104,7 @@ func (s *Service) SetInstance(p *Part) *Resource {
 	}
 	s.parts[p.name] = p
 	s.sum = s.sum.Add(p.hash)
+	s.arrive(p)
 	s.insert(p)
 	return &Resource{part: p, registry: s.registry, shape: Workload, hash: p.hash}
 }
@@ -140,6 +142,7 @@ func (s *Service) Resource(shape Shape) *Resource {
 	}
 	if shape == Inline {
 		c.blocks, c.endpoints, r.hash = s.blocks, len(s.parts), r.hash.Add(s.sum)
+		c.exceptions = s.groups.exceptions(s.sum)
 	}
 	return r
 }
@@ -184,9 +187,10 @@ func (s *Service) drop(p *Part) {
 	parts := slices.Delete(slices.Clone(s.blocks[b].parts), i, i+1)
 	if len(parts) == 0 {
 		s.replace(b)
-		return
+	} else {
+		s.replace(b, newBlock(parts))
 	}
-	s.replace(b, newBlock(parts))
+	s.leave(p)
 }
 
 // replace puts blocks in the place of block b, in a new list: resources share the old one.

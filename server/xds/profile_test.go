@@ -44,11 +44,15 @@ func fingerprintOf(urls []string) (f fingerprint) {
 	return f
 }
 
-// Each set of types finds its profile; every profile is found by one; those of 1.24 and later are known without waiting when the last
-// type is asked for, and no earlier than they can be told apart.
+// Each set of types finds its profile; every profile but that of 1.23 is found
+// by one; those of 1.24 and later are known without waiting when the last type
+// is asked for, and no earlier than they can be told apart.
 func TestFingerprints(t *testing.T) {
 	for _, name := range Profiles() {
 		urls := asked[name]
+		if name == istio123 {
+			continue // is named in the configuration
+		}
 		if urls == nil {
 			t.Errorf("%s: nobody asks so", name)
 			continue
