@@ -27,11 +27,12 @@ type IstiodVersion struct {
 	needsKube bool
 }
 
-// The versions of istiod, and both of them.
+// The versions of istiod, and all of them, oldest first.
 var (
+	Istiod121      = IstiodVersion{Name: "istiod-1.21.2", tool: Istiod121Tool}
 	Istiod124      = IstiodVersion{Name: "istiod-1.24.0", tool: Istiod124Tool}
 	IstiodNewest   = IstiodVersion{Name: "istiod-newest", tool: IstiodNewestTool, needsKube: true}
-	IstiodVersions = []IstiodVersion{Istiod124, IstiodNewest}
+	IstiodVersions = []IstiodVersion{Istiod121, Istiod124, IstiodNewest}
 )
 
 // Istiod is a running istiod without a cluster, whose only configuration comes from one source.

@@ -374,8 +374,10 @@ func (r *Recorder) Pushes() []Push {
 	return slices.Clone(r.pushes)
 }
 
-// Endpoints returns what the proxy would route a cluster's calls to: "IP:PORT", followed by "*WEIGHT" where the weight
-// is not 1, sorted. It is nil if the proxy does not have the cluster's endpoints, empty if there are none.
+// Endpoints returns what the proxy would route a cluster's calls to: "IP:PORT",
+// followed by "*WEIGHT" where the weight is not 1, and by "@VERSION" where the
+// instance has a label version, sorted. It is nil if the proxy does not have
+// the cluster's endpoints, empty if there are none.
 func (r *Recorder) Endpoints(clusterName string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -394,6 +396,12 @@ func (r *Recorder) endpointsLocked(clusterName string) []string {
 			s := net.JoinHostPort(address.GetAddress(), strconv.Itoa(int(address.GetPortValue())))
 			if w := cmp.Or(e.GetLoadBalancingWeight().GetValue(), 1); w != 1 {
 				s += "*" + strconv.Itoa(int(w))
+			}
+			// istiod gives a proxy the label for its metrics, in
+			// "NAME;NAMESPACE;SERVICE;VERSION;CLUSTER".
+			workload := e.GetMetadata().GetFilterMetadata()["istio"].GetFields()["workload"].GetStringValue()
+			if fields := strings.Split(workload, ";"); len(fields) > 3 && fields[3] != "" {
+				s += "@" + fields[3]
 			}
 			eps = append(eps, s)
 		}

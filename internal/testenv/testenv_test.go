@@ -25,10 +25,18 @@ func TestIstiodServesProxiesFromFolder(t *testing.T) {
 			web, web2 := StartHTTPBackend(t, "web-1"), StartHTTPBackend(t, "web-2")
 			rpc := StartGRPCBackend(t, "rpc-1")
 			dir := t.TempDir()
+			// istiod 1.21 does not see a second endpoint on an address that it
+			// knows, unless something of the entry changes with it, such as a
+			// label.
+			blind := version.Name == Istiod121.Name
 			entry := func(name string, protocol string, port int, backends ...Backend) string {
-				s := fmt.Sprintf(`apiVersion: networking.istio.io/v1
+				generation := 0
+				if blind {
+					generation = len(backends)
+				}
+				s := fmt.Sprintf(`apiVersion: networking.istio.io/v1alpha3
 kind: ServiceEntry
-metadata: {name: %s, namespace: consul}
+metadata: {name: %s, namespace: consul, labels: {generation: "%d"}}
 spec:
   hosts: [%s.service.consul]
   addresses: [240.0.0.%d]
@@ -36,7 +44,7 @@ spec:
   resolution: STATIC
   ports: [{number: %d, name: %s, protocol: %s}]
   endpoints:
-`, name, name, port%200+1, port, protocol, protocol)
+`, name, generation, name, port%200+1, port, protocol, protocol)
 				for _, b := range backends {
 					s += fmt.Sprintf("  - {address: %s, ports: {%s: %d}}\n", b.Address, protocol, b.Port)
 				}
@@ -76,8 +84,8 @@ spec:
 			recorder.WaitEndpoints(t, webCluster, web.Addr(), web2.Addr())
 			envoy.WaitReaches(t, webCluster, "web-1", "web-2")
 			after := istiod.PushCounts(t)
-			if after["eds"] <= before["eds"] || after.Full() != before.Full() {
-				t.Errorf("an endpoint more: pushes went from %v to %v, want more eds and nothing else", before, after)
+			if full := after.Full() != before.Full(); after["eds"] <= before["eds"] || full != blind {
+				t.Errorf("an endpoint more: pushes went from %v to %v, want more eds; and anything else: %v", before, after, blind)
 			}
 
 			if err := os.Remove(filepath.Join(dir, "web.yaml")); err != nil {

@@ -35,6 +35,8 @@ type Tool struct {
 var (
 	// ConsulTool is the Consul server.
 	ConsulTool = goTool("consul", "consul", "github.com/hashicorp/consul", "github.com/hashicorp/consul")
+	// Istiod121Tool is istiod 1.21.2.
+	Istiod121Tool = goTool("istiod-1.21", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
 	// Istiod124Tool is istiod 1.24.0.
 	Istiod124Tool = goTool("istiod-1.24", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
 	// IstiodNewestTool is the newest istiod that the module proxy has and that builds with our Go.
@@ -50,7 +52,7 @@ var (
 
 // Tools lists every tool.
 func Tools() []Tool {
-	return []Tool{ConsulTool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, PythonTool}
+	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, PythonTool}
 }
 
 // String returns the tool's name.

@@ -18,23 +18,28 @@ const (
 
 // costs is the cost per version of istiod, with the fact behind it.
 type costs struct {
-	istiod124, newest cost
-	why               string
+	istiod121, istiod124, newest cost
+	why                          string
 }
 
 func (c costs) of(v testenv.IstiodVersion) cost {
-	if v.Name == testenv.Istiod124.Name {
+	switch v.Name {
+	case testenv.Istiod121.Name:
+		return c.istiod121
+	case testenv.Istiod124.Name:
 		return c.istiod124
+	default:
+		return c.newest
 	}
-	return c.newest
 }
 
 var (
-	byEndpoint = costs{edsOnly, edsOnly, "an inline endpoint added, removed or changed is EDS (before 1.25 with an explicit address on the ServiceEntry)"}
-	byIPPorts  = costs{edsOnly, edsOnly, "the label of an IP's set of ports makes a change among its ports visible to 1.24, too"}
-	byEmptied  = costs{full, edsOnly, "1.24 keeps stale endpoints when the list becomes empty, so the ServiceEntry gets a selector that matches nothing there, and another spec is a full push; 1.30 takes an empty list for what it is"}
-	byHost     = costs{full, full, "a host comes or goes"}
-	byPort     = costs{full, full, "the ServiceEntry's own port changes"}
+	byEndpoint = costs{edsOnly, edsOnly, edsOnly, "an inline endpoint added or removed is EDS (before 1.25 with an explicit address on the ServiceEntry)"}
+	byIPPorts  = costs{full, edsOnly, edsOnly, "the label of an IP's set of ports makes a change among its ports visible to 1.24; 1.21 looks at addresses only, and sees the label of exceptional endpoints change"}
+	byAttrs    = costs{full, edsOnly, edsOnly, "1.21 compares endpoints by address: it sees another weight, port or label by the label of exceptional endpoints, which is one of the ServiceEntry"}
+	byEmptied  = costs{full, full, edsOnly, "1.24 keeps stale endpoints when the list becomes empty, so the ServiceEntry gets a selector that matches nothing there, and another spec is a full push; 1.30 takes an empty list for what it is"}
+	byHost     = costs{full, full, full, "a host comes or goes"}
+	byPort     = costs{full, full, full, "the ServiceEntry's own port changes"}
 )
 
 // The change happens in Consul, and the proxy behind istiod gets the endpoints by the smallest push that istiod has.
@@ -76,21 +81,63 @@ func TestConsulChangeReachesProxy(t *testing.T) {
 		{
 			name:   "weight changed",
 			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, weight(5))) },
-			want:   []string{all[0], all[1] + "*5", all[2]}, costs: byEndpoint,
+			want:   []string{all[0], all[1] + "*5", all[2]}, costs: byAttrs,
 		},
 		{
 			name:   "weight changed back",
 			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, weight(1))) },
-			want:   all, costs: byEndpoint,
+			want:   all, costs: byAttrs,
 		},
 		{
 			name:   "port of one instance changed",
 			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, port(8081))) },
-			want:   []string{all[0], "10.1.0.2:8081", all[2]}, costs: byEndpoint,
+			want:   []string{all[0], "10.1.0.2:8081", all[2]}, costs: byAttrs,
 		},
 		{
 			name:   "port of one instance changed back",
 			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2)) },
+			want:   all, costs: byAttrs,
+		},
+		{
+			name:   "label of one instance changed",
+			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, version("v2"))) },
+			want:   []string{all[0], all[1] + "@v2", all[2]}, costs: byAttrs,
+		},
+		{
+			name:   "label of one instance changed again",
+			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, version("v3"))) },
+			want:   []string{all[0], all[1] + "@v3", all[2]}, costs: byAttrs,
+		},
+		{
+			name:   "ordinary instance added beside one that is not",
+			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(4)) },
+			want:   []string{all[0], all[1] + "@v3", all[2], "10.1.0.4:8080"}, costs: byEndpoint,
+		},
+		{
+			name:   "instance with a label of its own removed",
+			change: func(t *testing.T, c *testenv.Consul) { c.Deregister(t, "web-2") },
+			want:   []string{all[0], all[2], "10.1.0.4:8080"}, costs: byAttrs,
+		},
+		{
+			name:   "instance with a label of its own added",
+			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, version("v4"))) },
+			want:   []string{all[0], all[1] + "@v4", all[2], "10.1.0.4:8080"}, costs: byAttrs,
+		},
+		{
+			name: "label of all instances changed",
+			change: func(t *testing.T, c *testenv.Consul) {
+				c.Register(t, web(1, version("v5")), web(2, version("v5")), web(3, version("v5")), web(4, version("v5")))
+			},
+			want: []string{all[0] + "@v5", all[1] + "@v5", all[2] + "@v5", "10.1.0.4:8080@v5"}, costs: byAttrs, resources: 4,
+		},
+		{
+			name:   "label of all instances gone",
+			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(1), web(2), web(3), web(4)) },
+			want:   append(slices.Clone(all), "10.1.0.4:8080"), costs: byAttrs, resources: 4,
+		},
+		{
+			name:   "instance removed again",
+			change: func(t *testing.T, c *testenv.Consul) { c.Deregister(t, "web-4") },
 			want:   all, costs: byEndpoint,
 		},
 		{
@@ -102,6 +149,16 @@ func TestConsulChangeReachesProxy(t *testing.T) {
 			name:   "second instance on an IP",
 			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2), web(5, address("10.1.0.1"), port(8082))) },
 			want:   append(slices.Clone(all), "10.1.0.1:8082"), costs: byIPPorts, resources: 2,
+		},
+		{
+			name:   "first of two instances on an IP gone",
+			change: func(t *testing.T, c *testenv.Consul) { c.Deregister(t, "web-1") },
+			want:   []string{"10.1.0.1:8082", all[1], all[2]}, costs: byIPPorts,
+		},
+		{
+			name:   "and back",
+			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(1)) },
+			want:   append(slices.Clone(all), "10.1.0.1:8082"), costs: byIPPorts,
 		},
 		{
 			name:   "second instance on an IP gone",

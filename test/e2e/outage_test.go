@@ -14,13 +14,13 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
 
-// state is what istiod holds and what it did about it.
+// state is what istiod holds besides the fence, and what it did about it.
 type state struct {
 	Versions  map[string]string   // of each resource, by "Kind namespace/name"
 	Created   map[string]string   // when it was made, likewise
 	Endpoints map[string][]string // by host
 	Hosts     []string
-	// The fence makes pushes of its own, so these are counted only where there is none in between.
+	// Full is the number of pushes of more than endpoints.
 	Full int
 }
 
@@ -30,6 +30,7 @@ func (m *mesh) state(t *testing.T) state {
 		Versions: map[string]string{}, Created: map[string]string{},
 		Endpoints: m.istiod.EndpointShards(t), Hosts: m.istiod.Hosts(t), Full: m.istiod.PushCounts(t).Full(),
 	}
+	delete(s.Endpoints, fenceHost)
 	for name, c := range m.istiod.Configz(t) {
 		if name == "ServiceEntry consul/fence" {
 			continue
