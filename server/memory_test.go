@@ -11,8 +11,8 @@ import (
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 	"github.com/isthmus-mesh/isthmus/server/config"
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/resource"
+	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/view"
 	"github.com/isthmus-mesh/isthmus/translate"
 )
 
@@ -41,7 +41,7 @@ func live() uint64 {
 }
 
 // loaded returns a server, not running, that was given services by a plugin, and what sinks of both shapes follow it with.
-func loaded(b *testing.B, services, each int) (*Server, []*push.Subscription) {
+func loaded(b *testing.B, services, each int) (*Server, []*view.Subscription) {
 	b.Helper()
 	cfg, err := config.Parse("isthmus.yaml", []byte("registries: [{name: consul, type: sim}]"), config.Options{})
 	if err != nil {
@@ -55,7 +55,7 @@ func loaded(b *testing.B, services, each int) (*Server, []*push.Subscription) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := s.ingest.Registry("consul")
+	r := s.db.Registry("consul")
 	r.Begin([]string{collection.ServiceEntry, collection.WorkloadEntry})
 	var m pluginv1.WatchResponse
 	send := func() {
@@ -95,13 +95,12 @@ func loaded(b *testing.B, services, each int) (*Server, []*push.Subscription) {
 		b.Fatalf("%d problems", n)
 	}
 
-	hub := push.NewHub(s.store, s.ingest.Ready)
-	inline, workload := resource.Form{Shape: resource.Inline, Address: true}, resource.Form{Shape: resource.Workload}
-	subs := []*push.Subscription{
-		push.NewSubscription(hub, push.Options{Collection: collection.ServiceEntry, Form: inline, Framing: push.XDS}),
-		push.NewSubscription(hub, push.Options{Collection: collection.WorkloadEntry, Form: inline, Framing: push.XDS}),
-		push.NewSubscription(hub, push.Options{Collection: collection.ServiceEntry, Form: workload, Framing: push.DeltaXDS, Incremental: true}),
-		push.NewSubscription(hub, push.Options{Collection: collection.WorkloadEntry, Form: workload, Framing: push.DeltaXDS, Incremental: true}),
+	inline, workload := encode.Form{Address: true}, encode.Form{Shape: encode.Workload}
+	subs := []*view.Subscription{
+		view.NewSubscription(s.view, view.Options{Collection: collection.ServiceEntry, Form: inline}),
+		view.NewSubscription(s.view, view.Options{Collection: collection.WorkloadEntry, Form: inline}),
+		view.NewSubscription(s.view, view.Options{Collection: collection.ServiceEntry, Form: workload, Framing: view.DeltaXDS}),
+		view.NewSubscription(s.view, view.Options{Collection: collection.WorkloadEntry, Form: workload, Framing: view.DeltaXDS}),
 	}
 	sent := make([]int, len(subs))
 	for i, sub := range subs {
@@ -114,7 +113,7 @@ func loaded(b *testing.B, services, each int) (*Server, []*push.Subscription) {
 				break
 			}
 			sent[i] += resp.Resources
-			sub.Ack(resp.Nonce)
+			sub.Ack(resp.Nonce, false)
 		}
 	}
 	if sent[0] != services || sent[1] != 0 || sent[2] != services || sent[3] != services*each {

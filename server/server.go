@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -25,12 +24,11 @@ import (
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
-	"github.com/isthmus-mesh/isthmus/server/ingest"
+	"github.com/isthmus-mesh/isthmus/server/encode"
 	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/resource"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
+	"github.com/isthmus-mesh/isthmus/server/view"
 	"github.com/isthmus-mesh/isthmus/server/xds"
 	"github.com/isthmus-mesh/isthmus/translate"
 )
@@ -55,8 +53,8 @@ type Server struct {
 	log     *slog.Logger
 	started time.Time
 
-	store       *store.Store[*resource.Resource]
-	ingest      *ingest.Ingest
+	db          *state.DB
+	view        *view.View
 	xds         *xds.Server
 	mcp         *mcpserver.Server
 	specs       []supervisor.Spec
@@ -87,23 +85,23 @@ func New(cfg config.Config, o Options) (*Server, error) {
 		s.specs = append(s.specs, spec)
 		names[i] = spec.Registry
 	}
-	s.store = store.New[*resource.Resource](store.Options{Tombstones: cfg.Limits.Tombstones})
 	var err error
-	s.ingest, err = ingest.New(s.store, names, ingest.Options{
+	s.db, err = state.New(names, state.Options{
 		MaxResources: cfg.Limits.ResourcesPerRegistry,
 		MaxBytes:     cfg.Limits.BytesPerRegistry,
+		Tombstones:   cfg.Limits.Tombstones,
 		Selector:     translate.SelectorValue,
 		Validate:     translate.ValidateBody,
 	}, o.Log, o.Metrics)
 	if err != nil {
-		return nil, fmt.Errorf("metrics: %w", err)
+		return nil, err
 	}
-	hub := push.NewHub(s.store, s.ingest.Ready)
-	s.xds, err = xds.New(hub, xds.Config{Profile: cfg.Profile}, o.Log, o.Metrics)
+	s.view = view.New(s.db)
+	s.xds, err = xds.New(s.view, xds.Config{Profile: cfg.Profile}, o.Log, o.Metrics)
 	if err != nil {
 		return nil, err
 	}
-	s.mcp, err = mcpserver.New(hub, mcpserver.Config{
+	s.mcp, err = mcpserver.New(s.view, mcpserver.Config{
 		Profile: cfg.MCP.Profile, SyntheticEntries: cfg.MCP.SyntheticEntries, FullState: cfg.MCP.FullState,
 	}, o.Log, o.Metrics)
 	if err != nil {
@@ -160,7 +158,7 @@ func (s *Server) XDSAddr() net.Addr { return s.xdsListener.Addr() }
 func (s *Server) AdminAddr() net.Addr { return s.adminListener.Addr() }
 
 // sink hands a plugin's stream to the registry that it is for.
-type sink struct{ *ingest.Registry }
+type sink struct{ *state.Registry }
 
 func (s sink) Begin(d supervisor.Description) { s.Registry.Begin(d.Collections) }
 
@@ -180,7 +178,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return errors.Join(err, s.closeListeners())
 	}
 	for _, spec := range s.specs {
-		sup, err := supervisor.New(host, spec, sink{s.ingest.Registry(spec.Registry)}, s.log.With("registry", spec.Registry), s.metrics)
+		sup, err := supervisor.New(host, spec, sink{s.db.Registry(spec.Registry)}, s.log.With("registry", spec.Registry), s.metrics)
 		if err != nil {
 			return errors.Join(err, host.Close(), s.closeListeners())
 		}
@@ -201,7 +199,11 @@ func (s *Server) Run(ctx context.Context) error {
 		})
 		s.log.Info("serving", "xds", s.XDSAddr().String(), "admin", s.AdminAddr().String(), "mcp", s.MCPAddr().String(), "registries", len(s.specs), "version", s.options.Version)
 	}
-	group.Go(func() error { return s.ingest.Run(ctx) })
+	group.Go(func() error { return s.db.Run(ctx) })
+	group.Go(func() error {
+		s.view.Run(ctx)
+		return nil
+	})
 	s.follow(ctx, group)
 	err = group.Wait()
 	return errors.Join(err, host.Close())
@@ -292,11 +294,11 @@ func (s *Server) NotSynced() []string {
 	default:
 		return []string{"the server has not started yet"}
 	}
-	if s.ingest.Synced() {
+	if s.db.Synced() {
 		return nil
 	}
 	var reasons []string
-	for i, st := range s.ingest.Registries() {
+	for i, st := range s.db.Registries() {
 		if st.Synced {
 			continue
 		}
@@ -320,7 +322,7 @@ func (s *Server) NotSynced() []string {
 func (s *Server) WaitSynced(ctx context.Context) error {
 	started := s.ready
 	for {
-		changed := s.store.Changed() // woken when a registry completes its first listing
+		changed := s.db.Changed() // woken when a registry completes its first listing
 		if len(s.NotSynced()) == 0 {
 			return nil
 		}
@@ -337,14 +339,14 @@ func (s *Server) WaitSynced(ctx context.Context) error {
 // Problem is something in a registry that cannot be served as it is.
 type Problem struct {
 	Registry string
-	ingest.Problem
+	state.Problem
 }
 
 // Problems returns everything that cannot be served as it is, registry by registry in the order of the configuration.
 func (s *Server) Problems() []Problem {
 	var out []Problem
 	for _, spec := range s.specs {
-		for _, p := range s.ingest.Registry(spec.Registry).Problems() {
+		for _, p := range s.db.Registry(spec.Registry).Problems() {
 			out = append(out, Problem{spec.Registry, p})
 		}
 	}
@@ -357,35 +359,29 @@ type Resource struct {
 	*mcp.Resource
 }
 
-// Resources returns everything that sinks of a shape get without workarounds, by collection and name.
-func (s *Server) Resources(shape resource.Shape) ([]Resource, error) {
+// Resources returns everything that sinks of a shape get without workarounds,
+// by collection and name.
+func (s *Server) Resources(shape encode.Shape) ([]Resource, error) {
 	var out []Resource
-	var keys []string
-	for key := range s.store.Collections() {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	for _, key := range keys {
-		if coll, _ := resource.Collection(key); resource.Key(coll, shape) != key {
-			continue
-		}
+	l := encode.NewLayout(encode.Form{Shape: shape})
+	for _, coll := range s.db.Collections() {
 		first := len(out)
-		all, _ := s.store.All(key)
-		for c := range all {
-			res, err := decode(c.Value)
+		for c := range s.db.Changes(state.Kind{Collection: coll, Shape: shape}, new(state.Cursor)) {
+			res, err := decode(c.Record, l)
 			if err != nil {
 				return nil, err
 			}
-			out = append(out, Resource{c.Value.Collection(), res})
+			out = append(out, Resource{coll, res})
 		}
 		slices.SortFunc(out[first:], func(a, b Resource) int { return strings.Compare(a.GetMetadata().GetName(), b.GetMetadata().GetName()) })
 	}
 	return out, nil
 }
 
-func decode(r *resource.Resource) (*mcp.Resource, error) {
+func decode(r *state.Record, l *encode.Layout) (*mcp.Resource, error) {
 	var res mcp.Resource
-	if err := proto.Unmarshal(bytes.Join(r.Encode(resource.Form{}).Segments, nil), &res); err != nil {
+	e := r.Encode(l)
+	if err := proto.Unmarshal(e.Append(nil), &res); err != nil {
 		return nil, fmt.Errorf("%s %s: %w", r.Collection(), r.Name(), err)
 	}
 	return &res, nil
@@ -401,10 +397,10 @@ func (a source) NotReady() []string { return a.s.NotSynced() }
 func (a source) Overview() admin.Overview {
 	s := a.s
 	o := admin.Overview{
-		Version: s.options.Version, Started: s.started, Revision: uint64(s.store.Revision()), NotReady: s.NotSynced(),
+		Version: s.options.Version, Started: s.started, Revision: uint64(s.db.Revision()), NotReady: s.NotSynced(),
 		Registries: []admin.Registry{}, Sinks: a.sinks(),
 	}
-	for i, st := range s.ingest.Registries() {
+	for i, st := range s.db.Registries() {
 		sup := s.supervisors[i].Status()
 		if sup.Waiting != "" {
 			sup.Sentence += " So far: " + sup.Waiting + "."
@@ -418,7 +414,7 @@ func (a source) Overview() admin.Overview {
 		for _, n := range st.Resources {
 			r.Resources += n
 		}
-		for _, p := range s.ingest.Registry(st.Registry).Problems() {
+		for _, p := range s.db.Registry(st.Registry).Problems() {
 			r.Problems = append(r.Problems, admin.Problem{ID: p.ID, Reason: p.Reason})
 		}
 		o.Registries = append(o.Registries, r)
@@ -429,7 +425,7 @@ func (a source) Overview() admin.Overview {
 // Services implements admin.Source.
 func (a source) Services() iter.Seq[admin.Service] {
 	return func(yield func(admin.Service) bool) {
-		for _, s := range a.s.ingest.Services() {
+		for s := range a.s.db.Services() {
 			if !yield(admin.Service{Registry: s.Registry, Name: s.Name, Hosts: s.Hosts, Endpoints: s.Endpoints, Version: s.Version, ShadowedBy: s.ShadowedBy}) {
 				return
 			}
@@ -441,22 +437,17 @@ func (a source) Services() iter.Seq[admin.Service] {
 // whatever else there is.
 func (a source) Resources() iter.Seq[admin.Resource] {
 	return func(yield func(admin.Resource) bool) {
-		for key := range a.s.store.Collections() {
-			coll, shape := resource.Collection(key)
-			want := resource.Inline
+		for _, coll := range a.s.db.Collections() {
+			l := encode.NewLayout(encode.Form{})
 			if coll == collection.WorkloadEntry {
-				want = resource.Workload
+				l = encode.NewLayout(encode.Form{Shape: encode.Workload})
 			}
-			if resource.Key(coll, want) != key || shape != want && resource.Key(coll, resource.Workload) != coll {
-				continue
-			}
-			all, _ := a.s.store.All(key)
-			for c := range all {
-				r := c.Value
+			for c := range a.s.db.Changes(state.Kind{Collection: coll, Shape: l.Shape}, new(state.Cursor)) {
+				r := c.Record
 				if !yield(admin.Resource{
-					Registry: r.Registry(), Collection: coll, Name: r.Name(), Version: r.Encode(resource.Form{}).Version,
+					Registry: a.s.db.RegistryOf(r), Collection: coll, Name: r.Name(), Version: r.Encode(l).Version.String(),
 					Body: func() (json.RawMessage, error) {
-						res, err := decode(r)
+						res, err := decode(r, l)
 						if err != nil {
 							return nil, err
 						}
@@ -473,7 +464,7 @@ func (a source) Resources() iter.Seq[admin.Resource] {
 // Changes implements admin.Source.
 func (a source) Changes() iter.Seq[admin.Change] {
 	return func(yield func(admin.Change) bool) {
-		for _, c := range a.s.ingest.Changes() {
+		for _, c := range a.s.db.History() {
 			if !yield(admin.Change{
 				Revision: uint64(c.Revision), Time: c.Time, Registry: c.Registry, Collection: c.Collection, Name: c.Name, Version: c.Version, Op: c.Op,
 			}) {
@@ -485,10 +476,10 @@ func (a source) Changes() iter.Seq[admin.Change] {
 
 func (a source) sinks() []admin.Sink {
 	out := []admin.Sink{}
-	for _, st := range a.s.xds.Status() {
+	for _, st := range slices.Concat(a.s.xds.Status(), a.s.mcp.Status()) {
 		sink := admin.Sink{
 			Address: st.Address, Node: st.Node, Version: st.Version, Protocol: st.Protocol, Profile: st.Profile, Shape: st.Shape,
-			Connected: st.Connected, Subscriptions: []admin.Subscription{},
+			Connected: st.Connected, StaleNonces: st.StaleNonces, Subscriptions: []admin.Subscription{},
 		}
 		for _, sub := range st.Subscriptions {
 			sink.Subscriptions = append(sink.Subscriptions, admin.Subscription{
@@ -496,9 +487,10 @@ func (a source) sinks() []admin.Sink {
 				SentVersion: sub.SentVersion, SentRevision: uint64(sub.SentRevision),
 				AckedVersion: sub.AckedVersion, AckedRevision: uint64(sub.AckedRevision),
 				Lag: sub.Lag, Nacks: sub.Nacks, LastNack: sub.LastNack, Resources: sub.Resources, Bytes: sub.Bytes,
+				Incremental: sub.Incremental, Oversize: sub.Oversize, Waiting: sub.Waiting,
 			})
 		}
 		out = append(out, sink)
 	}
-	return append(out, a.mcpSinks()...)
+	return out
 }

@@ -323,7 +323,7 @@ func problematic(tb testing.TB) *Server {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	r := s.ingest.Registry("load")
+	r := s.db.Registry("load")
 	sup, err := supervisor.New(nil, s.specs[0], sink{r}, s.log, s.metrics)
 	if err != nil {
 		tb.Fatal(err)

@@ -17,7 +17,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/server"
 	"github.com/isthmus-mesh/isthmus/server/config"
-	"github.com/isthmus-mesh/isthmus/server/resource"
+	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
 func newDump() *cobra.Command {
@@ -47,7 +47,7 @@ What cannot be served as it is, and was mended or left out, is listed on standar
 		if err != nil {
 			return err
 		}
-		shape, err := resource.ParseShape(wanted.value)
+		shape, err := encode.ParseShape(wanted.value)
 		if err != nil {
 			return usageError(cmd, err)
 		}

@@ -13,25 +13,19 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/timestamppb"
-	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/isthmus-mesh/isthmus/internal/watch"
-	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	legacy "github.com/isthmus-mesh/isthmus/server/mcp"
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/resource"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/servertest"
+	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/xds"
 )
 
 // legacySource is a store served over the legacy protocol.
 type legacySource struct {
 	t       *testing.T
-	store   *store.Store[*resource.Resource]
+	w       *servertest.World
 	server  *legacy.Server
 	address string
 	stop    func()
@@ -39,9 +33,9 @@ type legacySource struct {
 
 func newLegacySource(t *testing.T) *legacySource {
 	t.Helper()
-	s := &legacySource{t: t, store: store.New[*resource.Resource](store.Options{})}
+	s := &legacySource{t: t, w: servertest.New(t, state.Options{})}
 	var err error
-	if s.server, err = legacy.New(push.NewHub(s.store, func(string) bool { return true }), legacy.Config{}, nil, nil); err != nil {
+	if s.server, err = legacy.New(s.w.View, legacy.Config{}, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	s.serve("127.0.0.1:0")
@@ -72,23 +66,11 @@ func (s *legacySource) serve(address string) {
 // set sets an entry, or with host "" removes it.
 func (s *legacySource) set(name, host string) {
 	s.t.Helper()
-	op := store.Op[*resource.Resource]{Collection: collection.ServiceEntry, Name: name, Remove: host == ""}
-	if host != "" {
-		body, err := anypb.New(&networking.ServiceEntry{Hosts: []string{host}})
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		raw, err := proto.Marshal(&mcp.Resource{Metadata: &mcp.Metadata{Name: name, CreateTime: &timestamppb.Timestamp{Seconds: 1}}, Body: body})
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		p, err := resource.Parse(raw)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		op.Value = resource.NewResource(p, "dc1")
+	if host == "" {
+		s.w.Remove(name)
+		return
 	}
-	s.store.Apply([]store.Op[*resource.Resource]{op})
+	s.w.Publish(name, &networking.ServiceEntry{Hosts: []string{host}})
 }
 
 // lines is what a watch prints, line by line.

@@ -21,17 +21,14 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/isthmus-mesh/isthmus/internal/watch"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/resource"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/servertest"
+	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/xds"
 )
 
@@ -62,8 +59,7 @@ func (b *buffer) take() string {
 // env is a server that can go away and come back, on fake time, and a watch of it.
 type env struct {
 	t      *testing.T
-	store  *store.Store[*resource.Resource]
-	hub    *push.Hub
+	w      *servertest.World
 	out    buffer
 	stderr buffer
 	ended  chan error
@@ -76,8 +72,7 @@ type env struct {
 // run starts a server and a watch of it and calls f. The watch ends after f, without an error.
 func run(t *testing.T, o watch.Options, f func(e *env)) {
 	synctest.Test(t, func(t *testing.T) {
-		e := &env{t: t, store: store.New[*resource.Resource](store.Options{}), ended: make(chan error, 1)}
-		e.hub = push.NewHub(e.store, func(string) bool { return true })
+		e := &env{t: t, w: servertest.New(t, state.Options{}), ended: make(chan error, 1)}
 		e.up(nil)
 		defer func() { e.stop() }()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -108,7 +103,7 @@ func (e *env) up(other discovery.AggregatedDiscoveryServiceServer) {
 	if other != nil {
 		discovery.RegisterAggregatedDiscoveryServiceServer(server, other)
 	} else {
-		s, err := xds.New(e.hub, xds.Config{}, nil, nil)
+		s, err := xds.New(e.w.View, xds.Config{}, nil, nil)
 		if err != nil {
 			e.t.Fatal(err)
 		}
@@ -131,31 +126,13 @@ func (e *env) up(other discovery.AggregatedDiscoveryServiceServer) {
 	}
 }
 
-// set sets a ServiceEntry in both shapes, from which the shape can be told by the location.
+// set sets a service. Its shape shows by whether it has a selector.
 func (e *env) set(name, host string) {
 	e.t.Helper()
-	for _, shape := range []resource.Shape{resource.Inline, resource.Workload} {
-		body, err := anypb.New(&networking.ServiceEntry{Hosts: []string{host, shape.String() + ".example.org"}})
-		if err != nil {
-			e.t.Fatal(err)
-		}
-		raw, err := proto.Marshal(&mcp.Resource{Metadata: &mcp.Metadata{Name: name, CreateTime: &timestamppb.Timestamp{Seconds: 1}}, Body: body})
-		if err != nil {
-			e.t.Fatal(err)
-		}
-		p, err := resource.Parse(raw)
-		if err != nil {
-			e.t.Fatal(err)
-		}
-		e.store.Apply([]store.Op[*resource.Resource]{{Collection: resource.Key(collection.ServiceEntry, shape), Name: name, Value: resource.NewResource(p, "dc1")}})
-	}
+	e.w.Entry(name, host)
 }
 
-func (e *env) remove(name string) {
-	for _, shape := range []resource.Shape{resource.Inline, resource.Workload} {
-		e.store.Apply([]store.Op[*resource.Resource]{{Collection: resource.Key(collection.ServiceEntry, shape), Name: name, Remove: true}})
-	}
-}
+func (e *env) remove(name string) { e.w.Remove(name) }
 
 // lines decodes what was printed since the last call to "push op name [host]" each, having checked what is common to all.
 func (e *env) lines() (out []string) {
@@ -187,6 +164,9 @@ func (e *env) lines() (out []string) {
 				e.t.Errorf("line %+v holds %v", l, res.GetMetadata())
 			}
 			text += " " + strings.Join(se.GetHosts(), " ")
+			if se.GetWorkloadSelector() != nil {
+				text += " selector"
+			}
 		}
 		out = append(out, text)
 	}
@@ -203,16 +183,16 @@ func (e *env) want(step string, want ...string) {
 // Each change is a line with the number of its response; removals are told apart although a state-of-the-world response does not
 // name them. Two types are subscribed to, so the first change comes in the third response.
 func TestChanges(t *testing.T) {
-	for protocol, shape := range map[string]string{"sotw": "inline", "delta": "workload"} {
+	for protocol, shape := range map[string]string{"sotw": "", "delta": " selector"} {
 		t.Run(protocol, func(t *testing.T) {
 			run(t, watch.Options{Protocol: protocol, Output: "json", Body: true}, func(e *env) {
 				e.want("nothing yet")
 				e.set("ns/a", "a.example.org")
-				e.want("one comes", "3 upsert ns/a a.example.org "+shape+".example.org")
+				e.want("one comes", "3 upsert ns/a a.example.org"+shape)
 				e.set("ns/b", "b.example.org")
-				e.want("another comes", "4 upsert ns/b b.example.org "+shape+".example.org")
+				e.want("another comes", "4 upsert ns/b b.example.org"+shape)
 				e.set("ns/a", "c.example.org")
-				e.want("one changes", "5 upsert ns/a c.example.org "+shape+".example.org")
+				e.want("one changes", "5 upsert ns/a c.example.org"+shape)
 				e.remove("ns/b")
 				e.want("one goes", "6 remove ns/b")
 			})
@@ -261,11 +241,11 @@ func TestReconnect(t *testing.T) {
 func TestShape(t *testing.T) {
 	run(t, watch.Options{Protocol: "delta", Output: "json", Body: true, Shape: "inline"}, func(e *env) {
 		e.set("ns/a", "a.example.org")
-		e.want("inline", "3 upsert ns/a a.example.org inline.example.org")
+		e.want("inline", "3 upsert ns/a a.example.org")
 	})
 	run(t, watch.Options{Protocol: "sotw", Output: "json", Body: true, Shape: "workload"}, func(e *env) {
 		e.set("ns/a", "a.example.org")
-		e.want("workload", "3 upsert ns/a a.example.org workload.example.org")
+		e.want("workload", "3 upsert ns/a a.example.org selector")
 	})
 }
 
@@ -274,7 +254,7 @@ func TestText(t *testing.T) {
 	run(t, watch.Options{Body: true}, func(e *env) {
 		e.set("ns/a", "a.example.org")
 		got := e.out.take()
-		for _, want := range []string{"push 3 ", "upsert", "ServiceEntry", "ns/a", `"hosts":["a.example.org","workload.example.org"]`} {
+		for _, want := range []string{"push 3 ", "upsert", "ServiceEntry", "ns/a", `"hosts":["a.example.org"]`, `"workloadSelector"`} {
 			if !strings.Contains(got, want) {
 				t.Errorf("no %q in %q", want, got)
 			}

@@ -29,7 +29,7 @@ import (
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
-	"github.com/isthmus-mesh/isthmus/server/resource"
+	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
 // The test binary is the plugin too: the variable says which.
@@ -380,7 +380,7 @@ func FuzzWorld(f *testing.F) {
 
 // The SDK and the bridge agree on the size of the largest resource, so that what the SDK cuts off is refused.
 func TestMaxResource(t *testing.T) {
-	if wire.MaxResource != resource.MaxSize {
-		t.Errorf("the SDK sends up to %d bytes, the bridge accepts %d", wire.MaxResource, resource.MaxSize)
+	if wire.MaxResource != encode.MaxSize {
+		t.Errorf("the SDK sends up to %d bytes, the bridge accepts %d", wire.MaxResource, encode.MaxSize)
 	}
 }

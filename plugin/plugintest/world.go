@@ -15,7 +15,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
-	"github.com/isthmus-mesh/isthmus/server/resource"
+	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
 // World is what a stream has said so far: the state that a bridge would have.
@@ -107,12 +107,12 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 	}
 	for _, u := range resp.GetUpserts() {
 		w.Upserts++
-		part, err := resource.Parse(u.GetResource())
+		part, err := encode.Parse(u.GetResource())
 		if err != nil {
 			bad("upsert: %w", err)
 			continue
 		}
-		i := id{part.Collection(), part.Name()}
+		i := id{part.Collection, part.Name}
 		var res mcp.Resource
 		if err := proto.Unmarshal(u.GetResource(), &res); err != nil {
 			bad("upsert of %s %q: %w", i.collection, i.name, err)
@@ -157,7 +157,7 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 	return errors.Join(all...)
 }
 
-// checkResource checks what resource.Parse does not.
+// checkResource checks what encode.Parse does not.
 func checkResource(res *mcp.Resource, i id, service string) error {
 	var all []error
 	meta := res.GetMetadata()

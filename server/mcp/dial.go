@@ -1,11 +1,13 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -19,6 +21,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/wait"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
@@ -95,10 +98,10 @@ func (s *Server) Dial(ctx context.Context, sink Sink, options ...grpc.DialOption
 		}
 		retry := time.Duration(float64(after) * (0.8 + 0.4*rand.Float64()))
 		log.Warn("no stream to the sink", slog.Any("err", err), slog.Duration("retry_after", retry))
-		wait.Pause(ctx, retry, s.down)
+		wait.Pause(ctx, retry, s.Down())
 		select {
-		case <-s.down:
-			return errShutdown
+		case <-s.Down():
+			return stream.ErrShutdown
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		default:
@@ -126,12 +129,13 @@ func (s *Server) dialOnce(ctx context.Context, sink Sink, options []grpc.DialOpt
 	for key, value := range sink.Metadata {
 		ctx = metadata.AppendToOutgoingContext(ctx, key, value)
 	}
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{StreamName: streamName, ServerStreams: true, ClientStreams: true}, SinkMethod)
+	st, err := conn.NewStream(ctx, &grpc.StreamDesc{StreamName: streamName, ServerStreams: true, ClientStreams: true}, SinkMethod)
 	if err != nil {
 		return false, err
 	}
-	if err := stream.SendMsg(&message{header: header("", TriggerCollection, "", nil, false)}); err != nil {
-		return false, errors.Join(err, stream.RecvMsg(new(mcpv1.RequestResources)))
+	if err := st.SendMsg(&stream.Message{Header: header("", TriggerCollection, "", nil, false)}); err != nil {
+		return false, errors.Join(err, st.RecvMsg(new(mcpv1.RequestResources)))
 	}
-	return s.serve(stream, sink.Address, true)
+	worked, err = s.serve(st, sink.Address, true)
+	return worked, cmp.Or(err, io.EOF)
 }

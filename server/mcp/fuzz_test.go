@@ -10,11 +10,11 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	networking "istio.io/api/networking/v1alpha3"
 
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/servertest"
+	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
 // Whatever a sink sends, nothing panics, each response decodes and is well addressed, one at most is under way per collection, and if the
@@ -54,18 +54,18 @@ func FuzzRequests(f *testing.F) {
 	}
 	f.Add([]byte{0xff, 1, 2, 3})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		w := newWorld(t, store.Options{Tombstones: 2})
-		w.entry("dc1/web", "web.example.org", networking.ServiceEntry_STATIC)
+		w := newWorld(t, state.Options{Tombstones: 2})
+		w.Entry("dc1/web", "web.example.org")
 		m, err := newMetrics(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		now := time.Unix(1_700_000_000, 0)
-		s := newSession(w.hub, Config{SyntheticEntries: true}, nil, m, slog.New(slog.DiscardHandler), now)
-		defer s.close()
+		s := newSession(w.View, Config{SyntheticEntries: true}, nil, m, slog.New(slog.DiscardHandler), now)
+		defer s.Close(now, nil)
 		flying := map[string]string{} // nonce by collection
 		take := func(req *mcpv1.RequestResources) bool {
-			if err := s.take(req, now); err != nil {
+			if err := s.Take(req, now); err != nil {
 				return false // asks for too much: the stream ends
 			}
 			if name := req.GetCollection(); req.GetResponseNonce() == "" || req.GetResponseNonce() == flying[name] {
@@ -75,7 +75,7 @@ func FuzzRequests(f *testing.F) {
 		}
 		drain := func() {
 			for n := 0; ; n++ {
-				msg, _, err := s.next(now)
+				msg, _, err := s.Next(now)
 				if err != nil || msg == nil {
 					return
 				}
@@ -117,10 +117,10 @@ func FuzzRequests(f *testing.F) {
 				now = now.Add((1 + time.Duration(i)) * Settle)
 			}
 			if i%3 == 0 {
-				w.instance("dc1/web", "dc1/web-1", "10.0.0.1", uint32(i)+1)
+				w.Instance("dc1/web", "dc1/web-1", "10.0.0.1", 0, servertest.Port{Name: "http", Number: uint32(i) + 1})
 			}
 			drain()
-			_ = s.status()
+			_ = s.Status()
 		}
 		// Asked anew, the entries are answered even if the sink said before that it does not support them.
 		if !take(ask(serviceEntries)) || !take(ask("istio/networking/v1alpha3/gateways")) {
@@ -139,8 +139,8 @@ func FuzzRequests(f *testing.F) {
 				take(&mcpv1.RequestResources{Collection: name, ResponseNonce: flying[name]})
 			}
 		}
-		for _, sub := range s.status().Subscriptions {
-			if sub.Sent == 0 || sub.State != push.Current.String() || sub.Waiting != "" {
+		for _, sub := range s.Status().Subscriptions {
+			if sub.Sent == 0 || sub.State != view.Current.String() || sub.Waiting != "" {
 				t.Errorf("not answered: %+v", sub)
 			}
 		}

@@ -29,15 +29,6 @@ const (
 	fieldIncremental = 6
 )
 
-// message is a response on its way: an encoded header, then encoded resources that are shared with other sinks.
-type message struct {
-	header   []byte
-	segments [][]byte
-}
-
-// Parts implements wire.Spliced.
-func (m *message) Parts() (header []byte, segments [][]byte) { return m.header, m.segments }
-
 // header encodes everything of a Resources message but its resources.
 func header(version, collection, nonce string, removed []string, incremental bool) []byte {
 	size := 2

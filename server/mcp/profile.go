@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
-	"github.com/isthmus-mesh/isthmus/server/resource"
+	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
 // Profile is what a range of sink versions needs.
@@ -16,7 +16,7 @@ type Profile struct {
 	// Versions says in words which sinks it is for.
 	Versions string
 	// Form is how resources are encoded. The shape is always inline: a Pilot takes WorkloadEntries over MCP only at its start.
-	Form resource.Form
+	Form encode.Form
 	// Barrier holds one collection back until the ServiceEntries are acknowledged.
 	Barrier bool
 	// Why says in a sentence what is particular.
@@ -61,60 +61,60 @@ func set(groups ...[]string) []string { return slices.Sorted(slices.Values(slice
 var profiles = []*Profile{
 	{
 		Name: "pilot-1.1", Versions: "Pilot 1.1 and 1.3",
-		Form:        resource.Form{Legacy: resource.LegacyDrop},
+		Form:        encode.Form{Legacy: encode.LegacyDrop},
 		Why:         "A STATIC entry without endpoints is rejected, so it is removed while it has none. Both versions ask for the same 16 collections.",
 		collections: set(networkingCollections, clientCollections, rbacCollections, authnCollections),
 	},
 	{
 		Name: "pilot-1.2", Versions: "Pilot 1.2",
-		Form:        resource.Form{Legacy: resource.LegacyDrop},
+		Form:        encode.Form{Legacy: encode.LegacyDrop},
 		Why:         "As 1.1; asks for rbac authorizationpolicies, too.",
 		collections: set(networkingCollections, clientCollections, rbacCollections, authnCollections, []string{rbacPolicies}),
 	},
 	{
 		Name: "pilot-1.4", Versions: "Pilot 1.4",
-		Form:        resource.Form{Legacy: resource.LegacyDrop},
+		Form:        encode.Form{Legacy: encode.LegacyDrop},
 		Why:         "As 1.1; asks for security authorizationpolicies, too.",
 		collections: set(networkingCollections, clientCollections, rbacCollections, authnCollections, []string{authorizations}),
 	},
 	{
 		Name: "pilot-1.5", Versions: "Pilot 1.5",
-		Form:        resource.Form{Legacy: resource.LegacyEndpoints},
+		Form:        encode.Form{Legacy: encode.LegacyEndpoints},
 		Why:         "Loses the last endpoint of an entry, and pushes the service's port in place of an endpoint's, unless create_time changes.",
 		collections: set(networkingCollections, clientCollections, rbacCollections, authnCollections, securityCollections),
 	},
 	{
 		Name: "pilot-1.6", Versions: "Pilot 1.6",
-		Form:        resource.Form{Legacy: resource.LegacyEndpoints},
+		Form:        encode.Form{Legacy: encode.LegacyEndpoints},
 		Why:         "As 1.5; takes incremental responses.",
 		collections: set(networkingCollections, clientCollections, rbacCollections, securityCollections, []string{workloadEntries}),
 	},
 	{
 		Name: "pilot-1.7", Versions: "Pilot 1.7",
-		Form: resource.Form{Legacy: resource.LegacyEmpty}, Barrier: true,
+		Form: encode.Form{Legacy: encode.LegacyEmpty}, Barrier: true,
 		Why:         "Loses the last endpoint of an entry unless create_time changes; is ready before a first load is applied.",
 		collections: set(networkingCollections, rbacCollections, securityCollections, []string{workloadEntries}),
 	},
 	{
 		Name: "pilot-1.8", Versions: "Pilot 1.8",
-		Form: resource.Form{Legacy: resource.LegacyEmpty}, Barrier: true,
+		Form: encode.Form{Legacy: encode.LegacyEmpty}, Barrier: true,
 		Why:         "As 1.7; asks for workloadgroups.",
 		collections: set(networkingCollections, securityCollections, []string{workloadEntries, workloadGroups}),
 	},
 	{
 		Name: "synthetic", Versions: "the second stream of Pilot 1.4 and 1.5",
-		Form:        resource.Form{Legacy: resource.LegacyDrop, Synthetic: true},
+		Form:        encode.Form{Legacy: encode.LegacyDrop, Synthetic: true},
 		Why:         "Takes changes of endpoints without a full push; ignores an empty response and pushes no removal, so removals go as full state.",
 		collections: []string{syntheticEntries}, id: "SSEMCP",
 	},
 	{
 		Name: "mixer", Versions: "Mixer",
-		Form: resource.Form{Legacy: resource.LegacyEmpty},
+		Form: encode.Form{Legacy: encode.LegacyEmpty},
 		Why:  "Asks for some 60 collections of policy and templates, all of which are empty here.",
 	},
 	{
 		Name: "mcp-tools", Versions: "whatever asks for another set",
-		Form: resource.Form{Legacy: resource.LegacyEmpty},
+		Form: encode.Form{Legacy: encode.LegacyEmpty},
 		Why:  "Tools, and Pilots built from changed sources: what suits 1.8, without its barrier.",
 	},
 }

@@ -10,28 +10,28 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
 // What a Pilot that reconnects lacks and what it holds in vain are each almost
 // as much as it receives. They come in several responses.
 func TestRemovalsAreReceived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, store.Options{})
+		w := newWorld(t, state.Options{})
 		const there, gone = 290, 100_000
 		for i := range there {
-			w.publish(fmt.Sprintf("dc1/s%d", i), &networking.ServiceEntry{Hosts: []string{strings.Repeat("x", 10_000)}})
+			w.Publish(fmt.Sprintf("dc1/s%d", i), &networking.ServiceEntry{Hosts: []string{strings.Repeat("x", 10_000)}})
 		}
 		versions := map[string]string{}
 		for i := range gone {
 			versions[fmt.Sprintf("dc1/gone-with-a-long-name-%016d", i)] = "0123456789abcdef"
 		}
-		s, err := New(w.hub, Config{Profile: "pilot-1.6"}, nil, nil)
+		s, err := New(w.View, Config{Profile: "pilot-1.6"}, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, stop := serveBufconn(t, s, grpc.MaxCallRecvMsgSize(push.MaxMessage))
+		conn, stop := serveBufconn(t, s, grpc.MaxCallRecvMsgSize(view.MaxMessage))
 		defer stop()
 		stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, SourceMethod)
 		if err != nil {

@@ -19,11 +19,11 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
-	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/servertest"
+	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
@@ -97,9 +97,9 @@ func serveSink(t testing.TB, l net.Listener, f sinkFunc, options ...grpc.ServerO
 // Reverse mode: the source dials, begins with the trigger, swallows the NACK of it, and serves as ever.
 func TestReverse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, store.Options{})
-		w.entry("dc1/web", "web.example.org", networking.ServiceEntry_STATIC)
-		s, err := New(w.hub, Config{}, nil, nil)
+		w := newWorld(t, state.Options{})
+		w.Entry("dc1/web", "web.example.org")
+		s, err := New(w.View, Config{}, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -139,10 +139,10 @@ func TestReverse(t *testing.T) {
 		}()
 		<-time.After(200 * time.Millisecond)
 		synctest.Wait()
-		if st := s.Status(); len(st) != 1 || !st[0].Reverse || st[0].Subscriptions[0].State != "current" || st[0].Subscriptions[0].Resources != 1 {
+		if st := s.Status(); len(st) != 1 || st[0].Protocol != "mcp reverse" || st[0].Subscriptions[0].State != "current" || st[0].Subscriptions[0].Resources != 1 {
 			t.Errorf("status %+v", st)
 		}
-		w.instance("dc1/web", "dc1/web-1", "10.0.0.1", 80)
+		w.Instance("dc1/web", "dc1/web-1", "10.0.0.1", 0, servertest.Port{Name: "http", Number: 80})
 		synctest.Wait()
 		// The sink ended the stream; it is opened again after about a second.
 		<-time.After(1500 * time.Millisecond)
@@ -162,8 +162,8 @@ func TestReverse(t *testing.T) {
 // A sink that cannot be reached is dialled again after a time that doubles, up to a minute, and is never quite the same.
 func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, store.Options{})
-		s, err := New(w.hub, Config{}, nil, nil)
+		w := newWorld(t, state.Options{})
+		s, err := New(w.View, Config{}, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +203,7 @@ func TestRedial(t *testing.T) {
 // The end of the server ends reverse mode, too.
 func TestShutdownEndsDial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := New(newWorld(t, store.Options{}).hub, Config{}, nil, nil)
+		s, err := New(newWorld(t, state.Options{}).View, Config{}, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +252,7 @@ func TestReverseTLS(t *testing.T) {
 		{"no key", TLS{CA: sink.Cert, Certificate: ours.Cert}, "tls: certificate:"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s, err := New(newWorld(t, store.Options{}).hub, Config{}, nil, nil)
+			s, err := New(newWorld(t, state.Options{}).View, Config{}, nil, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -289,7 +289,7 @@ func TestSinksBeforeTheFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	series := make(chan prometheus.Metric, 100)
-	m.sinks.Collect(series)
+	m.Sinks.Collect(series)
 	if len(series) != len(profiles) {
 		t.Errorf("%d series of isthmus_mcp_sinks, want %d", len(series), len(profiles))
 	}

@@ -13,7 +13,8 @@ import (
 	"time"
 
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
-	"github.com/isthmus-mesh/isthmus/server/push"
+	"github.com/isthmus-mesh/isthmus/server/stream"
+	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
 // Times that the protocol is driven by.
@@ -42,10 +43,9 @@ const (
 // unimplemented is the gRPC code of a sink that does not support a collection.
 const unimplemented = 12
 
-// session is one stream: what the sink asked for, and what it gets next. It has no goroutine and reads no clock; whoever drives it tells it
-// the time.
+// session implements [stream.Session].
 type session struct {
-	hub       *push.Hub
+	view      *view.View
 	options   Config
 	override  *Profile
 	metrics   *metrics
@@ -53,7 +53,8 @@ type session struct {
 	address   string
 	reverse   bool
 	connected time.Time
-	waits     func(key string) time.Time // see penalties.until; nil for never
+	wake      stream.Waker
+	penalties *penalties // nil for none
 
 	mu      sync.Mutex // guards the rest: people may look at a session while it works
 	node    string
@@ -68,22 +69,19 @@ type session struct {
 	stale   uint64
 }
 
-// subscription is one collection of a session.
+// subscription is one collection of a session. What it embeds has no
+// subscription of package view until the profile is known.
 type subscription struct {
-	name       string // as the sink calls it
+	stream.Subscription
 	first      *mcpv1.RequestResources
-	asked      int // how often it was asked for, to tell the nonces
-	neg        *push.Negotiated
-	counters   *counters
-	began      time.Time // of the newest response
-	size       int       // of the newest response, header included
-	whole      bool      // the newest response was all of the collection
-	warned     bool      // of its size
+	asked      int       // how often it was asked for, to tell the nonces
 	notBefore  time.Time // of the first response; zero once it is past
 	penalty    string    // its key, see penaltyKeyLocked
 	retry      time.Time // when a refused response is made again; zero if it is not
 	retryAfter time.Duration
 }
+
+func (u *subscription) open() bool { return u.Subscription.Subscription != nil }
 
 // prefix begins the nonces of a collection that was asked for anew.
 func (u *subscription) prefix() string {
@@ -93,29 +91,52 @@ func (u *subscription) prefix() string {
 	return strconv.Itoa(u.asked) + "."
 }
 
-func newSession(hub *push.Hub, o Config, override *Profile, m *metrics, log *slog.Logger, now time.Time) *session {
+func newSession(v *view.View, o Config, override *Profile, m *metrics, log *slog.Logger, now time.Time) *session {
 	return &session{
-		hub: hub, options: o, override: override, metrics: m, log: log, connected: now,
+		view: v, options: o, override: override, metrics: m, log: log, connected: now, wake: stream.NewWaker(),
 		asked: make(map[string]bool), of: make(map[string]*subscription),
 	}
 }
 
-// close releases what is shared with other sessions.
-func (s *session) close() {
+// Close implements [stream.Session].
+func (s *session) Close(now time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, u := range s.subs {
-		if u.neg != nil {
-			u.neg.Close()
+		if !u.open() {
+			continue
 		}
+		if s.penalties != nil && u.Size() > view.MaxMessage {
+			// A response that was larger than a sink accepts by default and was
+			// neither acknowledged nor refused is why it went.
+			if u.State() == view.Sent {
+				s.penalties.add(u.penalty, now)
+			} else {
+				s.penalties.clear(u.penalty)
+			}
+		}
+		u.Close()
 	}
 	if s.profile != nil {
-		s.metrics.sinks.WithLabelValues(s.profile.Name).Dec()
+		s.metrics.Sinks.WithLabelValues(s.profile.Name).Dec()
 	}
+	stream.LogEnd(s.log, s.address, err)
 }
 
-// take is a request. The error is that of a sink that asks for more than is good.
-func (s *session) take(req *mcpv1.RequestResources, now time.Time) error {
+// Selective implements [stream.Session].
+func (s *session) Selective() bool { return false }
+
+// worked reports whether the sink asked for anything.
+func (s *session) worked() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.subs) > 0
+}
+
+// Take implements [stream.Session]. The error is that of a sink that asks for
+// more than is good.
+func (s *session) Take(r any, now time.Time) error {
+	req := r.(*mcpv1.RequestResources)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name, nonce := req.GetCollection(), req.GetResponseNonce()
@@ -130,9 +151,8 @@ func (s *session) take(req *mcpv1.RequestResources, now time.Time) error {
 	switch {
 	case u == nil || nonce == "":
 		return s.askLocked(u, req, now)
-	case u.neg == nil || !strings.HasPrefix(nonce, u.prefix()):
-		s.stale++
-		s.metrics.stale.Inc()
+	case !u.open() || !strings.HasPrefix(nonce, u.prefix()):
+		s.staleLocked()
 	default:
 		s.answerLocked(u, req, strings.TrimPrefix(nonce, u.prefix()), now)
 	}
@@ -145,27 +165,24 @@ func (s *session) askLocked(u *subscription, req *mcpv1.RequestResources, now ti
 		if len(s.subs) == maxCollections {
 			return fmt.Errorf("the stream asks for more than %d collections", maxCollections)
 		}
-		u = &subscription{name: strings.Clone(req.GetCollection())}
-		s.of[u.name] = u
-		if u.name == serviceEntries {
+		u = &subscription{Subscription: stream.Subscription{Name: strings.Clone(req.GetCollection())}}
+		s.of[u.Name] = u
+		if u.Name == serviceEntries {
 			s.subs = slices.Insert(s.subs, 0, u)
 			s.entries = u
 		} else {
 			s.subs = append(s.subs, u)
 		}
 	}
-	if u.neg != nil {
-		u.neg.Close()
-		u.neg = nil
-	}
+	u.Reset()
 	u.asked++
-	u.first, u.whole, u.retry, u.retryAfter = req, false, time.Time{}, 0
+	u.first, u.retry, u.retryAfter = req, time.Time{}, 0
 	if s.profile == nil {
 		if len(s.asked) == 0 {
 			s.first = now
 		}
-		if !s.asked[u.name] {
-			s.asked[u.name], s.newest = true, now
+		if !s.asked[u.Name] {
+			s.asked[u.Name], s.newest = true, now
 		}
 		return nil
 	}
@@ -189,7 +206,7 @@ func (s *session) decideLocked(now time.Time) (wait time.Duration) {
 		}
 	}
 	s.profile = p
-	s.metrics.sinks.WithLabelValues(p.Name).Inc()
+	s.metrics.Sinks.WithLabelValues(p.Name).Inc()
 	s.log = s.log.With(slog.String("node", s.node))
 	s.log.Info("sink subscribed", slog.String("address", s.address), slog.String("profile", p.Name),
 		slog.Int("collections", len(s.asked)), slog.Bool("reverse", s.reverse))
@@ -198,28 +215,31 @@ func (s *session) decideLocked(now time.Time) (wait time.Duration) {
 	}
 	if p.Barrier && s.entries != nil && len(s.subs) > 1 {
 		// Any other will do; the last one by name is one that Pilots have little to do with.
-		s.barrier = slices.MaxFunc(s.subs[1:], func(a, b *subscription) int { return strings.Compare(a.name, b.name) })
+		s.barrier = slices.MaxFunc(s.subs[1:], func(a, b *subscription) int { return strings.Compare(a.Name, b.Name) })
 	}
 	return 0
 }
 
 // openLocked begins a collection once the profile is known.
 func (s *session) openLocked(u *subscription) {
-	coll := collectionOf(u.name, s.profile, s.options.SyntheticEntries)
+	coll := collectionOf(u.Name, s.profile, s.options.SyntheticEntries)
 	incremental := u.first.GetIncremental() && !s.options.FullState
-	u.neg = push.NewNegotiated(s.hub, push.Options{
-		Collection: coll, Form: s.profile.Form, Framing: push.MCP, Incremental: incremental, Versions: u.first.GetInitialResourceVersions(),
+	u.Subscription.Subscription = view.NewSubscription(s.view, view.Options{
+		Collection: coll, Form: s.profile.Form, Framing: view.MCP, Incremental: incremental, Versions: u.first.GetInitialResourceVersions(),
+		ReplaceOnRemoval: s.profile.Form.Synthetic,
 	})
-	if s.profile.Form.Synthetic {
-		u.neg.ReplaceOnRemoval()
-	}
 	u.first = nil
-	u.counters = s.metrics.counters(s.profile.Name, u.name)
+	s.metrics.count(u, s.profile.Name)
 	// A sink that gets parts is no exception: one resource alone may be larger than it accepts.
 	u.penalty = s.penaltyKeyLocked(u, incremental)
-	if s.waits != nil {
-		u.notBefore = s.waits(u.penalty)
+	if s.penalties != nil {
+		u.notBefore = s.penalties.until(u.penalty)
 	}
+}
+
+func (s *session) staleLocked() {
+	s.stale++
+	s.metrics.stale.Inc()
 }
 
 // penaltyKeyLocked tells sinks apart whose ports change with each connection, as far as that is possible: most Pilots have no id, and those behind
@@ -229,45 +249,40 @@ func (s *session) penaltyKeyLocked(u *subscription, incremental bool) string {
 	if err != nil {
 		host = s.address
 	}
-	return fmt.Sprintf("%s %s %s %s %v", host, s.node, s.profile.Name, u.name, incremental)
+	return fmt.Sprintf("%s %s %s %s %v", host, s.node, s.profile.Name, u.Name, incremental)
 }
 
 // answerLocked is an ACK or a NACK.
 func (s *session) answerLocked(u *subscription, req *mcpv1.RequestResources, nonce string, now time.Time) {
-	if refusal := req.GetErrorDetail(); refusal != nil {
-		if !u.neg.Nack(nonce, clip(fmt.Sprintf("code %d: %s", refusal.GetCode(), refusal.GetMessage()))) {
-			s.stale++
-			s.metrics.stale.Inc()
-			return
-		}
-		u.counters.nacks.Inc()
-		u.counters.duration.Observe(now.Sub(u.began).Seconds())
-		if refusal.GetCode() == unimplemented {
-			u.retry, u.retryAfter = time.Time{}, 0
-		} else {
-			u.retryAfter = min(max(2*u.retryAfter, RetryMin), RetryMax)
-			u.retry = now.Add(u.retryAfter)
-		}
-		s.log.Warn("sink refused a response", slog.String("collection", u.name), slog.String("nonce", req.GetResponseNonce()),
-			slog.String("err", clip(refusal.GetMessage())), slog.Duration("retry_after", u.retryAfter))
+	refusal := req.GetErrorDetail()
+	var r *stream.Refusal
+	if refusal != nil {
+		r = &stream.Refusal{Code: refusal.GetCode(), Reason: clip(fmt.Sprintf("code %d: %s", refusal.GetCode(), refusal.GetMessage()))}
+	}
+	if !u.Answer(nonce, r, req.GetIncremental() && !s.options.FullState, now, s.log) {
+		s.staleLocked()
 		return
 	}
-	if !u.neg.Ack(nonce, req.GetIncremental() && !s.options.FullState) {
-		s.stale++
-		s.metrics.stale.Inc()
+	u.retry = time.Time{}
+	switch {
+	case refusal == nil:
+		u.retryAfter = 0
+		if s.barrier != nil && u == s.entries && u.Complete() {
+			s.barrier = nil
+		}
 		return
+	case refusal.GetCode() == unimplemented:
+		u.retryAfter = 0
+	default:
+		u.retryAfter = min(max(2*u.retryAfter, RetryMin), RetryMax)
+		u.retry = now.Add(u.retryAfter)
 	}
-	u.counters.acks.Inc()
-	u.counters.duration.Observe(now.Sub(u.began).Seconds())
-	u.retry, u.retryAfter = time.Time{}, 0
-	if s.barrier != nil && u == s.entries && u.neg.Complete() {
-		s.barrier = nil
-	}
+	r.Reason = clip(refusal.GetMessage())
+	stream.LogRefusal(s.log, u.Name, req.GetResponseNonce(), r, slog.Duration("retry_after", u.retryAfter))
 }
 
-// next returns what to send, or nil and how long to wait until it may be worth while to ask again without request or change; 0 is for
-// ever. The error is [push.ErrResume].
-func (s *session) next(now time.Time) (m *message, wait time.Duration, err error) {
+// Next implements [stream.Session]. The error is [view.ErrResume].
+func (s *session) Next(now time.Time) (m *stream.Message, wait time.Duration, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.profile == nil {
@@ -292,87 +307,70 @@ func (s *session) next(now time.Time) (m *message, wait time.Duration, err error
 		case !u.notBefore.IsZero():
 			later(u.notBefore)
 			continue
-		case u.neg.State() == push.Sent:
+		case u.State() == view.Sent:
 			continue
-		case u.neg.Refused() && !u.retry.IsZero():
+		case u.Refused() && !u.retry.IsZero():
 			if !now.Before(u.retry) {
-				u.neg.Again()
+				u.Again()
 			} else {
 				later(u.retry)
 			}
 		}
-		if u.whole && !u.neg.Incremental() {
-			if at := u.began.Add(push.Interval(u.size)); now.Before(at) {
-				later(at)
-				continue
-			}
+		if due := u.Due(now); !due.IsZero() {
+			later(due)
+			continue
 		}
-		r, whole, ok, err := u.neg.Next()
+		r, ok, err := u.Subscription.Next()
 		if err != nil {
-			return nil, 0, fmt.Errorf("collection %s: %w", u.name, err)
+			return nil, 0, fmt.Errorf("collection %s: %w", u.Name, err)
 		}
 		if !ok {
 			continue
 		}
 		u.retry = time.Time{}
-		return s.messageLocked(u, &r, whole, now), 0, nil
+		return s.messageLocked(u, &r, now), 0, nil
 	}
 	return nil, wait, nil
 }
 
-func (s *session) messageLocked(u *subscription, r *push.Response, whole bool, now time.Time) *message {
-	m := &message{header: header(r.Version, u.name, u.prefix()+r.Nonce, r.Removed, !whole), segments: r.Segments}
-	u.began, u.whole, u.size = now, whole, len(m.header)+r.Size
-	u.counters.responses.Inc()
-	u.counters.bytes.Add(float64(u.size))
-	if u.size > push.MaxMessage {
-		s.metrics.oversize.Inc()
-		if !u.warned {
-			u.warned = true
-			s.log.Warn("response is larger than a Pilot accepts unless told otherwise: raise its --mcpMaxMsgSize, let it take incremental responses "+
-				"(PILOT_ENABLE_INCREMENTAL_MCP=true from 1.6 on), or give it several config sources with a shard of the registries each",
-				slog.String("address", s.address), slog.String("collection", u.name), slog.Int("bytes", u.size), slog.Int("limit", push.MaxMessage))
-		}
+func (s *session) messageLocked(u *subscription, r *view.Response, now time.Time) *stream.Message {
+	m := u.Respond(r, header(r.Version, u.Name, u.prefix()+r.Nonce, r.Removed, !r.Full), view.Interval, now, s.log)
+	if !u.Oversize(view.MaxMessage) {
+		return m
+	}
+	s.metrics.Oversize.WithLabelValues().Inc()
+	if u.Warn() {
+		s.log.Warn("response is larger than a Pilot accepts unless told otherwise: raise its --mcpMaxMsgSize, let it take incremental responses "+
+			"(PILOT_ENABLE_INCREMENTAL_MCP=true from 1.6 on), or give it several config sources with a shard of the registries each",
+			slog.String("address", s.address), slog.String("collection", u.Name), slog.Int("bytes", u.Size()), slog.Int("limit", view.MaxMessage))
 	}
 	return m
 }
 
-// oversized returns the penalty keys of the collections whose newest response was larger than a sink accepts by default and was neither
-// acknowledged nor refused, and of those where it was.
-func (s *session) oversized() (lost, taken []string) {
+// Status implements [stream.Session].
+func (s *session) Status() stream.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, u := range s.subs {
-		if u.neg == nil || u.size <= push.MaxMessage {
-			continue
-		}
-		if u.neg.State() == push.Sent {
-			lost = append(lost, u.penalty)
-		} else {
-			taken = append(taken, u.penalty)
-		}
+	st := stream.Status{
+		Address: s.address, Node: s.node, Protocol: "mcp", Connected: s.connected, StaleNonces: s.stale,
+		Subscriptions: []stream.SubscriptionStatus{},
 	}
-	return lost, taken
-}
-
-// status returns the session as people want to see it.
-func (s *session) status() Status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	st := Status{Address: s.address, Node: s.node, Reverse: s.reverse, Connected: s.connected, StaleNonces: s.stale, Subscriptions: []Subscription{}}
+	if s.reverse {
+		st.Protocol = "mcp reverse"
+	}
 	if s.profile != nil {
 		st.Profile, st.Shape = s.profile.Name, s.profile.Form.Shape.String()
 	}
-	now := uint64(s.hub.Revision())
+	now := uint64(s.view.Revision())
 	for _, u := range s.subs {
-		sub := Subscription{Name: u.name, Waiting: waitingProfile, Status: push.Status{
-			Collection: cmp.Or(collections[u.name], u.name), State: push.Held.String(),
+		sub := stream.SubscriptionStatus{TypeURL: u.Name, Waiting: waitingProfile, Status: view.Status{
+			Collection: cmp.Or(collections[u.Name], u.Name), State: view.Held.String(),
 		}}
-		if u.neg != nil {
-			sub.Status, sub.Waiting = u.neg.Status(), ""
-			sub.Incremental = !u.whole && sub.Sent > 0
-			sub.Oversize = u.size > push.MaxMessage
-			if sub.Status.State != push.Current.String() {
+		if u.open() {
+			sub.Status, sub.Waiting = u.Status(), ""
+			sub.Incremental = u.Changes()
+			sub.Oversize = u.Oversize(view.MaxMessage)
+			if sub.Status.State != view.Current.String() {
 				sub.Lag = now - uint64(sub.AckedRevision)
 			}
 			switch {

@@ -29,7 +29,10 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/servertest"
+	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/stream"
+	"github.com/isthmus-mesh/isthmus/server/view"
 	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
@@ -100,7 +103,7 @@ func TestTranscripts(t *testing.T) {
 // player is one end of all streams of a transcript.
 type player struct {
 	t       *testing.T
-	w       *world
+	w       *servertest.World
 	server  *Server
 	conn    *grpc.ClientConn
 	streams map[string]*playerStream
@@ -174,7 +177,7 @@ func play(t *testing.T, script string) string {
 	var out string
 	synctest.Test(t, func(t *testing.T) {
 		p := &player{
-			t: t, w: newWorld(t, store.Options{Tombstones: 4}), streams: map[string]*playerStream{}, started: time.Now(),
+			t: t, w: newWorld(t, state.Options{Tombstones: 4}), streams: map[string]*playerStream{}, started: time.Now(),
 			warned: make(chan string, 1000),
 		}
 		config := Config{}
@@ -196,7 +199,7 @@ func play(t *testing.T, script string) string {
 		}
 		var err error
 		log := slog.New(warnings{slog.NewTextHandler(t.Output(), nil), p.warned})
-		p.server, err = New(p.w.hub, config, log, prometheus.NewRegistry())
+		p.server, err = New(p.w.View, config, log, prometheus.NewRegistry())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -243,23 +246,23 @@ func (p *player) step(line string) {
 		if len(f) > 3 {
 			resolution = networking.ServiceEntry_DNS
 		}
-		p.w.entry(f[1], f[2], resolution)
+		p.w.EntryOf(f[1], f[2], resolution)
 	case "instance":
-		p.w.instance(f[1], f[2], f[3], uint32(number(f[4])))
+		p.w.Instance(f[1], f[2], f[3], 0, servertest.Port{Name: "http", Number: uint32(number(f[4]))})
 	case "crowd":
-		p.w.crowd(f[1], number(f[2]), number(f[3]))
+		p.w.Crowd(f[1], number(f[2]), number(f[3]))
 	case "drop":
-		p.w.drop(f[1], f[2])
+		p.w.Drop(f[2])
 	case "remove":
-		p.w.remove(f[1])
+		p.w.Remove(f[1])
 	case "gateway":
-		p.w.publish(f[1], &networking.Gateway{Selector: map[string]string{"app": f[1]}})
+		p.w.Publish(f[1], &networking.Gateway{Selector: map[string]string{"app": f[1]}})
 	case "many":
 		for i := range number(f[1]) {
-			p.w.publish(fmt.Sprintf("dc1/s%d", i), &networking.ServiceEntry{Hosts: []string{strings.Repeat("x", number(f[2]))}})
+			p.w.Publish(fmt.Sprintf("dc1/s%d", i), &networking.ServiceEntry{Hosts: []string{strings.Repeat("x", number(f[2]))}})
 		}
 	case "hold", "open":
-		p.w.hold(f[1], f[0] == "hold")
+		p.w.Hold(f[1], f[0] == "hold")
 	case "wait":
 		d, err := time.ParseDuration(f[1])
 		if err != nil {
@@ -273,8 +276,7 @@ func (p *player) step(line string) {
 	case "status":
 		synctest.Wait()
 		for _, s := range p.server.Status() {
-			s.Connected = s.Connected.UTC()
-			raw, err := json.Marshal(s)
+			raw, err := json.Marshal(shown(s))
 			if err != nil {
 				p.t.Fatal(err)
 			}
@@ -387,7 +389,7 @@ func (p *player) request(s *playerStream, verb, rest string) {
 		p.send(s, req)
 	case "garbage":
 		fmt.Fprintf(&p.out, "%s > garbage\n", s.name)
-		if err := s.stream.SendMsg(&message{header: []byte{0xff, 0xff, 0xff}}); err != nil {
+		if err := s.stream.SendMsg(&stream.Message{Header: []byte{0xff, 0xff, 0xff}}); err != nil {
 			p.t.Fatal(err)
 		}
 	case "close":
@@ -490,4 +492,33 @@ func (p *player) print(s *playerStream, since time.Duration, m *mcpv1.Resources)
 	for _, name := range m.GetRemovedResources() {
 		fmt.Fprintf(&p.out, "    removed %s\n", name)
 	}
+}
+
+// shownStatus is what the transcripts show of a stream.
+type shownStatus struct {
+	Address       string              `json:"address"`
+	Node          string              `json:"node"`
+	Profile       string              `json:"profile"`
+	Shape         string              `json:"shape"`
+	Reverse       bool                `json:"reverse"`
+	Connected     time.Time           `json:"connected"`
+	StaleNonces   uint64              `json:"stale_nonces"`
+	Subscriptions []shownSubscription `json:"subscriptions"`
+}
+
+type shownSubscription struct {
+	Name string `json:"name"`
+	view.Status
+	Incremental bool   `json:"incremental"`
+	Oversize    bool   `json:"oversize,omitempty"`
+	Waiting     string `json:"waiting,omitempty"`
+	Lag         uint64 `json:"lag"`
+}
+
+func shown(s stream.Status) shownStatus {
+	out := shownStatus{s.Address, s.Node, s.Profile, s.Shape, s.Protocol == "mcp reverse", s.Connected.UTC(), s.StaleNonces, []shownSubscription{}}
+	for _, u := range s.Subscriptions {
+		out.Subscriptions = append(out.Subscriptions, shownSubscription{u.TypeURL, u.Status, u.Incremental, u.Oversize, u.Waiting, u.Lag})
+	}
+	return out
 }

@@ -18,8 +18,10 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
-	"github.com/isthmus-mesh/isthmus/server/resource"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/servertest"
+	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
@@ -27,7 +29,7 @@ import (
 const benchServices = 10_000
 
 // flip is a change of one instance, there and back.
-type flip [2][]op
+type flip [2]*pluginv1.Upsert
 
 // benchSource returns changes to 10,000 services with 100,000 instances. It takes seconds to make, so all benchmarks share it.
 func benchSource(b *testing.B) *source {
@@ -35,19 +37,19 @@ func benchSource(b *testing.B) *source {
 	if shared.w != nil {
 		return &shared
 	}
-	w := newWorld(b, store.Options{})
+	w := servertest.New(b, state.Options{})
 	for i := range benchServices {
 		name := fmt.Sprintf("ns/service-%d", i)
-		w.entry(name, fmt.Sprintf("service-%d.example.org", i))
+		w.Entry(name, fmt.Sprintf("service-%d.example.org", i))
 		for j := range 10 {
-			w.instance(name, fmt.Sprintf("ns/service-%d-%d", i, j), fmt.Sprintf("10.%d.%d.%d", i/250, i%250, j+1), 0)
+			w.Instance(name, fmt.Sprintf("ns/service-%d-%d", i, j), fmt.Sprintf("10.%d.%d.%d", i/250, i%250, j+1), 0)
 		}
 	}
 	flips := make([]flip, 500)
 	for i := range flips {
 		name := fmt.Sprintf("ns/service-%d", i*20)
 		for v := range flips[i] {
-			flips[i][v] = w.instanceOps(name, name+"-5", fmt.Sprintf("10.%d.%d.6", i*20/250, i*20%250), uint32(1+v))
+			flips[i][v] = w.InstanceUpsert(name, name+"-5", fmt.Sprintf("10.%d.%d.6", i*20/250, i*20%250), uint32(1+v))
 		}
 	}
 	shared = source{w: w, flips: flips}
@@ -57,29 +59,27 @@ func benchSource(b *testing.B) *source {
 var shared source
 
 // versions returns what a delta sink of tools that has everything holds.
-func (w *world) versions(url string, delta bool) map[string]string {
+func versions(w *servertest.World, url string, delta bool) map[string]string {
 	if !delta {
 		return nil
 	}
-	f := resource.Form{Shape: resource.Workload}
 	have := map[string]string{}
-	all, _ := w.store.All(resource.Key(collection.OfTypeURL(url), f.Shape))
-	for c := range all {
-		have[c.Name] = c.Value.Encode(f).Version
+	for _, res := range w.Resources(collection.OfTypeURL(url), encode.Form{Shape: encode.Workload}) {
+		have[res.GetMetadata().GetName()] = res.GetMetadata().GetVersion()
 	}
 	return have
 }
 
 // source makes one change of one instance after the other.
 type source struct {
-	w     *world
+	w     *servertest.World
 	flips []flip
 	n     int
 }
 
 func (s *source) next() {
 	i := s.n % len(s.flips)
-	s.w.store.Apply(s.flips[i][s.n/len(s.flips)&1])
+	s.w.Apply(s.flips[i][s.n/len(s.flips)&1])
 	s.n++
 }
 
@@ -92,13 +92,13 @@ type benchSink struct {
 	codec encoding.CodecV2
 }
 
-func newBenchSink(b *testing.B, w *world, delta bool, url string) *benchSink {
+func newBenchSink(b *testing.B, w *servertest.World, delta bool, url string) *benchSink {
 	b.Helper()
 	m, err := newMetrics(prometheus.NewRegistry())
 	if err != nil {
 		b.Fatal(err)
 	}
-	k := &benchSink{s: newSession(w.hub, delta, nil, m, slog.New(slog.DiscardHandler)), delta: delta, url: url, now: time.Unix(0, 0), codec: wire.NewCodec()}
+	k := &benchSink{s: newSession(w.View, delta, nil, m, slog.New(slog.DiscardHandler)), delta: delta, url: url, now: time.Unix(0, 0), codec: wire.NewCodec()}
 	k.request(b, "")
 	for k.step(b) {
 	}
@@ -110,7 +110,7 @@ func (k *benchSink) request(b *testing.B, nonce string) {
 	if k.delta {
 		req = &discovery.DeltaDiscoveryRequest{TypeUrl: k.url, ResponseNonce: nonce}
 	}
-	if err := k.s.take(req, k.now); err != nil {
+	if err := k.s.Take(req, k.now); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -118,7 +118,7 @@ func (k *benchSink) request(b *testing.B, nonce string) {
 // step takes the next response through the codec, if there is one, and acknowledges it.
 func (k *benchSink) step(b *testing.B) bool {
 	k.now = k.now.Add(time.Minute) // no pacing
-	m, _, err := k.s.next(k.now)
+	m, _, err := k.s.Next(k.now)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func BenchmarkChange(b *testing.B) {
 				all := make([]*benchSink, sinks)
 				for i := range all {
 					all[i] = newBenchSink(b, w, mode == "delta", url)
-					defer all[i].s.close()
+					defer all[i].s.Close(time.Time{}, nil)
 				}
 				b.ReportAllocs()
 				for b.Loop() {
@@ -325,7 +325,7 @@ func BenchmarkLoopback(b *testing.B) {
 					url = workloadsV1
 				}
 				all := make([]*wireSink, sinks)
-				have := w.versions(url, mode == "delta") // so that the first response is the only one
+				have := versions(w, url, mode == "delta") // so that the first response is the only one
 				for i := range all {
 					all[i] = newWireSink(ctx, b, conn, mode == "delta", url, have)
 					all[i].take(b)

@@ -9,11 +9,13 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	mcp "istio.io/api/mcp/v1alpha1"
+
+	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
 // decodeMessage applies a message to what a sink has, "name version" by type URL. Versions are those of the resources' own metadata, or
 // for delta of the envelope.
-func decodeMessage(t testing.TB, delta bool, m *message, have map[string]map[string]bool) (url, nonce string) {
+func decodeMessage(t testing.TB, delta bool, m *stream.Message, have map[string]map[string]bool) (url, nonce string) {
 	t.Helper()
 	header, segments := m.Parts()
 	raw := append(bytes.Clone(header), bytes.Join(segments, nil)...)

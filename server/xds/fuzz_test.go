@@ -14,8 +14,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/isthmus-mesh/isthmus/server/resource"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/servertest"
+	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
 var fuzzTypes = []string{
@@ -36,14 +37,15 @@ func FuzzRequests(f *testing.F) {
 		if len(script) > 600 {
 			script = script[:600]
 		}
-		w := newWorld(t, store.Options{})
+		w := servertest.New(t, state.Options{})
 		m, err := newMetrics(prometheus.NewRegistry())
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := newSession(w.hub, delta, nil, m, slog.New(slog.DiscardHandler))
-		defer s.close()
 		now := time.Unix(0, 0)
+		services := map[string]bool{}
+		s := newSession(w.View, delta, nil, m, slog.New(slog.DiscardHandler))
+		defer s.Close(now, nil)
 		asked := map[string]bool{}
 		answered := map[string]bool{}
 		nonces := map[string]string{}
@@ -51,7 +53,7 @@ func FuzzRequests(f *testing.F) {
 		everything := map[string]bool{} // the types in which the sink wants all
 		pump := func() {
 			for {
-				msg, wait, err := s.next(now)
+				msg, wait, err := s.Next(now)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -119,18 +121,17 @@ func FuzzRequests(f *testing.F) {
 					// A sink that ever named something may lose its interest by naming nothing.
 					everything[url] = (everything[url] || first) && len(names) == 0
 				}
-				if err := s.take(req, now); err != nil {
+				if err := s.Take(req, now); err != nil {
 					t.Fatal(err)
 				}
 			case a&7 < 2:
-				w.entry(name, fmt.Sprintf("h%d.example.org", b))
-			case a&7 < 4 && w.services[name] != nil:
-				w.instance(name, fmt.Sprintf("%s-%d", name, b%4), fmt.Sprintf("10.0.0.%d", b), 1)
-			case a&7 == 4 && w.services[name] != nil:
-				for _, i := range w.services[name].Instances() {
-					w.drop(name, i.Name())
-				}
-				w.remove(name)
+				services[name] = true
+				w.Entry(name, fmt.Sprintf("h%d.example.org", b))
+			case a&7 < 4 && services[name]:
+				w.Instance(name, fmt.Sprintf("%s-%d", name, b%4), fmt.Sprintf("10.0.0.%d", b), 1)
+			case a&7 == 4 && services[name]:
+				delete(services, name)
+				w.Remove(name)
 			case a&7 == 5:
 				now = now.Add(time.Duration(b) * time.Millisecond)
 			}
@@ -148,7 +149,7 @@ func FuzzRequests(f *testing.F) {
 				if delta {
 					req = &discovery.DeltaDiscoveryRequest{TypeUrl: url, ResponseNonce: nonces[url]}
 				}
-				if err := s.take(req, now); err != nil {
+				if err := s.Take(req, now); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -163,18 +164,18 @@ func FuzzRequests(f *testing.F) {
 				continue
 			}
 			want := map[string]bool{}
-			all, _ := w.store.All(resource.Key(sub.collection, s.formLocked().Shape))
-			for c := range all {
-				version := c.Value.Encode(s.formLocked()).Version
-				if !delta && s.formLocked().OmitVersion {
-					version = "" // the state of the world has it in the body only
+			for _, res := range w.Resources(sub.collection, s.formLocked()) {
+				version := res.GetMetadata().GetVersion()
+				if delta && s.formLocked().OmitVersion { // the frame has it all the same
+					record, _ := w.DB.Get(state.Kind{Collection: sub.collection, Shape: s.formLocked().Shape}, res.GetMetadata().GetName())
+					version = record.Encode(encode.NewLayout(s.formLocked())).Version.String()
 				}
-				want[c.Name+" "+version] = true
+				want[res.GetMetadata().GetName()+" "+version] = true
 			}
 			if !maps.Equal(want, have[url]) {
 				t.Errorf("%q (%s): the store has %v, the sink %v", url, s.formLocked(), want, have[url])
 			}
 		}
-		s.status()
+		s.Status()
 	})
 }

@@ -17,16 +17,6 @@ const (
 // controlPlane is what responses state as their origin.
 const controlPlane = "isthmus"
 
-// message is a response on its way: an encoded header, then encoded resources that are shared with other sinks. The order of fields
-// means nothing in protobuf.
-type message struct {
-	header   []byte
-	segments [][]byte
-}
-
-// Parts implements wire.Spliced.
-func (m *message) Parts() (header []byte, segments [][]byte) { return m.header, m.segments }
-
 func sizeField(n int) int { return 1 + protowire.SizeBytes(n) }
 
 // header encodes everything of a response but its resources.

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/resource"
+	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
 // Profile is what a range of sink versions needs.
@@ -16,7 +16,7 @@ type Profile struct {
 	// Versions says in words which sinks it is for.
 	Versions string
 	// Form is how resources are encoded for state of the world. A delta sink gets the same workarounds in the workload shape.
-	Form resource.Form
+	Form encode.Form
 	// Limit is the size in bytes of the largest response that such a sink receives, 0 if there is none. A larger one ends its stream; the sink
 	// comes back, is sent the same, and so on.
 	Limit int
@@ -29,46 +29,46 @@ type Profile struct {
 var profiles = []*Profile{
 	{
 		Name: "istio-1.9", Versions: "Istio 1.9 and older",
-		Form:  resource.Form{Shape: resource.Inline, PortSets: true, EmptySelector: true},
-		Limit: push.MaxMessage,
+		Form:  encode.Form{Shape: encode.Inline, PortSets: true, EmptySelector: true},
+		Limit: view.MaxMessage,
 		Why:   "Does not ask for Telemetry. Every change is a full push there.",
 	},
 	{
 		Name: "istio-1.10", Versions: "Istio 1.10 and 1.11",
-		Form:  resource.Form{Shape: resource.Inline, PortSets: true, OmitVersion: true, EmptySelector: true},
-		Limit: push.MaxMessage,
+		Form:  encode.Form{Shape: encode.Inline, PortSets: true, OmitVersion: true, EmptySelector: true},
+		Limit: view.MaxMessage,
 		Why:   "Does not ask for WasmPlugin. A version in a resource makes every update conflict on 1.11.",
 	},
 	{
 		Name: "istio-1.12", Versions: "Istio 1.12",
-		Form: resource.Form{Shape: resource.Inline, PortSets: true, EmptySelector: true},
+		Form: encode.Form{Shape: encode.Inline, PortSets: true, EmptySelector: true},
 		Why:  "Does not ask for ProxyConfig. A resource whose version is known is not looked at, from here on; responses may have any size.",
 	},
 	{
 		Name: "istio-1.13", Versions: "Istio 1.13 to 1.23",
-		Form: resource.Form{Shape: resource.Inline, Address: true, PortSets: true, EmptySelector: true, EndpointsHash: true},
+		Form: encode.Form{Shape: encode.Inline, Address: true, PortSets: true, EmptySelector: true, EndpointsHash: true},
 		Why: "Asks for ProxyConfig, and for ServiceEntry as v1alpha3. An entry without an address makes each change of its endpoints a full push from 1.14 on. " +
 			"With one, 1.14 to 1.22.3 see which addresses come and go and nothing else, so the entry has a label that changes with what they would miss.",
 	},
 	{
 		Name: istio123, Versions: "Istio 1.23, and 1.21 and 1.22 from 1.21.6 and 1.22.4 on, if the configuration names it",
-		Form: resource.Form{Shape: resource.Inline, Address: true, PortSets: true, EmptySelector: true},
+		Form: encode.Form{Shape: encode.Inline, Address: true, PortSets: true, EmptySelector: true},
 		Why:  "Asks for what 1.13 asks for and sees every change of an endpoint, so the label of istio-1.13 would only cost full pushes.",
 	},
 	{
 		Name: "istio-1.24", Versions: "Istio 1.24 to 1.29",
-		Form: resource.Form{Shape: resource.Inline, Address: true, PortSets: true, EmptySelector: true},
+		Form: encode.Form{Shape: encode.Inline, Address: true, PortSets: true, EmptySelector: true},
 		Why:  "Asks for ServiceEntry as v1. An entry without an address makes each change of its endpoints a full push on 1.24; a change of one of several ports of one IP, or to no endpoints at all, is not seen. From 1.25 on istiod allocates no address to a host that has none.",
 	},
 	{
 		Name: "istio-1.30", Versions: "Istio 1.30 and later",
-		Form: resource.Form{Shape: resource.Inline, Address: true},
+		Form: encode.Form{Shape: encode.Inline, Address: true},
 		Why: "Asks for TrafficExtension. A change of endpoints is an incremental push in any form. istiod allocates no addresses: without ours " +
 			"all raw TCP hosts of one port would share one listener, and DNS capture would know no host.",
 	},
 	{
 		Name: "tools", Versions: "whatever does not ask for MeshConfig",
-		Form: resource.Form{Shape: resource.Inline},
+		Form: encode.Form{Shape: encode.Inline},
 		Why:  "Tools and relays: no workarounds, answered without waiting for the set of types.",
 	},
 }

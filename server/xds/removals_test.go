@@ -9,8 +9,9 @@ import (
 	"google.golang.org/grpc"
 	networking "istio.io/api/networking/v1alpha3"
 
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/resource"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/servertest"
+	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
 // Removals alone can be more than a gRPC client receives by default. They come
@@ -24,31 +25,30 @@ func TestRemovalsAreReceived(t *testing.T) {
 	url := workloadsV1
 	for _, tt := range []struct {
 		name  string
-		first func(w *world) *discovery.DeltaDiscoveryRequest
-		then  func(w *world)
+		first func(w *servertest.World) *discovery.DeltaDiscoveryRequest
+		then  func(w *servertest.World)
 	}{
 		{
 			name: "removed at once",
-			first: func(w *world) *discovery.DeltaDiscoveryRequest {
-				ops := make([]op, len(names))
-				r := resource.NewResource(part(w.t, "consul/any", &networking.WorkloadEntry{Address: "10.0.0.1"}), "dc1")
+			first: func(w *servertest.World) *discovery.DeltaDiscoveryRequest {
+				upserts := make([]*pluginv1.Upsert, len(names))
 				for i, name := range names {
-					ops[i] = op{Collection: resource.Key(workloads, resource.Workload), Name: name, Value: r}
+					upserts[i] = w.Upsert("", name, &networking.WorkloadEntry{Address: "10.0.0.1"})
 				}
-				w.store.Apply(ops)
+				w.Apply(upserts...)
 				return &discovery.DeltaDiscoveryRequest{TypeUrl: url}
 			},
-			then: func(w *world) {
-				ops := make([]op, len(names))
-				for i, name := range names {
-					ops[i] = op{Collection: resource.Key(workloads, resource.Workload), Name: name, Remove: true}
+			then: func(w *servertest.World) {
+				m := &pluginv1.WatchResponse{}
+				for _, name := range names {
+					m.Removals = append(m.Removals, &pluginv1.Removal{Collection: workloads, Name: name})
 				}
-				w.store.Apply(ops)
+				w.DB.Registry("dc1").Apply(m)
 			},
 		},
 		{
 			name: "held by a sink that reconnects",
-			first: func(*world) *discovery.DeltaDiscoveryRequest {
+			first: func(*servertest.World) *discovery.DeltaDiscoveryRequest {
 				versions := make(map[string]string, len(names))
 				for _, name := range names {
 					versions[name] = "0123456789abcdef"
@@ -58,13 +58,13 @@ func TestRemovalsAreReceived(t *testing.T) {
 		},
 		{
 			name: "asked for by name",
-			first: func(*world) *discovery.DeltaDiscoveryRequest {
+			first: func(*servertest.World) *discovery.DeltaDiscoveryRequest {
 				return &discovery.DeltaDiscoveryRequest{TypeUrl: url, ResourceNamesSubscribe: names}
 			},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, w *world, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
+			bubble(t, func(t *testing.T, w *servertest.World, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
 				stream, err := client.DeltaAggregatedResources(t.Context())
 				if err != nil {
 					t.Fatal(err)
@@ -98,7 +98,7 @@ func TestRemovalsAreReceived(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-			}, grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(push.MaxMessage)))
+			}, grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(view.MaxMessage)))
 		})
 	}
 }

@@ -24,14 +24,15 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	mcp "istio.io/api/mcp/v1alpha1"
 
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/resource"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/servertest"
+	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
-func newServer(t testing.TB, w *world, c Config) *Server {
+func newServer(t testing.TB, w *servertest.World, c Config) *Server {
 	t.Helper()
-	s, err := New(w.hub, c, nil, prometheus.NewRegistry())
+	s, err := New(w.View, c, nil, prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,9 +40,9 @@ func newServer(t testing.TB, w *world, c Config) *Server {
 }
 
 // bubble runs f with a server on fake time.
-func bubble(t *testing.T, f func(t *testing.T, w *world, s *Server, client discovery.AggregatedDiscoveryServiceClient), options ...grpc.DialOption) {
+func bubble(t *testing.T, f func(t *testing.T, w *servertest.World, s *Server, client discovery.AggregatedDiscoveryServiceClient), options ...grpc.DialOption) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, store.Options{})
+		w := servertest.New(t, state.Options{})
 		s := newServer(t, w, Config{})
 		conn, stop := serveBufconn(t, s, options...)
 		defer stop()
@@ -80,29 +81,23 @@ func ack(t testing.TB, stream sotwStream, r *discovery.DiscoveryResponse) {
 }
 
 // fill adds services of about 1 kB each with ten instances.
-func (w *world) fill(services int) {
+func fill(w *servertest.World, services int) {
 	for i := range services {
 		name := fmt.Sprintf("ns/s%d", i)
-		w.entry(name, fmt.Sprintf("s%d.example.org", i))
+		w.Entry(name, fmt.Sprintf("s%d.example.org", i))
 		for j := range 10 {
-			w.instance(name, fmt.Sprintf("ns/s%d-%d", i, j), fmt.Sprintf("10.%d.%d.%d", i/200, i%200, j+1), 0)
+			w.Instance(name, fmt.Sprintf("ns/s%d-%d", i, j), fmt.Sprintf("10.%d.%d.%d", i/200, i%200, j+1), 0)
 		}
 	}
 }
 
 // built is the response as a server that copies would build it.
-func (w *world) built(f resource.Form) []*anypb.Any {
-	w.t.Helper()
-	var out []*anypb.Any
-	all, _ := w.store.All(resource.Key(entries, f.Shape))
-	for c := range all {
-		var res mcp.Resource
-		if err := proto.Unmarshal(bytes.Join(c.Value.Encode(f).Segments, nil), &res); err != nil {
-			w.t.Fatal(err)
-		}
-		a, err := anypb.New(&res)
+func built(t testing.TB, w *servertest.World, f encode.Form) (out []*anypb.Any) {
+	t.Helper()
+	for _, res := range w.Resources(entries, f) {
+		a, err := anypb.New(res)
 		if err != nil {
-			w.t.Fatal(err)
+			t.Fatal(err)
 		}
 		out = append(out, a)
 	}
@@ -127,12 +122,12 @@ func sorted(as []*anypb.Any) []*anypb.Any {
 func TestSplicesDecode(t *testing.T) {
 	for _, services := range []int{0, 1, 300} {
 		t.Run(fmt.Sprint(services), func(t *testing.T) {
-			bubble(t, func(t *testing.T, w *world, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
-				w.fill(services)
+			bubble(t, func(t *testing.T, w *servertest.World, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
+				fill(w, services)
 				got := recv(t, openSotW(t, client, entriesV1))
 				want := &discovery.DiscoveryResponse{
 					VersionInfo: got.GetVersionInfo(), TypeUrl: entriesV1, Nonce: "1",
-					ControlPlane: &core.ControlPlane{Identifier: "isthmus"}, Resources: w.built(resource.Form{}),
+					ControlPlane: &core.ControlPlane{Identifier: "isthmus"}, Resources: built(t, w, encode.Form{}),
 				}
 				sorted(want.Resources)
 				sorted(got.Resources)
@@ -155,7 +150,7 @@ func TestSplicesDecode(t *testing.T) {
 					SystemVersionInfo: delta.GetSystemVersionInfo(), TypeUrl: entriesV1, Nonce: "1", RemovedResources: []string{"ns/gone"},
 					ControlPlane: &core.ControlPlane{Identifier: "isthmus"},
 				}
-				for _, a := range w.built(resource.Form{Shape: resource.Workload}) {
+				for _, a := range built(t, w, encode.Form{Shape: encode.Workload}) {
 					var res mcp.Resource
 					if err := a.UnmarshalTo(&res); err != nil {
 						t.Fatal(err)
@@ -175,19 +170,19 @@ func TestSplicesDecode(t *testing.T) {
 // A response of 1 MB is followed by the next one 100 ms later at the earliest, however fast its ACK; what changed
 // meanwhile is in it. A response that is late already goes out with the ACK.
 func TestPacing(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
-		w.fill(1000)
+	bubble(t, func(t *testing.T, w *servertest.World, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
+		fill(w, 1000)
 		stream := openSotW(t, client, entriesV1)
 		first := recv(t, stream)
 		begun := time.Now()
 		ack(t, stream, first)
-		least := push.Interval(proto.Size(first) - 100)
+		least := view.Interval(proto.Size(first) - 100)
 		if least < 50*time.Millisecond {
 			t.Fatalf("the response has %d bytes only", proto.Size(first))
 		}
-		w.entry("ns/s0", "a.example.org")
+		w.Entry("ns/s0", "a.example.org")
 		synctest.Wait()
-		w.entry("ns/s0", "b.example.org")
+		w.Entry("ns/s0", "b.example.org")
 		second := recv(t, stream)
 		if took := time.Since(begun); took < least || took > least+10*time.Millisecond {
 			t.Errorf("the next response came after %v, want about %v", took, least)
@@ -196,7 +191,7 @@ func TestPacing(t *testing.T) {
 			t.Error("the next response lacks what changed last")
 		}
 		<-time.After(time.Second)
-		w.entry("ns/s0", "c.example.org")
+		w.Entry("ns/s0", "c.example.org")
 		begun = time.Now()
 		ack(t, stream, second)
 		recv(t, stream)
@@ -208,8 +203,8 @@ func TestPacing(t *testing.T) {
 
 // A sink that does not read delays nobody else, and its next response has everything when it reads again.
 func TestSlowSink(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world, s *Server, client discovery.AggregatedDiscoveryServiceClient) {
-		w.fill(1000)
+	bubble(t, func(t *testing.T, w *servertest.World, s *Server, client discovery.AggregatedDiscoveryServiceClient) {
+		fill(w, 1000)
 		slow, fast := openSotW(t, client, entriesV1), openSotW(t, client, entriesV1A3)
 		synctest.Wait() // the slow one's response is stuck in its window
 		r := recv(t, fast)
@@ -217,7 +212,7 @@ func TestSlowSink(t *testing.T) {
 			ack(t, fast, r)
 			<-time.After(time.Second)
 			before := time.Now()
-			w.entry("ns/s0", fmt.Sprintf("x%d.example.org", i))
+			w.Entry("ns/s0", fmt.Sprintf("x%d.example.org", i))
 			r = recv(t, fast)
 			if took := time.Since(before); took != 0 {
 				t.Errorf("the fast sink waited %v", took)
@@ -229,7 +224,7 @@ func TestSlowSink(t *testing.T) {
 		r = recv(t, slow)
 		ack(t, slow, r)
 		r = recv(t, slow)
-		if d := diff(&discovery.DiscoveryResponse{Resources: sorted(w.built(resource.Form{}))}, &discovery.DiscoveryResponse{Resources: sorted(r.GetResources())}); d != "" {
+		if d := diff(&discovery.DiscoveryResponse{Resources: sorted(built(t, w, encode.Form{}))}, &discovery.DiscoveryResponse{Resources: sorted(r.GetResources())}); d != "" {
 			t.Errorf("the slow sink (-store +sink):\n%s", d)
 		}
 	})
@@ -237,12 +232,12 @@ func TestSlowSink(t *testing.T) {
 
 // A client that pings as often as gRPC lets it, with and without streams, keeps its connection for hours.
 func TestKeepalive(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
+	bubble(t, func(t *testing.T, w *servertest.World, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
 		stream := openSotW(t, client, entriesV1)
 		r := recv(t, stream)
 		<-time.After(3 * time.Hour)
 		ack(t, stream, r)
-		w.entry("ns/a", "a.example.org")
+		w.Entry("ns/a", "a.example.org")
 		recv(t, stream)
 		if err := stream.CloseSend(); err != nil {
 			t.Fatal(err)
@@ -254,7 +249,7 @@ func TestKeepalive(t *testing.T) {
 
 // A stream that asks for more types than there can be is ended, with the reason; nothing less ends it.
 func TestTypesAreBounded(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
+	bubble(t, func(t *testing.T, w *servertest.World, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
 		stream, err := client.StreamAggregatedResources(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -276,7 +271,7 @@ func TestTypesAreBounded(t *testing.T) {
 
 // A client that goes away without a word leaves nothing behind.
 func TestSessionsEnd(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world, s *Server, client discovery.AggregatedDiscoveryServiceClient) {
+	bubble(t, func(t *testing.T, w *servertest.World, s *Server, client discovery.AggregatedDiscoveryServiceClient) {
 		ctx, cancel := context.WithCancel(t.Context())
 		stream, err := client.StreamAggregatedResources(ctx)
 		if err != nil {
@@ -300,9 +295,9 @@ func TestSessionsEnd(t *testing.T) {
 // Metrics count what was exchanged, and their labels are bounded whatever type URL somebody asks for.
 func TestMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, store.Options{})
+		w := servertest.New(t, state.Options{})
 		reg := prometheus.NewRegistry()
-		s, err := New(w.hub, Config{}, nil, reg)
+		s, err := New(w.View, Config{}, nil, reg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -365,11 +360,11 @@ func TestMetrics(t *testing.T) {
 // receives any size is left alone.
 func TestOversize(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, store.Options{})
-		w.fill(5500)
+		w := servertest.New(t, state.Options{})
+		fill(w, 5500)
 		reg := prometheus.NewRegistry()
 		var logged bytes.Buffer // written while the streams run, read when nothing moves any more
-		s, err := New(w.hub, Config{}, slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn})), reg)
+		s, err := New(w.View, Config{}, slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn})), reg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -399,7 +394,7 @@ func TestOversize(t *testing.T) {
 				if proto.Size(r) < 4<<20 {
 					t.Fatalf("the response has %d bytes only", proto.Size(r))
 				}
-				w.entry("ns/s0", fmt.Sprintf("%s-%d.example.org", strings.ReplaceAll(tt.profile, ".", "-"), got))
+				w.Entry("ns/s0", fmt.Sprintf("%s-%d.example.org", strings.ReplaceAll(tt.profile, ".", "-"), got))
 				ack(t, stream, r)
 			}
 			if err := stream.CloseSend(); err != nil {
@@ -435,7 +430,7 @@ func TestOversize(t *testing.T) {
 
 // A profile that does not exist is refused, and the error names those that do.
 func TestUnknownProfile(t *testing.T) {
-	_, err := New(newWorld(t, store.Options{}).hub, Config{Profile: "istio-2"}, nil, nil)
+	_, err := New(servertest.New(t, state.Options{}).View, Config{Profile: "istio-2"}, nil, nil)
 	if err == nil || !strings.Contains(err.Error(), `profile "istio-2"`) || !strings.Contains(err.Error(), "istio-1.30") {
 		t.Errorf("error %v", err)
 	}
@@ -448,7 +443,7 @@ func TestSinksBeforeTheFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	series := make(chan prometheus.Metric, 100)
-	m.sinks.Collect(series)
+	m.Sinks.Collect(series)
 	if want := 2 * len(profiles); len(series) != want {
 		t.Errorf("%d series of isthmus_xds_sinks, want %d", len(series), want)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -13,8 +14,9 @@ import (
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/resource"
+	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/stream"
+	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
 // Settle is how long a sink that asked for MeshConfig has to ask for nothing new before its profile is decided. istiod sends all its
@@ -39,17 +41,10 @@ const shapeKey = "ISTHMUS_SHAPE"
 
 // subscription is one type URL on one stream.
 type subscription struct {
-	url        string
+	stream.Subscription
 	collection string
-	known      bool // adapters may publish to the collection; only then does the profile matter
-	push       *push.Subscription
-	counters   *counters
-
-	nonce     string    // of the newest response
-	sentAt    time.Time // of the newest response
-	notBefore time.Time // of the next response
-	refused   bool      // the newest response was refused
-	upTo      uint64    // the store's revision at which the sink had everything
+	known      bool   // adapters may publish to the collection; only then does the profile matter
+	nonce      string // of the newest response
 
 	// state of the world only
 	names  map[string]struct{} // the names asked for; nil if everything is
@@ -58,10 +53,9 @@ type subscription struct {
 	versions int // delta only: the number of initial_resource_versions
 }
 
-// session is one stream as a state machine: requests go in, responses come out, and time is an argument. It starts no goroutine. Its owner
-// is the goroutine that serves the stream; mu is there for those who want to see its state.
+// session implements [stream.Session].
 type session struct {
-	hub      *push.Hub
+	view     *view.View
 	delta    bool
 	protocol string // sotw or delta
 	override *Profile
@@ -70,13 +64,14 @@ type session struct {
 
 	address   string
 	connected time.Time
+	wake      stream.Waker
 	interval  func(size int) time.Duration // between state-of-the-world responses
 
-	mu         sync.Mutex
-	identified bool              // the rest is guarded by mu; the node is known
+	mu         sync.Mutex        // guards the rest: people may look at a session while it works
+	identified bool              // the node is known
 	node       string            // id
 	metadata   map[string]string // of the node
-	shape      *resource.Shape   // what the node asked for
+	shape      *encode.Shape     // what the node asked for
 	asked      fingerprint
 	settled    bool      // the profile is decided
 	settleAt   time.Time // when it will be if nothing new is asked for
@@ -86,24 +81,35 @@ type session struct {
 	order      []*subscription // in the order in which they were asked for
 }
 
-func newSession(hub *push.Hub, delta bool, override *Profile, m *metrics, log *slog.Logger) *session {
-	s := &session{hub: hub, delta: delta, protocol: "sotw", override: override, metrics: m, log: log, interval: push.Interval, subs: make(map[string]*subscription)}
+func newSession(v *view.View, delta bool, override *Profile, m *metrics, log *slog.Logger) *session {
+	s := &session{
+		view: v, delta: delta, protocol: "sotw", override: override, metrics: m, log: log,
+		wake: stream.NewWaker(), interval: view.Interval, subs: make(map[string]*subscription),
+	}
 	if delta {
 		s.protocol = "delta"
 	}
 	return s
 }
 
-// close gives back what the session shares with others.
-func (s *session) close() {
+// Close implements [stream.Session].
+func (s *session) Close(_ time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, sub := range s.order {
-		sub.push.Close()
+		sub.Close()
 	}
 	if s.profile != nil {
-		s.metrics.sinks.WithLabelValues(s.protocol, s.profile.Name).Dec()
+		s.metrics.Sinks.WithLabelValues(s.protocol, s.profile.Name).Dec()
 	}
+	stream.LogEnd(s.log, s.address, err)
+}
+
+// Selective implements [stream.Session].
+func (s *session) Selective() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.delta && len(s.order) > 0 && !slices.ContainsFunc(s.order, func(sub *subscription) bool { return !sub.Narrowed() })
 }
 
 // identifyLocked takes the node of the first request that has one. Later ones are ignored: istiod repeats it on every ACK, and a node never changes
@@ -113,17 +119,17 @@ func (s *session) identifyLocked(node *core.Node) {
 		return
 	}
 	s.identified = true
-	s.node = clip(node.GetId())
+	s.node = stream.Clip(node.GetId())
 	s.metadata = make(map[string]string)
 	for k, v := range node.GetMetadata().GetFields() {
 		if text := v.GetStringValue(); text != "" && len(s.metadata) < 32 {
-			s.metadata[clip(k)] = clip(text)
+			s.metadata[stream.Clip(k)] = stream.Clip(text)
 		}
 	}
 	s.log = s.log.With("node", s.node)
 	s.log.Info("sink connected", "address", s.address, "protocol", s.protocol, "version", s.metadata["ISTIO_VERSION"])
 	if want := node.GetMetadata().GetFields()[shapeKey].GetStringValue(); want != "" {
-		shape, err := resource.ParseShape(want)
+		shape, err := encode.ParseShape(want)
 		if err != nil {
 			s.log.Warn("node metadata ISTHMUS_SHAPE ignored", "err", err)
 			return
@@ -135,16 +141,8 @@ func (s *session) identifyLocked(node *core.Node) {
 	}
 }
 
-// clip keeps what a sink says about itself from filling logs and pages.
-func clip(s string) string {
-	if len(s) > 256 {
-		return s[:256]
-	}
-	return s
-}
-
 // subscribeLocked returns the subscription to a type URL, and whether it is new.
-func (s *session) subscribeLocked(url string, options push.Options, now time.Time) (sub *subscription, first bool, err error) {
+func (s *session) subscribeLocked(url string, options view.Options, now time.Time) (sub *subscription, first bool, err error) {
 	if sub := s.subs[url]; sub != nil {
 		return sub, false, nil
 	}
@@ -152,24 +150,24 @@ func (s *session) subscribeLocked(url string, options push.Options, now time.Tim
 		return nil, false, errTypes
 	}
 	coll := collection.OfTypeURL(url)
-	sub = &subscription{url: url, collection: coll, known: known(coll)}
+	sub = &subscription{Subscription: stream.Subscription{Name: url}, collection: coll, known: known(coll)}
 	options.Collection = coll
 	if !sub.known && coll != meshConfig {
 		// No name that a sink can choose may be one under which the store keeps something.
 		options.Collection = "?" + coll
 	}
 	if s.delta {
-		options.Framing, options.Incremental = push.DeltaXDS, true
+		options.Framing, options.Wake = view.DeltaXDS, s.wake.Wake
 	}
 	if sub.known && s.settled {
 		options.Form = s.formLocked()
 	}
-	sub.push = push.NewSubscription(s.hub, options)
+	sub.Subscription.Subscription = view.NewSubscription(s.view, options)
 	profile := "undecided"
 	if s.profile != nil {
 		profile = s.profile.Name
 	}
-	sub.counters = s.metrics.counters(s.protocol, profile, coll)
+	s.metrics.count(sub, s.protocol, profile)
 	s.subs[url] = sub
 	s.order = append(s.order, sub)
 	s.asked.add(url, coll)
@@ -180,7 +178,7 @@ func (s *session) subscribeLocked(url string, options push.Options, now time.Tim
 		s.settleAt = now.Add(Settle)
 	}
 	if s.log.Enabled(context.Background(), slog.LevelDebug) {
-		s.log.Debug("subscribed", "collection", clip(coll), "type_url", clip(url))
+		s.log.Debug("subscribed", "collection", stream.Clip(coll), "type_url", stream.Clip(url))
 	}
 	return sub, true, nil
 }
@@ -191,26 +189,15 @@ func (s *session) answeredLocked(sub *subscription, nonce string, refusal *statu
 	if nonce == "" || nonce != sub.nonce {
 		return false
 	}
-	if sub.push.State() != push.Sent {
+	if sub.State() != view.Sent {
 		return true // has been answered to before; a sink repeats the nonce to change its names
 	}
-	sub.counters.duration.Observe(now.Sub(sub.sentAt).Seconds())
+	var r *stream.Refusal
 	if refusal != nil {
-		detail := refusal.GetMessage()
-		if len(detail) > 4096 {
-			detail = detail[:4096]
-		}
-		sub.push.Nack(nonce, detail)
-		sub.refused = true
-		sub.counters.nacks.Inc()
-		s.log.Warn("sink refused a response", "collection", clip(sub.collection), "nonce", nonce, "err", detail)
-		return true
+		r = &stream.Refusal{Code: refusal.GetCode(), Reason: refusal.GetMessage()}
 	}
-	sub.push.Ack(nonce)
-	sub.refused = false
-	sub.counters.acks.Inc()
-	if s.log.Enabled(context.Background(), slog.LevelDebug) {
-		s.log.Debug("acknowledged", "collection", clip(sub.collection), "nonce", nonce, "took", now.Sub(sub.sentAt))
+	if sub.Answer(nonce, r, false, now, s.log) && r != nil {
+		stream.LogRefusal(s.log, sub.collection, nonce, r)
 	}
 	return true
 }
@@ -224,7 +211,7 @@ func (s *session) sotw(req *discovery.DiscoveryRequest, now time.Time) error {
 		s.log.Warn("request without a type URL ignored")
 		return nil
 	}
-	sub, first, err := s.subscribeLocked(req.GetTypeUrl(), push.Options{}, now)
+	sub, first, err := s.subscribeLocked(req.GetTypeUrl(), view.Options{}, now)
 	if err != nil {
 		return err
 	}
@@ -255,7 +242,7 @@ func (sub *subscription) name(names []string) {
 		wanted[n] = struct{}{}
 	}
 	if more {
-		sub.push.Again()
+		sub.Again()
 	}
 	sub.names, sub.paused = wanted, false
 }
@@ -269,7 +256,7 @@ func (s *session) incremental(req *discovery.DeltaDiscoveryRequest, now time.Tim
 		s.log.Warn("request without a type URL ignored")
 		return nil
 	}
-	sub, first, err := s.subscribeLocked(req.GetTypeUrl(), push.Options{Versions: req.GetInitialResourceVersions()}, now)
+	sub, first, err := s.subscribeLocked(req.GetTypeUrl(), view.Options{Versions: req.GetInitialResourceVersions()}, now)
 	if err != nil {
 		return err
 	}
@@ -277,7 +264,7 @@ func (s *session) incremental(req *discovery.DeltaDiscoveryRequest, now time.Tim
 	if first {
 		sub.versions = len(req.GetInitialResourceVersions())
 		if len(add) > 0 && !slices.Contains(add, "*") {
-			sub.push.Narrow()
+			sub.Narrow()
 		}
 	} else {
 		s.answeredLocked(sub, req.GetResponseNonce(), req.GetErrorDetail(), now)
@@ -285,16 +272,16 @@ func (s *session) incremental(req *discovery.DeltaDiscoveryRequest, now time.Tim
 	// Interest may change at any time, whatever the nonce; the nonce only says what is answered to.
 	for _, n := range drop {
 		if n == "*" {
-			sub.push.Narrow()
+			sub.Narrow()
 		} else {
-			sub.push.Drop(n)
+			sub.Drop(n)
 		}
 	}
 	for _, n := range add {
 		if n == "*" {
-			sub.push.Widen()
+			sub.Widen()
 		} else {
-			sub.push.Add(n)
+			sub.Add(n)
 		}
 	}
 	return s.checkNamesLocked()
@@ -303,7 +290,7 @@ func (s *session) incremental(req *discovery.DeltaDiscoveryRequest, now time.Tim
 func (s *session) checkNamesLocked() error {
 	total := 0
 	for _, sub := range s.order {
-		total += len(sub.names) + sub.push.Names() + sub.versions
+		total += len(sub.names) + sub.Names() + sub.versions
 	}
 	if total > MaxNames {
 		return errNames
@@ -312,10 +299,10 @@ func (s *session) checkNamesLocked() error {
 }
 
 // formLocked returns the form of the decided profile.
-func (s *session) formLocked() resource.Form {
+func (s *session) formLocked() encode.Form {
 	f := s.profile.Form
 	if s.delta {
-		f.Shape = resource.Workload
+		f.Shape = encode.Workload
 	}
 	if s.shape != nil {
 		f.Shape = *s.shape
@@ -327,7 +314,7 @@ func (s *session) reformLocked() {
 	f := s.formLocked()
 	for _, sub := range s.order {
 		if sub.known {
-			sub.push.Reform(f)
+			sub.SetForm(f)
 		}
 	}
 }
@@ -347,20 +334,19 @@ func (s *session) settleLocked(now time.Time) {
 	}
 	if was != s.profile {
 		if was != nil {
-			s.metrics.sinks.WithLabelValues(s.protocol, was.Name).Dec()
+			s.metrics.Sinks.WithLabelValues(s.protocol, was.Name).Dec()
 		}
-		s.metrics.sinks.WithLabelValues(s.protocol, s.profile.Name).Inc()
+		s.metrics.Sinks.WithLabelValues(s.protocol, s.profile.Name).Inc()
 		for _, sub := range s.order {
-			sub.counters = s.metrics.counters(s.protocol, s.profile.Name, sub.collection)
+			s.metrics.count(sub, s.protocol, s.profile.Name)
 		}
 		s.log.Info("profile decided", "profile", s.profile.Name, "form", s.formLocked().String(), "types", len(s.order))
 	}
 	s.reformLocked()
 }
 
-// next returns the next response to send. If there is none it returns nil and how long to wait before asking again although nothing
-// happened, 0 for ever. Any error ends the stream.
-func (s *session) next(now time.Time) (m *message, wait time.Duration, err error) {
+// Next implements [stream.Session].
+func (s *session) Next(now time.Time) (m *stream.Message, wait time.Duration, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settleLocked(now)
@@ -370,25 +356,23 @@ func (s *session) next(now time.Time) (m *message, wait time.Duration, err error
 		}
 	}
 	for _, sub := range s.order {
-		switch {
-		case sub.paused || sub.push.State() == push.Sent:
+		switch due := sub.Due(now); {
+		case sub.paused || sub.State() == view.Sent:
 			continue
 		case sub.known && !s.settled:
 			later(s.settleAt)
 			continue
-		case now.Before(sub.notBefore):
-			later(sub.notBefore)
+		case !due.IsZero():
+			later(due)
 			continue
 		}
-		revision := uint64(s.hub.Revision())
-		r, ok, err := sub.push.Next()
+		revision := uint64(s.view.Revision())
+		r, ok, err := sub.Next()
 		if err != nil {
 			return nil, 0, err
 		}
 		if !ok {
-			if sub.push.State() == push.Current && !sub.refused {
-				sub.upTo = revision
-			}
+			sub.Idle(revision)
 			continue
 		}
 		sub.versions = 0
@@ -397,32 +381,26 @@ func (s *session) next(now time.Time) (m *message, wait time.Duration, err error
 	return nil, wait, nil
 }
 
-func (s *session) sendLocked(sub *subscription, r *push.Response, now time.Time) *message {
-	m := &message{header: header(s.delta, r.Version, sub.url, r.Nonce, r.Removed), segments: r.Segments}
-	sub.nonce, sub.sentAt = r.Nonce, now
-	if !s.delta {
-		sub.notBefore = now.Add(s.interval(r.Size))
+func (s *session) sendLocked(sub *subscription, r *view.Response, now time.Time) *stream.Message {
+	sub.nonce = r.Nonce
+	m := sub.Respond(r, header(s.delta, r.Version, sub.Name, r.Nonce, r.Removed), s.interval, now, s.log)
+	if s.profile == nil {
+		return m
 	}
-	size := len(m.header) + r.Size
-	sub.counters.responses.Inc()
-	sub.counters.bytes.Add(float64(size))
-	if s.profile != nil && s.profile.Limit > 0 && size > s.profile.Limit {
-		s.metrics.oversize.WithLabelValues(s.profile.Name).Inc()
+	if sub.Oversize(s.profile.Limit) {
+		s.metrics.Oversize.WithLabelValues(s.profile.Name).Inc()
 		if !s.warned {
 			s.warned = true
 			s.log.Warn("response is larger than this istiod receives: it will end the stream and come back for the same, again and again; "+
 				"give it several config sources, each a bridge with some of the registries, or upgrade it to 1.12 or later",
-				"address", s.address, "profile", s.profile.Name, "collection", clip(sub.collection), "bytes", size, "limit", s.profile.Limit)
+				"address", s.address, "profile", s.profile.Name, "collection", stream.Clip(sub.collection), "bytes", sub.Size(), "limit", s.profile.Limit)
 		}
-	}
-	if s.log.Enabled(context.Background(), slog.LevelDebug) {
-		s.log.Debug("push", "collection", clip(sub.collection), "nonce", r.Nonce, "revision", uint64(r.Revision), "resources", r.Resources, "removed", len(r.Removed), "bytes", size)
 	}
 	return m
 }
 
-// take dispatches a request.
-func (s *session) take(req any, now time.Time) error {
+// Take implements [stream.Session].
+func (s *session) Take(req any, now time.Time) error {
 	switch req := req.(type) {
 	case *discovery.DiscoveryRequest:
 		return s.sotw(req, now)
@@ -432,30 +410,22 @@ func (s *session) take(req any, now time.Time) error {
 	panic(fmt.Sprintf("BUG: a request of type %T", req))
 }
 
-// status returns the session as people want to see it.
-func (s *session) status() Status {
-	revision := uint64(s.hub.Revision())
+// Status implements [stream.Session].
+func (s *session) Status() stream.Status {
+	revision := uint64(s.view.Revision())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{
-		Address: s.address, Node: s.node, Metadata: make(map[string]string, len(s.metadata)), Version: s.metadata["ISTIO_VERSION"],
-		Protocol: s.protocol, Connected: s.connected, Subscriptions: make([]Subscription, 0, len(s.order)),
-	}
-	for k, v := range s.metadata {
-		st.Metadata[k] = v
+	st := stream.Status{
+		Address: s.address, Node: s.node, Metadata: maps.Clone(s.metadata), Version: s.metadata["ISTIO_VERSION"],
+		Protocol: s.protocol, Connected: s.connected, Subscriptions: make([]stream.SubscriptionStatus, 0, len(s.order)),
 	}
 	if s.profile != nil {
 		st.Profile, st.Shape = s.profile.Name, s.formLocked().Shape.String()
 	}
 	for _, sub := range s.order {
-		p := sub.push.Status()
+		p := sub.Status()
 		p.Collection = sub.collection
-		confirmed := max(sub.upTo, uint64(p.AckedRevision))
-		lag := uint64(0)
-		if revision > confirmed {
-			lag = revision - confirmed
-		}
-		st.Subscriptions = append(st.Subscriptions, Subscription{TypeURL: sub.url, Status: p, Lag: lag})
+		st.Subscriptions = append(st.Subscriptions, stream.SubscriptionStatus{TypeURL: sub.Name, Status: p, Lag: sub.Lag(revision)})
 	}
 	return st
 }

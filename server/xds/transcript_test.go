@@ -26,7 +26,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/servertest"
+	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.txtar anew")
@@ -84,7 +85,7 @@ func TestTranscripts(t *testing.T) {
 // player is one end of all streams of a transcript.
 type player struct {
 	t       *testing.T
-	w       *world
+	w       *servertest.World
 	server  *Server
 	client  discovery.AggregatedDiscoveryServiceClient
 	streams map[string]*playerStream
@@ -132,18 +133,19 @@ func serveBufconn(t testing.TB, s *Server, options ...grpc.DialOption) (conn *gr
 func play(t *testing.T, script string) string {
 	var out string
 	synctest.Test(t, func(t *testing.T) {
-		p := &player{t: t, w: newWorld(t, store.Options{Tombstones: 4}), streams: map[string]*playerStream{}, started: time.Now()}
+		p := &player{t: t, w: servertest.New(t, state.Options{Tombstones: 4}), streams: map[string]*playerStream{}, started: time.Now()}
 		config := Config{}
 		if first, rest, _ := strings.Cut(script, "\n"); strings.HasPrefix(first, "profile ") {
 			config.Profile, script = strings.TrimPrefix(first, "profile "), rest
 		}
 		var err error
-		p.server, err = New(p.w.hub, config, slog.New(slog.NewTextHandler(t.Output(), nil)), prometheus.NewRegistry())
+		p.server, err = New(p.w.View, config, slog.New(slog.NewTextHandler(t.Output(), nil)), prometheus.NewRegistry())
 		if err != nil {
 			t.Fatal(err)
 		}
 		conn, stop := serveBufconn(t, p.server)
 		defer stop()
+		defer p.w.Follow()()
 		p.client = discovery.NewAggregatedDiscoveryServiceClient(conn)
 		for line := range strings.Lines(script) {
 			if line = strings.TrimSpace(line); line == "" {
@@ -171,19 +173,19 @@ func (p *player) step(line string) {
 	fmt.Fprintf(&p.out, "%s\n", line)
 	switch f[0] {
 	case "entry":
-		p.w.entry(f[1], f[2], p.ports(f[3:])...)
+		p.w.Entry(f[1], f[2], p.ports(f[3:])...)
 	case "instance":
 		weight, rest := uint32(0), f[4:]
 		if len(rest) > 0 && !strings.Contains(rest[0], "=") {
 			weight, rest = p.number(rest[0]), rest[1:]
 		}
-		p.w.instance(f[1], f[2], f[3], weight, p.ports(rest)...)
+		p.w.Instance(f[1], f[2], f[3], weight, p.ports(rest)...)
 	case "drop":
-		p.w.drop(f[1], f[2])
+		p.w.Drop(f[2])
 	case "remove":
-		p.w.remove(f[1])
+		p.w.Remove(f[1])
 	case "hold", "open":
-		p.w.hold(f[1], f[0] == "hold")
+		p.w.Hold(f[1], f[0] == "hold")
 	case "wait":
 		d, err := time.ParseDuration(f[1])
 		if err != nil {
@@ -215,12 +217,12 @@ func (p *player) number(s string) uint32 {
 }
 
 // ports reads PORT=NUMBER.
-func (p *player) ports(words []string) []port {
+func (p *player) ports(words []string) []servertest.Port {
 	p.t.Helper()
-	var ports []port
+	var ports []servertest.Port
 	for _, word := range words {
 		name, number, _ := strings.Cut(word, "=")
-		ports = append(ports, port{name, p.number(number)})
+		ports = append(ports, servertest.Port{Name: name, Number: p.number(number)})
 	}
 	return ports
 }

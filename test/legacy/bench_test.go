@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
-	"github.com/isthmus-mesh/isthmus/server/push"
+	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
 // figures are those of one source.
@@ -51,8 +51,8 @@ func measure(b *testing.B, source *testenv.Legacy, incremental bool, updates int
 		}
 		if !incremental {
 			// What is compared is a change that comes by itself. Those that come one after the other, Istio's source sends each as all of the
-			// collection, the bridge at the pace of push.Interval.
-			pause.Reset(push.Interval(10_000_000))
+			// collection, the bridge at the pace of view.Interval.
+			pause.Reset(view.Interval(10_000_000))
 			<-pause.C
 		}
 		var published, applied struct{ Published, Nanos int64 }

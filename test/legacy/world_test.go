@@ -9,11 +9,11 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -23,15 +23,16 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/mcp"
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/resource"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/view"
 	"github.com/isthmus-mesh/isthmus/server/xds"
 )
 
 // form is that of the profile of Pilot 1.8, which the sinks here ask like.
-var form = resource.Form{Legacy: resource.LegacyEmpty}
+var form = encode.Form{Legacy: encode.LegacyEmpty}
 
 // names of collections as sinks call them.
 const (
@@ -39,56 +40,62 @@ const (
 	gateways = "istio/networking/v1alpha3/gateways"
 )
 
-type op = store.Op[*resource.Resource]
-
 // world is the bridge from the store on, on a port of loopback, and what fills the store.
 type world struct {
 	t        testing.TB
 	address  string
 	config   mcp.Config
-	store    *store.Store[*resource.Resource]
-	services map[string]*resource.Service
+	db       *state.DB
+	services map[string]*service
+	applied  map[string]map[string]bool // names of instances by service, as of the last apply
 
 	mcp     *mcp.Server
 	stop    func()
 	streams atomic.Int64 // that were opened, over all lives of the bridge
-
-	mu     sync.Mutex
-	synced bool // guarded by mu
 }
 
 func newWorld(t testing.TB, c mcp.Config) *world {
 	t.Helper()
-	w := &world{t: t, config: c, synced: true}
+	w := &world{t: t, config: c}
 	w.empty()
 	w.listen()
 	t.Cleanup(func() { w.stop() })
 	return w
 }
 
-// empty forgets everything, as a restart without disk does.
-func (w *world) empty() {
-	w.store, w.services = store.New[*resource.Resource](store.Options{Tombstones: 100}), map[string]*resource.Service{}
+// service is one as the next apply will make it.
+type service struct {
+	entry     *pluginv1.Upsert
+	instances map[string]*networking.WorkloadEntry // by name
 }
 
-// setSynced says whether the registry has completed its first listing. Until it has, ServiceEntries are held.
+// empty forgets everything, as a restart without disk does.
+func (w *world) empty() {
+	w.t.Helper()
+	db, err := state.New([]string{"dc1", "gate"}, state.Options{Tombstones: 100}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.db, w.services, w.applied = db, map[string]*service{}, map[string]map[string]bool{}
+	db.Registry("dc1").Apply(&pluginv1.WatchResponse{Synced: true})
+	w.setSynced(true)
+}
+
+// setSynced says whether the registries have completed their first listings.
+// Until they have, ServiceEntries are held.
 func (w *world) setSynced(synced bool) {
-	w.mu.Lock()
-	w.synced = synced
-	w.mu.Unlock()
-	w.store.Wake()
+	held := []string{collection.ServiceEntry}
+	if synced {
+		held = []string{}
+	}
+	w.db.Registry("gate").Begin(held)
 }
 
 // listen serves the store, at the same address as before.
 func (w *world) listen() {
 	w.t.Helper()
-	hub := push.NewHub(w.store, func(coll string) bool {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return w.synced || coll != collection.ServiceEntry
-	})
 	var err error
-	if w.mcp, err = mcp.New(hub, w.config, slog.New(slog.NewTextHandler(logWriter{w.t}, nil)), nil); err != nil {
+	if w.mcp, err = mcp.New(view.New(w.db), w.config, slog.New(slog.NewTextHandler(logWriter{w.t}, nil)), nil); err != nil {
 		w.t.Fatal(err)
 	}
 	listener := listen(w.t, &w.address)
@@ -136,7 +143,7 @@ func (w logWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func part(t testing.TB, name string, body proto.Message) *resource.Part {
+func upsert(t testing.TB, service, name string, body proto.Message) *pluginv1.Upsert {
 	t.Helper()
 	a, err := anypb.New(body)
 	if err != nil {
@@ -148,11 +155,7 @@ func part(t testing.TB, name string, body proto.Message) *resource.Part {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := resource.Parse(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+	return &pluginv1.Upsert{Service: service, Resource: raw}
 }
 
 func full(name string) string { return "dc1/" + name }
@@ -165,54 +168,66 @@ func (w *world) entry(name string) { w.entryWithPort(name, 80) }
 func (w *world) entryWithPort(name string, port uint32) {
 	svc := w.services[name]
 	if svc == nil {
-		svc = resource.NewService("dc1", name)
+		svc = &service{instances: map[string]*networking.WorkloadEntry{}}
 		w.services[name] = svc
 	}
-	svc.SetEntry(part(w.t, full(name), &networking.ServiceEntry{
+	svc.entry = upsert(w.t, full(name), full(name), &networking.ServiceEntry{
 		Hosts: []string{host(name)}, Resolution: networking.ServiceEntry_STATIC, Location: networking.ServiceEntry_MESH_INTERNAL,
 		Ports: []*networking.ServicePort{{Number: port, Name: "http", Protocol: "HTTP"}},
-	}))
+	})
 }
 
 // instance sets an instance of a service.
 func (w *world) instance(service, name, address string, port, weight uint32) {
-	w.services[service].SetInstance(part(w.t, full(name), &networking.WorkloadEntry{
+	w.services[service].instances[full(name)] = &networking.WorkloadEntry{
 		Address: address, Ports: map[string]uint32{"http": port}, Weight: weight,
-	}))
+	}
 }
 
 // drop removes an instance.
-func (w *world) drop(service, name string) { w.services[service].RemoveInstance(full(name)) }
+func (w *world) drop(service, name string) { delete(w.services[service].instances, full(name)) }
 
-// apply makes services visible as one change; those that are not there any more are removed.
+// apply makes services visible as one change; those that are not there any more
+// are removed.
 func (w *world) apply(names ...string) {
-	var ops []op
-	for _, name := range names {
-		if svc := w.services[name]; svc != nil {
-			ops = append(ops, op{Collection: collection.ServiceEntry, Name: full(name), Value: svc.Resource(resource.Inline)})
-		} else {
-			ops = append(ops, op{Collection: collection.ServiceEntry, Name: full(name), Remove: true})
+	m := &pluginv1.WatchResponse{}
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(names))) {
+		svc := w.services[name]
+		if svc == nil {
+			m.Removals = append(m.Removals, &pluginv1.Removal{Collection: collection.ServiceEntry, Name: full(name)})
+			delete(w.applied, name)
+			continue
+		}
+		m.Upserts = append(m.Upserts, svc.entry)
+		for instance := range w.applied[name] {
+			if svc.instances[instance] == nil {
+				m.Removals = append(m.Removals, &pluginv1.Removal{Collection: collection.WorkloadEntry, Name: instance})
+			}
+		}
+		w.applied[name] = map[string]bool{}
+		for instance, body := range svc.instances {
+			m.Upserts = append(m.Upserts, upsert(w.t, full(name), instance, body))
+			w.applied[name][instance] = true
 		}
 	}
-	w.store.Apply(ops)
+	w.db.Registry("dc1").Apply(m)
 }
 
 // gateway sets a Gateway.
 func (w *world) gateway(name, app string) {
-	p := part(w.t, full(name), &networking.Gateway{
+	w.db.Registry("dc1").Apply(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{upsert(w.t, "", full(name), &networking.Gateway{
 		Selector: map[string]string{"app": app},
 		Servers:  []*networking.Server{{Hosts: []string{"*"}, Port: &networking.Port{Number: 80, Name: "http", Protocol: "HTTP"}}},
-	})
-	w.store.Apply([]op{{Collection: p.Collection(), Name: full(name), Value: resource.NewResource(p, "dc1")}})
+	})}})
 }
 
 // hash is that of everything that a sink has to hold.
 func (w *world) hash() (hash string, resources int) {
 	var lines []string
 	for key, name := range map[string]string{collection.ServiceEntry: entries, "networking.istio.io/Gateway": gateways} {
-		all, _ := w.store.All(key)
-		for c := range all {
-			lines = append(lines, name+" "+c.Name+" "+c.Value.Encode(form).Version+"\n")
+		for c := range w.db.Changes(state.Kind{Collection: key}, new(state.Cursor)) {
+			e := c.Record.Encode(encode.NewLayout(form))
+			lines = append(lines, name+" "+c.Name+" "+e.Version.String()+"\n")
 		}
 	}
 	slices.Sort(lines)
@@ -224,15 +239,7 @@ func (w *world) endpoints() map[string][]string {
 	out := map[string][]string{}
 	for name, svc := range w.services {
 		var list []string
-		for _, r := range svc.Instances() {
-			var res mcpapi.Resource
-			var e networking.WorkloadEntry
-			if err := proto.Unmarshal(slices.Concat(r.Encode(resource.Form{}).Segments...), &res); err != nil {
-				w.t.Fatal(err)
-			}
-			if err := res.GetBody().UnmarshalTo(&e); err != nil {
-				w.t.Fatal(err)
-			}
+		for _, e := range svc.instances {
 			list = append(list, fmt.Sprintf("%s:%d", e.GetAddress(), e.GetPorts()["http"]))
 		}
 		slices.Sort(list)

@@ -8,12 +8,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"strconv"
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -21,11 +23,10 @@ import (
 	mcpapi "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
-	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/mcp"
-	"github.com/isthmus-mesh/isthmus/server/push"
-	"github.com/isthmus-mesh/isthmus/server/resource"
-	"github.com/isthmus-mesh/isthmus/server/store"
+	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/view"
 	"github.com/isthmus-mesh/isthmus/server/xds"
 )
 
@@ -36,7 +37,7 @@ func main() {
 	}
 }
 
-func part(name, published string, body proto.Message) (*resource.Part, error) {
+func upsert(service, name, published string, body proto.Message) (*pluginv1.Upsert, error) {
 	a, err := anypb.New(body)
 	if err != nil {
 		return nil, err
@@ -49,38 +50,22 @@ func part(name, published string, body proto.Message) (*resource.Part, error) {
 	if err != nil {
 		return nil, err
 	}
-	return resource.Parse(raw)
+	return &pluginv1.Upsert{Service: service, Resource: raw}, nil
 }
 
-type service struct {
-	name string
-	i    int
-	svc  *resource.Service
-}
-
-func (s *service) entry(published string) error {
-	p, err := part("dc1/"+s.name, published, &networking.ServiceEntry{
-		Hosts: []string{s.name + ".example.org"}, Resolution: networking.ServiceEntry_STATIC,
+func entry(i int, published string) (*pluginv1.Upsert, error) {
+	name := fmt.Sprintf("service-%d", i)
+	return upsert("dc1/"+name, "dc1/"+name, published, &networking.ServiceEntry{
+		Hosts: []string{name + ".example.org"}, Resolution: networking.ServiceEntry_STATIC,
 		Ports: []*networking.ServicePort{{Number: 80, Name: "http", Protocol: "HTTP"}},
 	})
-	if err == nil {
-		s.svc.SetEntry(p)
-	}
-	return err
 }
 
-func (s *service) instance(n int, weight uint32) error {
-	p, err := part(fmt.Sprintf("dc1/%s-%d", s.name, n), "", &networking.WorkloadEntry{
-		Address: fmt.Sprintf("10.%d.%d.%d", s.i>>8&255, s.i&255, n+1), Ports: map[string]uint32{"http": 8080}, Weight: weight,
+func instance(i, n int, weight uint32) (*pluginv1.Upsert, error) {
+	name := fmt.Sprintf("dc1/service-%d", i)
+	return upsert(name, fmt.Sprintf("%s-%d", name, n), "", &networking.WorkloadEntry{
+		Address: fmt.Sprintf("10.%d.%d.%d", i>>8&255, i&255, n+1), Ports: map[string]uint32{"http": 8080}, Weight: weight,
 	})
-	if err == nil {
-		s.svc.SetInstance(p)
-	}
-	return err
-}
-
-func (s *service) op() store.Op[*resource.Resource] {
-	return store.Op[*resource.Resource]{Collection: collection.ServiceEntry, Name: "dc1/" + s.name, Value: s.svc.Resource(resource.Inline)}
 }
 
 func run() error {
@@ -88,24 +73,28 @@ func run() error {
 	endpoints := flag.Int("endpoints", 10, "endpoints of each")
 	incremental := flag.Bool("incremental", false, "allow incremental responses")
 	flag.Parse()
-	st := store.New[*resource.Resource](store.Options{})
-	var services []*service
-	var ops []store.Op[*resource.Resource]
+	db, err := state.New([]string{"dc1"}, state.Options{}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	if err != nil {
+		return err
+	}
+	dc1 := db.Registry("dc1")
 	for i := range *count {
-		s := &service{name: fmt.Sprintf("service-%d", i), i: i}
-		s.svc = resource.NewService("dc1", s.name)
-		if err := s.entry(""); err != nil {
+		e, err := entry(i, "")
+		if err != nil {
 			return err
 		}
+		batch := &pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{e}}
 		for n := range *endpoints {
-			if err := s.instance(n, 1); err != nil {
+			e, err := instance(i, n, 1)
+			if err != nil {
 				return err
 			}
+			batch.Upserts = append(batch.Upserts, e)
 		}
-		services, ops = append(services, s), append(ops, s.op())
+		dc1.Apply(batch)
 	}
-	st.Apply(ops)
-	m, err := mcp.New(push.NewHub(st, func(string) bool { return true }), mcp.Config{FullState: !*incremental}, nil, nil)
+	dc1.Apply(&pluginv1.WatchResponse{Synced: true})
+	m, err := mcp.New(view.New(db), mcp.Config{FullState: !*incremental}, nil, nil)
 	if err != nil {
 		return err
 	}
@@ -129,14 +118,15 @@ func run() error {
 		case "update":
 			updates++
 			now := time.Now().UnixNano()
-			s := services[updates%len(services)]
-			if err := s.entry(strconv.FormatInt(now, 10)); err != nil {
+			e, err := entry(updates%*count, strconv.FormatInt(now, 10))
+			if err != nil {
 				return err
 			}
-			if err := s.instance(0, uint32(updates)+1); err != nil { //nolint:gosec // a few thousand at most
+			in, err := instance(updates%*count, 0, uint32(updates)+1) //nolint:gosec // a few thousand at most
+			if err != nil {
 				return err
 			}
-			st.Apply([]store.Op[*resource.Resource]{s.op()})
+			dc1.Apply(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{e, in}})
 			answer = map[string]int64{"published": now}
 		case "cpu":
 			var u syscall.Rusage

@@ -1,0 +1,118 @@
+package state
+
+import (
+	"slices"
+
+	"github.com/isthmus-mesh/isthmus/server/encode"
+)
+
+// endpointGroup is the endpoints of a service that have the same attributes and
+// share their address with no other.
+type endpointGroup struct {
+	attributes encode.Hash
+	sum        encode.Hash
+	count      int
+}
+
+// endpointGroups are groups by attributes. Most services have few, which are
+// searched one by one.
+type endpointGroups struct {
+	list   []endpointGroup
+	places map[encode.Hash]int // in list; nil until there are more than manyGroups
+}
+
+const manyGroups = 8
+
+func (g *endpointGroups) add(e endpointGroup) {
+	i := g.find(e.attributes)
+	if i < 0 {
+		i = len(g.list)
+		g.list = append(g.list, endpointGroup{attributes: e.attributes})
+		switch {
+		case g.places != nil:
+			g.places[e.attributes] = i
+		case len(g.list) > manyGroups:
+			g.places = make(map[encode.Hash]int)
+			for i := range g.list {
+				g.places[g.list[i].attributes] = i
+			}
+		}
+	}
+	g.list[i].sum += e.sum
+	g.list[i].count += e.count
+}
+
+func (g *endpointGroups) find(attributes encode.Hash) int {
+	if g.places == nil {
+		return slices.IndexFunc(g.list, func(e endpointGroup) bool { return e.attributes == attributes })
+	}
+	if i, ok := g.places[attributes]; ok {
+		return i
+	}
+	return -1
+}
+
+func (r *Record) group() endpointGroup {
+	return endpointGroup{attributes: encode.Attributes(r.spec()), sum: r.hash, count: 1}
+}
+
+// inner returns the groups of the endpoints between the first and the last one,
+// which do not depend on other blocks.
+func (b *block) inner() []endpointGroup {
+	if kept := b.groups.Load(); kept != nil {
+		return *kept
+	}
+	var g endpointGroups
+	for i := 1; i < len(b.records)-1; i++ {
+		r := b.records[i]
+		if r.address() != b.records[i-1].address() && r.address() != b.records[i+1].address() {
+			g.add(r.group())
+		}
+	}
+	b.groups.Store(&g.list)
+	return g.list
+}
+
+// exceptions returns the value of [encode.EndpointsLabel].
+func (c *composition) exceptions() encode.Hash {
+	var all endpointGroups
+	for i, b := range c.blocks {
+		for _, g := range b.inner() {
+			all.add(g)
+		}
+		last := len(b.records) - 1
+		if c.alone(i, 0) {
+			all.add(b.records[0].group())
+		}
+		if last > 0 && c.alone(i, last) {
+			all.add(b.records[last].group())
+		}
+	}
+	if len(all.list) == 0 {
+		return c.sum
+	}
+	ordinary := all.list[0]
+	for _, g := range all.list[1:] {
+		if g.count > ordinary.count || g.count == ordinary.count && g.attributes < ordinary.attributes {
+			ordinary = g
+		}
+	}
+	return c.sum - ordinary.sum + ordinary.attributes
+}
+
+// alone reports whether no other endpoint has the address of endpoint i of a
+// block.
+func (c *composition) alone(block, i int) bool {
+	records := c.blocks[block].records
+	address := records[i].address()
+	switch {
+	case i > 0 && records[i-1].address() == address, i < len(records)-1 && records[i+1].address() == address:
+		return false
+	case i == 0 && block > 0:
+		before := c.blocks[block-1].records
+		if before[len(before)-1].address() == address {
+			return false
+		}
+	}
+	return i < len(records)-1 || block == len(c.blocks)-1 || c.blocks[block+1].records[0].address() != address
+}
