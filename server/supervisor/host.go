@@ -67,7 +67,7 @@ func NewHost(base string, log *slog.Logger) (*Host, error) {
 func (h *Host) Close() error {
 	h.once.Do(func() { close(h.closed) })
 	h.thread.Wait()
-	return errors.Join(h.lock.Close(), os.RemoveAll(h.dir))
+	return errors.Join(os.RemoveAll(h.dir), h.lock.Close())
 }
 
 // spawnThread starts processes from one thread that lives as long as the host: the signal that a plugin gets at its parent's
@@ -106,7 +106,7 @@ func makeDir(base string) (dir string, lock *os.File, err error) {
 		if dir, err = os.MkdirTemp(base, hostDirPrefix); err != nil {
 			return "", nil, err
 		}
-		if lock, err = lockDir(dir); err == nil {
+		if lock, err = lockDir(dir, os.O_CREATE); err == nil {
 			return dir, lock, nil
 		}
 		_ = os.RemoveAll(dir)
@@ -114,16 +114,27 @@ func makeDir(base string) (dir string, lock *os.File, err error) {
 	return "", nil, err
 }
 
-func lockDir(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+func lockDir(dir string, flag int) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|flag, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
+	// Between its opening and its locking another host's sweep may have locked
+	// and removed the file: then the lock is on a file that nobody else sees.
+	mine, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	if there, err := os.Stat(f.Name()); err != nil || !os.SameFile(mine, there) {
+		return nil, errors.Join(errSwept, err, f.Close())
+	}
 	return f, nil
 }
+
+var errSwept = errors.New("another bridge removed the directory while it was made")
 
 // sweep removes the directories of hosts that are gone: nobody holds their lock.
 func sweep(base string, log *slog.Logger) {
@@ -136,12 +147,9 @@ func sweep(base string, log *slog.Logger) {
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), hostDirPrefix) {
 			continue
 		}
-		if _, err := os.Stat(filepath.Join(dir, lockName)); err != nil {
-			continue // not ours, or about to be
-		}
-		f, err := lockDir(dir)
+		f, err := lockDir(dir, 0)
 		if err != nil {
-			continue // in use, or of another user
+			continue // not ours or about to be, in use, or of another user
 		}
 		if err := os.RemoveAll(dir); err != nil {
 			log.Warn("the socket directory of a bridge that is gone cannot be removed", "dir", dir, "err", err)

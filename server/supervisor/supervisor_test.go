@@ -1041,3 +1041,32 @@ func benchmarkCommands(b *testing.B, change bool) {
 		}
 	}
 }
+
+// Hosts that are made at the same time leave each other's directories alone.
+func TestHostsAtOnce(t *testing.T) {
+	t.Parallel()
+	base, err := os.MkdirTemp("/tmp", "hosts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(base) })
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for range 200 {
+				h, err := supervisor.NewHost(base, slog.New(slog.DiscardHandler))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := os.MkdirTemp(h.Dir(), "plugin"); err != nil {
+					t.Errorf("a new host's directory: %v", err)
+				}
+				if err := h.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+}
