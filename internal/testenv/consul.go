@@ -1,14 +1,17 @@
 package testenv
 
 import (
+	"bytes"
 	"crypto/rand"
 	"fmt"
 	"maps"
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/consul/api"
 )
@@ -22,6 +25,8 @@ type ConsulConfig struct {
 	// Persistent keeps the catalog on disk, so that it is still there after Kill and Restart. Such a server takes
 	// some seconds to elect itself leader, and forms no opinion of health without a check's status being set.
 	Persistent bool
+	// CertFile and KeyFile make the server listen over https too, with this certificate.
+	CertFile, KeyFile string
 	// ExtraHCL is configuration that is added to the server's.
 	ExtraHCL string
 }
@@ -34,6 +39,8 @@ type Consul struct {
 	Client *api.Client
 	// Token is the management token, empty without ACL.
 	Token string
+	// HTTPSAddr is the address over https, localhost:port, empty without a certificate.
+	HTTPSAddr string
 
 	proc   *process
 	binary string
@@ -42,7 +49,7 @@ type Consul struct {
 	ports  consulPorts
 }
 
-type consulPorts struct{ http, grpc, serf, server int }
+type consulPorts struct{ http, https, grpc, serf, server int }
 
 // StartConsul starts a Consul server of one node and waits until it has elected itself leader.
 func StartConsul(t testing.TB, cfg ConsulConfig) *Consul {
@@ -53,8 +60,11 @@ func StartConsul(t testing.TB, cfg ConsulConfig) *Consul {
 	}
 	c.proc = newProcess(t, "consul")
 	c.proc.startReady(t, func() {
-		c.ports = consulPorts{http: FreePort(t), grpc: FreePort(t), serf: FreePort(t), server: FreePort(t)}
+		c.ports = consulPorts{http: FreePort(t), https: FreePort(t), grpc: FreePort(t), serf: FreePort(t), server: FreePort(t)}
 		c.Addr = loopback(c.ports.http)
+		if cfg.CertFile != "" {
+			c.HTTPSAddr = fmt.Sprintf("localhost:%d", c.ports.https)
+		}
 		client, err := api.NewClient(&api.Config{Address: c.Addr, Token: c.Token, Transport: &http.Transport{MaxIdleConns: 8}})
 		if err != nil {
 			t.Fatalf("consul: make a client: %v", err)
@@ -84,6 +94,10 @@ func (c *Consul) launch(t testing.TB) {
 	if c.cfg.ACL {
 		args = append(args, fmt.Sprintf("-hcl=acl { enabled = true default_policy = \"deny\" tokens { initial_management = %q agent = %q } }", c.Token, c.Token))
 	}
+	if c.cfg.CertFile != "" {
+		args = append(args, fmt.Sprintf("-https-port=%d", c.ports.https),
+			fmt.Sprintf("-hcl=tls { https { cert_file = %q key_file = %q } }", c.cfg.CertFile, c.cfg.KeyFile))
+	}
 	if c.cfg.ExtraHCL != "" {
 		args = append(args, "-hcl="+c.cfg.ExtraHCL)
 	}
@@ -102,6 +116,22 @@ func (c *Consul) ready() (seen string, ok bool) {
 		return fmt.Sprintf("leader %s, %d instances of service consul, error %v", leader, len(checks), err), false
 	}
 	return leader, true
+}
+
+// CPU returns how much processor time the server has used since it was started. It is known on Linux only, and 0 elsewhere.
+func (c *Consul) CPU() time.Duration {
+	c.proc.mu.Lock()
+	pid := c.proc.run.cmd.Process.Pid
+	c.proc.mu.Unlock()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The name of the program is in parentheses; the times are the 12th and 13th field after it, in hundredths of a second.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
 // Kill ends the server as kill -9 does.
