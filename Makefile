@@ -57,6 +57,11 @@ fuzz: ## every fuzz target for FUZZTIME each
 bench: ## the benchmarks that docs/performance.md quotes
 	$(GO) test -run '^$$' -bench . -benchmem $(PKGS)
 
+.PHONY: bench-consul
+bench-consul: ## the table of docs/registries/consul.md, half an hour; then 10,000 changes, each compared with Consul's catalog
+	$(GO) test -run '^$$' -bench ConsulLoad -benchtime 1x -timeout 90m ./adapters/consul
+	$(GO) test -count=1 -run ConsulEveryChange -v -timeout 60m ./adapters/consul -long
+
 .PHONY: tools
 tools: $(LINT)/golangci-lint $(PROTO)/buf ## build or fetch every tool and test server into the user's cache directory
 	$(GO) run ./internal/testenv/cmd/fetch

@@ -2,9 +2,16 @@ package consul
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"net"
+	"net/url"
+	"strconv"
 	"sync"
 	"time"
+
+	"github.com/hashicorp/consul/api"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
@@ -52,12 +59,19 @@ func newAdapter(c Config, env plugin.Env) (*Adapter, error) {
 // Run follows the catalog until ctx ends and returns nil then. It has no other end: whatever Consul does is a matter for trying again.
 func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	st := newState(catalog)
+	detail := func(string) {}
 	if d, ok := catalog.(plugin.Detailer); ok {
-		a.clients.turns.crowded = func(crowded bool) { d.Detail(map[bool]string{true: inTurns}[crowded]) }
+		detail = d.Detail
 	}
+	if err := a.preferTLS(ctx, st, detail); err != nil {
+		a.env.Log.Info("the agent's https port is not used", slog.Any("err", err))
+	}
+	a.clients.turns.detail = detail
 
 	scopes := a.scopes(st, catalog)
 	var wg sync.WaitGroup
+	// Owned by Run; ends with ctx.
+	wg.Go(func() { a.clients.turns.run(ctx, scopes) })
 	for _, s := range scopes {
 		// Owned by Run; ends with ctx, after the watches of its services.
 		wg.Go(func() { s.run(ctx) })
@@ -67,9 +81,70 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	return nil
 }
 
-// inTurns is how a registry with more services than connections is followed.
-const inTurns = "more services than max_connections: those that changed last are followed at once, the others within seconds; " +
-	"an https address has room for all of them"
+// preferTLS follows the agent over its https port, where the configuration names a plain one and both are the same agent's. It returns why not, if there is such a
+// port. It waits until the agent can be reached.
+func (a *Adapter) preferTLS(ctx context.Context, st *state, detail func(string)) error {
+	const part = "catalog https"
+	t := a.clients.target
+	if t.scheme == "https" || t.socket != "" || a.config.Mode == modeAddress {
+		return nil
+	}
+	var plain, secure agent
+	retry := plugin.Backoff{First: 250 * time.Millisecond, Most: 5 * time.Second}
+	for {
+		err := a.clients.self(ctx, &plain)
+		if _, unreachable := errors.AsType[*url.Error](err); !unreachable || ctx.Err() != nil {
+			break // a token that may not read the agent sees no port
+		}
+		st.set(part, classify(err, t))
+		if !plugin.Pause(ctx, retry.Next(), nil) {
+			break
+		}
+	}
+	st.set(part, nil)
+	if plain.DebugConfig.HTTPSPort <= 0 {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(t.host)
+	if err != nil {
+		return err
+	}
+	c := a.config
+	c.Address = "https://" + net.JoinHostPort(host, strconv.Itoa(plain.DebugConfig.HTTPSPort)) + t.prefix
+	cl, err := newClients(c)
+	if err != nil {
+		return err
+	}
+	if err := cl.self(ctx, &secure); err != nil {
+		cl.closeIdle()
+		return fmt.Errorf("%w; if its certificate is to be trusted, set tls.ca_file and mode: auto", classify(err, cl.target))
+	}
+	if secure.Config != plain.Config {
+		cl.closeIdle()
+		return fmt.Errorf("another agent answers at %s", cl.target)
+	}
+	a.clients.closeIdle()
+	a.clients = cl
+	a.env.Log.Info("using the agent's https port", slog.String("address", c.Address))
+	detail("over " + c.Address + ", which is the same agent's")
+	return nil
+}
+
+// agent is what an agent says of itself.
+type agent struct {
+	Config      struct{ NodeID, NodeName, Datacenter string }
+	DebugConfig struct{ HTTPSPort int }
+}
+
+// self asks an agent for itself.
+func (c *clients) self(ctx context.Context, into *agent) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	s := c.acquire()
+	defer c.release(s)
+	_, err := s.client.Raw().Query("/v1/agent/self", into, (&api.QueryOptions{}).WithContext(ctx))
+	return err
+}
 
 // closeIdle closes the connections of every slot. Nothing may be under way.
 func (c *clients) closeIdle() {
@@ -92,7 +167,7 @@ func (a *Adapter) scopes(st *state, catalog plugin.Catalog) []*scope {
 	var scopes []*scope
 	for _, dc := range orNone(a.config.Datacenters) {
 		for _, ns := range orNone(a.config.Namespaces) {
-			scopes = append(scopes, newScope(a, st, catalog, dc, ns))
+			scopes = append(scopes, newScope(a, st, catalog, len(scopes), dc, ns))
 		}
 	}
 	return scopes

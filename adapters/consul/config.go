@@ -20,6 +20,7 @@ import (
 type Config struct {
 	Address   string        `json:"address,omitempty" jsonschema_description:"Consul agent or server: http://host:port, https://host:port, host:port (see scheme) or unix:///path/to/socket. A path after the port is a prefix of every request."`
 	Scheme    string        `json:"scheme,omitempty" jsonschema:"enum=http,enum=https" jsonschema_description:"Scheme of an address that names none. Default: http."`
+	Mode      string        `json:"mode,omitempty" jsonschema:"enum=auto,enum=address" jsonschema_description:"auto: where address is plain HTTP and the same agent has an https port with a certificate that tls or the system trusts, use that port. address: use address and nothing else. A tls block beside a plain address needs mode: auto in writing. Default: auto."`
 	Token     plugin.Secret `json:"token,omitempty" jsonschema_description:"ACL token, usually as ${NAME} from the environment. It needs service_prefix \"\" read and node_prefix \"\" read."`
 	TokenFile string        `json:"token_file,omitempty" jsonschema_description:"File that holds the ACL token. It must be there at the start, and is read again for every request, so a rotated token is picked up."`
 	TLS       TLSConfig     `json:"tls,omitempty" jsonschema_description:"TLS towards Consul, for https."`
@@ -38,7 +39,7 @@ type Config struct {
 	NodeMeta      plugin.Globs `json:"node_meta,omitempty" jsonschema_description:"Metadata keys of nodes, as globs (* any run, ? one character), that are added to the metadata of the node's instances. The service's own metadata wins. Default: none."`
 
 	Wait           plugin.Duration `json:"wait,omitempty" jsonschema_description:"How long one blocking query waits for a change, 10s to 10m. Default: 5m."`
-	MaxConnections int             `json:"max_connections,omitempty" jsonschema:"minimum=16" jsonschema_description:"Most connections to Consul over plain HTTP, where each query that waits takes one. Services beyond them are followed by turns, within seconds (see the registry's page). Keep it well below limits.http_max_conns_per_client of the agent, which are 200 from one address for all programs there together. Over https (HTTP/2) a few connections carry everything. Default: 128."`
+	MaxConnections int             `json:"max_connections,omitempty" jsonschema:"minimum=16" jsonschema_description:"Most connections to Consul over plain HTTP, where each query that waits takes one. Services beyond them share connections: see the registry's page. Keep it well below limits.http_max_conns_per_client of the agent, which are 200 from one address for all programs there together. Over https (HTTP/2) a few connections carry everything. Default: 128."`
 	RemoveGrace    plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, or after the agent was replaced, what is missing is kept, so that agents can register again. 0s removes at once. Default: 30s."`
 	AcceptFiltered bool            `json:"accept_filtered,omitempty" jsonschema_description:"Say true for a token that is meant to see only a part of the registry: that part then counts as the whole. Otherwise an answer that Consul filtered by ACL removes nothing and leaves the registry degraded."`
 }
@@ -52,6 +53,12 @@ type TLSConfig struct {
 	ServerName         string `json:"server_name,omitempty" jsonschema_description:"Name that Consul's certificate must carry, for example server.dc1.consul. Default: the host of address."`
 	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty" jsonschema_description:"Do not verify Consul's certificate. For trials only: whoever sits between can then add instances."`
 }
+
+// The modes.
+const (
+	modeAuto    = "auto"
+	modeAddress = "address"
+)
 
 // kindTypical is what the configuration calls the kind that Consul leaves empty.
 const kindTypical = "typical"
@@ -94,8 +101,13 @@ func (c Config) Validate() error {
 	if c.TLS.CAFile != "" && c.TLS.CAPath != "" {
 		bad("tls.ca_path", "ca_file is set too; keep one of them")
 	}
-	if err == nil && target.scheme != "https" && c.TLS != (TLSConfig{}) {
-		bad("tls", "address %q is not https, so TLS would not be used; write https:// or remove the tls block", c.Address)
+	switch c.Mode {
+	case "", modeAuto, modeAddress:
+	default:
+		bad("mode", "%q is neither auto nor address", c.Mode)
+	}
+	if err == nil && target.scheme != "https" && c.TLS != (TLSConfig{}) && c.Mode != modeAuto {
+		bad("tls", "address %q is not https, so TLS would not be used; write https://, or mode: auto if the agent has an https port, or remove the tls block", c.Address)
 	}
 
 	names := func(field string, names []string) {

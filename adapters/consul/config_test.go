@@ -61,8 +61,8 @@ func TestValidate(t *testing.T) {
 		"wait too long":         {func(c *Config) { c.Wait = plugin.Duration(time.Hour) }, []string{"wait"}},
 		"few connections":       {func(c *Config) { c.MaxConnections = 15 }, []string{"max_connections"}},
 		"least connections":     {func(c *Config) { c.MaxConnections = 16 }, nil},
-		"too few for scopes":    {func(c *Config) { c.MaxConnections, c.Datacenters = 21, []string{"a", "b", "c"} }, []string{"max_connections"}},
-		"enough for scopes":     {func(c *Config) { c.MaxConnections, c.Datacenters = 22, []string{"a", "b", "c"} }, nil},
+		"too few for scopes":    {func(c *Config) { c.MaxConnections, c.Datacenters = 23, []string{"a", "b", "c"} }, []string{"max_connections"}},
+		"enough for scopes":     {func(c *Config) { c.MaxConnections, c.Datacenters = 24, []string{"a", "b", "c"} }, nil},
 		"few, and need no more": {func(c *Config) { c.Address, c.MaxConnections, c.Datacenters = "https://x", 16, []string{"a", "b"} }, nil},
 		"several things":        {func(c *Config) { c.Scheme = "x"; c.Address = "http://"; c.Kinds = []string{"x"} }, []string{"scheme", "address", "kinds[0]"}},
 	}

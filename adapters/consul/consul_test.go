@@ -17,6 +17,7 @@ import (
 	mcp "istio.io/api/mcp/v1alpha1"
 
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
+	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -33,9 +34,45 @@ type catalog struct {
 	removes  int
 	synced   bool
 	degraded string
-	reasons  string        // every one that degraded had
-	changed  chan struct{} // closed and replaced at each call
+	reasons  string // every one that degraded had
+	detail   string
+	// waiting is for a change of one service: what it waits for, and what is closed then.
+	waiting map[string]waiter
+	changed chan struct{} // closed and replaced at each call
 }
+
+// waiter waits for a change of one service.
+type waiter struct {
+	shows   func([]registry.Instance) bool
+	arrived chan time.Time // has room for one
+}
+
+// told tells who waits for the service. The caller holds mu.
+func (c *catalog) told(name string) {
+	if w, ok := c.waiting[name]; ok && w.shows(c.services[name]) {
+		delete(c.waiting, name)
+		w.arrived <- time.Now()
+	}
+}
+
+// when returns when a change of a service has arrived.
+func (c *catalog) when(t testing.TB, name string, shows func([]registry.Instance) bool) time.Time {
+	w := waiter{shows, make(chan time.Time, 1)}
+	c.mu.Lock()
+	c.waiting[name] = w
+	c.told(name)
+	c.mu.Unlock()
+	select {
+	case at := <-w.arrived:
+		return at
+	case <-time.After(2 * within):
+		t.Errorf("a change of %s has not arrived after %v", name, 2*within)
+		return time.Now()
+	}
+}
+
+// Detail implements plugin.Detailer.
+func (c *catalog) Detail(text string) { c.do(func() { c.detail = text }) }
 
 func (c *catalog) do(fn func()) {
 	c.mu.Lock()
@@ -46,7 +83,7 @@ func (c *catalog) do(fn func()) {
 }
 
 func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
-	c.do(func() { c.sets++; c.services[svc.Key.String()] = slices.Clone(instances) })
+	c.do(func() { c.sets++; c.services[svc.Key.String()] = slices.Clone(instances); c.told(svc.Key.String()) })
 }
 
 func (c *catalog) Remove(key registry.Key) {
@@ -120,7 +157,7 @@ func follow(t testing.TB, server *testenv.Consul, change ...func(*consul.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &catalog{services: map[string][]registry.Instance{}, changed: make(chan struct{})}
+	c := &catalog{services: map[string][]registry.Instance{}, waiting: map[string]waiter{}, changed: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- adapter.Run(ctx, c) }()
@@ -341,9 +378,34 @@ type relay struct {
 	target  string
 	running sync.WaitGroup
 
-	mu   sync.Mutex // guards everything below
-	open int        // connections that the client has not closed
-	most int        // the most of them at a time
+	mu      sync.Mutex // guards everything below
+	open    int        // connections that the client has not closed
+	most    int        // the most of them at a time
+	refuses bool
+	conns   map[net.Conn]bool
+}
+
+// refuse makes the relay close new connections at once, or no longer.
+func (r *relay) refuse(yes bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.refuses = yes
+}
+
+// cut closes the connections that there are.
+func (r *relay) cut() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c := range r.conns {
+		_ = c.Close()
+	}
+}
+
+// peak returns how many connections there were at most.
+func (r *relay) peak() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.most
 }
 
 // newRelay starts a relay for the rest of the test.
@@ -353,7 +415,7 @@ func newRelay(t testing.TB, target string) *relay {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &relay{Listener: l, target: target}
+	r := &relay{Listener: l, target: target, conns: map[net.Conn]bool{}}
 	// Owned by the test; ends when the listener is closed.
 	r.running.Go(func() {
 		for {
@@ -374,6 +436,18 @@ func newRelay(t testing.TB, target string) *relay {
 
 func (r *relay) forward(client net.Conn) {
 	defer client.Close()
+	r.mu.Lock()
+	refuses := r.refuses
+	r.conns[client] = true
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.conns, client)
+	}()
+	if refuses {
+		return
+	}
 	server, err := net.Dial("tcp", r.target)
 	if err != nil {
 		return
@@ -470,9 +544,7 @@ func TestConsulTurns(t *testing.T) {
 
 	close(stop)
 	<-stopped
-	relay.mu.Lock()
-	most := relay.most
-	relay.mu.Unlock()
+	most := relay.peak()
 	t.Logf("%d connections at most; another program registered %d times", most, registered)
 	if most > 128 {
 		t.Errorf("%d connections at a time, want 128 at most", most)
@@ -482,6 +554,32 @@ func TestConsulTurns(t *testing.T) {
 	}
 	c.awaitState(t, "")
 	c.await(t, "nothing else removed", func() bool { return c.removes == 1 })
+}
+
+// TestConsulPrefersHTTPS shows a plain address of an agent that has an https port: it is used if its certificate is trusted.
+func TestConsulPrefersHTTPS(t *testing.T) {
+	cert := testcert.New(t, "localhost")
+	server := startConsul(t, testenv.ConsulConfig{CertFile: cert.Cert, KeyFile: cert.Key})
+	_, port, _ := strings.Cut(server.HTTPSAddr, ":")
+	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
+	for name, test := range map[string]struct {
+		change func(*consul.Config)
+		used   bool
+	}{
+		"trusted": {func(c *consul.Config) {
+			c.Mode, c.TLS = "auto", consul.TLSConfig{CAFile: cert.Cert, ServerName: "localhost"}
+		}, true},
+		"not trusted": {func(*consul.Config) {}, false},
+		"not wanted":  {func(c *consul.Config) { c.Mode = "address" }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := follow(t, server, test.change)
+			c.awaitSynced(t)
+			c.awaitWeb(t, "web", func(all []registry.Instance) bool { return len(all) == 1 })
+			c.await(t, "the detail", func() bool { return strings.Contains(c.detail, port) == test.used })
+			c.awaitState(t, "")
+		})
+	}
 }
 
 // TestConsulConnectionLimit shows a server that takes fewer connections than are configured: the first listing is complete, the state names the

@@ -7,9 +7,13 @@
 // instances. A change of one instance therefore costs one small answer, whatever the size of the catalog. A watched service costs one
 // goroutine here, one stream or connection, and about 80 KB on the server.
 //
-// Where each query takes a connection of its own, which is so over plain HTTP, connections are bounded (max_connections) and go to the services that changed
-// last. The others rest until the scope's queries on the three tables behind such an answer (services, checks and nodes) say that something has
-// changed, and are then asked for their index, which says whether it was they.
+// Where each query takes a connection of its own, which is so over plain HTTP,
+// connections are bounded (max_connections). Where there are more services, each
+// connection goes to a group of services whose names begin alike and waits for
+// changes of their checks; the members are then asked for their index alone, and
+// those whose index differs in full. Every service is asked for its index when the
+// listing of services says that something else has changed. See plan.go, which
+// decides which service is asked for when.
 //
 // # What is believed
 //

@@ -38,7 +38,8 @@ type fakeConsul struct {
 	most     int           // the most of them at a time
 	changed  chan struct{} // closed and replaced at each change of anything below
 	services map[string]*fakeService
-	gone     map[string]uint64 // the index at which a service lost its last instance
+	gone     map[string]uint64           // the index at which a service lost its last instance
+	failing  map[string]api.HealthChecks // of nodes, by the path that shows them
 	// answer, when it returns true, has answered in Consul's stead.
 	answer func(w http.ResponseWriter, r *http.Request) bool
 	// down makes every request fail, those that wait too, without an answer: err is what the client sees.
@@ -51,6 +52,7 @@ type fakeConsul struct {
 
 type fakeService struct {
 	index   uint64
+	checked uint64 // when its checks last changed
 	entries []*api.ServiceEntry
 	// filtered says that the token may not read everything: it sees only the first instances, as many as visible says.
 	filtered bool
@@ -93,14 +95,18 @@ func (f *fakeConsul) setLocked(name string, entries ...*api.ServiceEntry) {
 		f.gone[name] = f.index
 		return
 	}
-	f.services[name] = &fakeService{index: f.index, entries: entries}
+	f.services[name] = &fakeService{index: f.index, checked: f.index, entries: entries}
 }
 
-// flip changes a service in a way that does not show in the listing: by its checks, or by a node.
+// flip changes a service in one table alone: its checks', the nodes', or with index the services'.
 func (f *fakeConsul) flip(table *uint64, name string, entries ...*api.ServiceEntry) {
 	f.change(func() {
 		*table = max(f.index, f.checks, f.nodes) + 1
-		f.services[name] = &fakeService{index: *table, entries: entries}
+		s := &fakeService{index: *table, entries: entries}
+		if s.checked = *table; table != &f.checks {
+			s.checked = f.services[name].checked
+		}
+		f.services[name] = s
 	})
 }
 
@@ -139,6 +145,10 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if answer != nil && answer(w, r) {
 		return
 	}
+	if r.URL.Path == "/v1/agent/self" {
+		w.WriteHeader(http.StatusForbidden)
+		return
+	}
 	q := r.URL.Query()
 	index, _ := strconv.ParseUint(q.Get("index"), 10, 64)
 	var wait time.Duration
@@ -155,7 +165,10 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name, isHealth := strings.CutPrefix(r.URL.Path, "/v1/health/service/")
 	switch {
 	case isHealth, r.URL.Path == listPath:
-	case (r.URL.Path == checksPath || r.URL.Path == nodesPath) && q.Get("filter") == nothingOfTable:
+	case strings.HasPrefix(r.URL.Path, checksPath) && !q.Has("filter"):
+	case strings.HasPrefix(r.URL.Path, lookPath) && q.Get("tag") == noTag && index == 0:
+	case (r.URL.Path == criticalPath || r.URL.Path == warningPath) && q.Get("filter") == ofNodes:
+	case r.URL.Path == nodesPath && q.Get("filter") == nothingOfNodes:
 	default:
 		f.t.Errorf("unknown call %s %s", r.Method, r.URL)
 		w.WriteHeader(http.StatusNotFound)
@@ -163,11 +176,15 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	end := time.NewTimer(wait)
 	defer end.Stop()
-	for expired := wait == 0; ; {
+	for expired, began := wait == 0, true; ; began = false {
 		f.mu.Lock()
 		body, now, filtered := f.look(r.URL.Path, name, q.Get("filter"))
+		wakes := now > index
+		if probe, ok := strings.CutPrefix(r.URL.Path, checksPath); ok && !began {
+			wakes = f.probed(probe) > index
+		}
 		changed, down := f.changed, f.down
-		if down == nil && (expired || now > index) && (f.cuts == cuts || f.cutting != "" && f.cutting != r.URL.Path) {
+		if down == nil && (expired || wakes) && (f.cuts == cuts || f.cutting != "" && f.cutting != r.URL.Path) {
 			f.mu.Unlock()
 			w.Header().Set("X-Consul-Index", strconv.FormatUint(now, 10))
 			w.Header().Set("X-Consul-Lastcontact", "0")
@@ -202,16 +219,47 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // The paths of the queries that are about no service.
 const (
-	listPath   = "/v1/catalog/services"
-	checksPath = "/v1/health/state/any"
-	nodesPath  = "/v1/catalog/nodes"
+	listPath     = "/v1/catalog/services"
+	criticalPath = "/v1/health/state/critical"
+	warningPath  = "/v1/health/state/warning"
+	nodesPath    = "/v1/catalog/nodes"
+	// checksPath and lookPath begin those of the queries about groups, and of looks.
+	checksPath = "/v1/health/checks/"
+	lookPath   = "/v1/catalog/service/"
 )
+
+// probed returns when the checks last changed of a service that sorts beside a name which no service has, and begins as it does. The caller
+// holds mu.
+func (f *fakeConsul) probed(probe string) (index uint64) {
+	prefix := probe[:len(probe)-1]
+	for name, s := range f.services {
+		if strings.HasPrefix(name, probe) {
+			f.t.Errorf("service %s is among what %q asks for", name, probe)
+		}
+		if strings.HasPrefix(name, prefix) {
+			index = max(index, s.checked)
+		}
+	}
+	for name, at := range f.gone {
+		if strings.HasPrefix(name, prefix) {
+			index = max(index, at)
+		}
+	}
+	return index
+}
 
 // look returns the body and the index of an answer. The caller holds mu.
 func (f *fakeConsul) look(path, name, filter string) (body any, index uint64, filtered bool) {
-	switch path {
-	case checksPath:
+	if strings.HasPrefix(path, checksPath) {
 		return []any{}, max(f.index, f.checks), false
+	}
+	var isLook bool
+	if of, ok := strings.CutPrefix(path, lookPath); ok {
+		name, isLook = of, true
+	}
+	switch path {
+	case criticalPath, warningPath:
+		return f.failing[path], max(f.index, f.checks, 1), false
 	case nodesPath:
 		return []any{}, max(f.nodes, 1), false
 	case listPath:
@@ -227,8 +275,8 @@ func (f *fakeConsul) look(path, name, filter string) (body any, index uint64, fi
 		return []*api.ServiceEntry{}, f.gone[name], false
 	case s == nil:
 		return []*api.ServiceEntry{}, f.index, false
-	case filter == nothingOfService:
-		return []*api.ServiceEntry{}, s.index, s.filtered
+	case isLook:
+		return []*api.CatalogService{}, s.index, false
 	case s.filtered:
 		return s.entries[:s.visible], s.index, true
 	case filter != "":
@@ -444,7 +492,7 @@ func startFake(t testing.TB, f *fakeConsul, change ...func(*Config)) (*recorder,
 	a.clients.slots = nil
 	if atRest {
 		f.http1 = true
-		a.clients.turns.most, a.clients.turns.places = 0, 0
+		a.clients.turns.plan.most, a.clients.turns.plan.places = 0, 0
 	}
 	return start(t, a)
 }

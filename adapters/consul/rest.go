@@ -3,7 +3,11 @@ package consul
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -11,157 +15,346 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
-// A watch that has no connection to wait on rests, and is told to look when anything in the catalog has changed. What an answer about a service
-// says comes from three tables of Consul's: services, checks and nodes. The scope has one blocking query on each of them, and none of them can change
-// without waking it: the listing of services, which there is anyway, and two more with a filter that leaves nothing of their answers. To look is
-// to ask for the index of the service alone, with such a filter too; only where that is another one than before is the service asked for. So
-// nothing is asked for while nothing changes, a change is found within one sweep over the watches that rest, and a service is
-// asked for in full as often as it would be by a blocking query.
-
 const (
-	// probeEvery bounds the rate of these looks: one sweep begins so long after the one before for each watch that rests, and listEvery at least.
-	probeEvery = 2 * time.Millisecond
-	// nothingOfService, nothingOfTable are filters that leave nothing of an answer about instances, and of one about checks or nodes.
-	nothingOfService = `Node.Node == ""`
-	nothingOfTable   = `Node == ""`
+	// ownQueries is how many queries of one scope wait besides those of the
+	// plan: the listing, and the senses.
+	ownQueries = 4
+	// manyFetches is how many queries that do not wait may be under way at once
+	// where they share connections: the first listing of many services, or all
+	// of them again after an outage.
+	manyFetches = 48
+	// leastConnections is the least that max_connections may say for one scope:
+	// its own queries, some that do not wait, and some watches.
+	leastConnections = 16
+	// quickMost is how many answers in a row may come at once before the next
+	// query is put off, and a group is left to sweeps.
+	quickMost = 16
+	// noTag is a tag that no instance has, so that an answer has an index and
+	// nothing else.
+	noTag = "isthmus-asks-for-the-index"
+	// ofNodes leaves of an answer about checks those of nodes, which concern
+	// all services there.
+	ofNodes = `ServiceID == ""`
+	// nothingOfNodes leaves nothing of an answer about nodes.
+	nothingOfNodes = `Node == ""`
 )
 
-// rest waits without a connection until the watch is given one, or until there is something to ask for: then index is 0.
-func (w *watch) rest(ctx context.Context) error {
-	s := w.s
-	if w.streamed {
-		// Streams have indexes of their own, which say nothing about that of the next look.
-		w.index = 0
-		return nil
+// turns carries out the plan of a registry.
+type turns struct {
+	// multiplexed says that the last answer came over HTTP/2. Queries then
+	// share connections, every watch waits, and there is nothing to plan.
+	multiplexed atomic.Bool
+	// many and few have a place for each query that does not wait: many where
+	// connections are shared, few where they are not.
+	many, few chan struct{}
+	// connections bounds them all.
+	connections int
+	// detail is told how the registry is followed where services share places,
+	// with "" when none does any more; nil for nobody.
+	detail func(string)
+	// kick wakes run. It has room for one.
+	kick chan struct{}
+
+	mu   sync.Mutex // guards everything below
+	plan plan
+	told time.Time // when detail was last told something, zero if that was ""
+}
+
+// newTurns divides up the connections of a registry with so many scopes.
+func newTurns(connections, scopes int) *turns {
+	connections = max(connections, needed(scopes))
+	left := connections - scopes*ownQueries
+	few := min(max(left/8, 4), manyFetches)
+	return &turns{
+		many: make(chan struct{}, manyFetches), few: make(chan struct{}, few), connections: connections,
+		kick: make(chan struct{}, 1), plan: newPlan(left-few, few*3/4),
 	}
-	s.resting.Do(func() {
-		s.log.Info("more services than connections; those beyond take turns", slog.String("catalog", s.id),
-			slog.Int("max_connections", s.clients.turns.connections))
-		close(s.rests)
-	})
-	ctx, done := w.interruptible(ctx)
-	defer done()
-	end := time.NewTimer(spread(w.wait))
-	defer end.Stop()
-	for {
-		epoch, sweep, look := s.lookout()
-		switch {
-		case epoch != w.epoch:
-			w.index = 0
-			return nil
-		case sweep != w.sweep:
-			w.sweep = sweep
-			same, err := w.look(ctx)
-			if err != nil {
-				return err
-			}
-			if !same {
-				w.index, w.found = 0, true
-				return nil
-			}
-			continue
+}
+
+// needed returns how many connections so many scopes need at least.
+func needed(scopes int) int { return leastConnections + (scopes-1)*ownQueries }
+
+// fetch waits until one more query that does not wait may begin. The function
+// that it returns must be called at its end.
+func (t *turns) fetch(ctx context.Context) (done func(), err error) {
+	places := t.few
+	if t.multiplexed.Load() {
+		places = t.many
+	}
+	select {
+	case places <- struct{}{}:
+		return func() { <-places }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// do runs fn on the plan, wakes the services that it returns, and has run take
+// the next step.
+func (t *turns) do(fn func(p *plan) (wake []*turn)) {
+	t.mu.Lock()
+	wake := fn(&t.plan)
+	t.mu.Unlock()
+	for _, w := range wake {
+		signal(w.wake)
+	}
+	signal(t.kick)
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// wait returns how long a query on a connection may wait, of what it would.
+func (t *turns) wait(d time.Duration) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.multiplexed.Load() || t.plan.settled() {
+		return d
+	}
+	return min(d, turnTime)
+}
+
+// run carries out the plan for the scopes until ctx ends, and returns once
+// everything that it started has ended.
+func (t *turns) run(ctx context.Context, scopes []*scope) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		now := time.Now()
+		var s steps
+		if !t.multiplexed.Load() {
+			t.mu.Lock()
+			s = t.plan.step(now)
+			t.mu.Unlock()
+		}
+		for _, w := range s.wake {
+			signal(w.wake)
+		}
+		for _, g := range s.start {
+			// Owned by run; ends when the plan takes the group's place.
+			wg.Go(func() { scopes[g.scope].follow(ctx, g) })
+		}
+		for _, l := range s.look {
+			// Owned by run; ends with the answer.
+			wg.Go(func() { l.watch.look(ctx, l) })
+		}
+		t.tell(now)
+		timer.Stop()
+		if !s.at.IsZero() {
+			timer.Reset(time.Until(s.at))
 		}
 		select {
-		case <-look:
-		case <-w.turn.given:
+		case <-t.kick:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// tell says in the registry's detail how services are followed that share
+// places, and what they would gain.
+func (t *turns) tell(now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := &t.plan
+	crowded := p.crowded && !t.multiplexed.Load()
+	if t.detail == nil || crowded == !t.told.IsZero() && (!crowded || now.Sub(t.told) < turnTime) {
+		return
+	}
+	t.told = time.Time{}
+	if !crowded {
+		t.detail("")
+		return
+	}
+	t.told = now
+	t.detail(fmt.Sprintf("%d services share %d connections: a change of health is found about %d ms late, any other %d ms; "+
+		"an https address, or limits.http_max_conns_per_client of %d with max_connections %d, would save that",
+		len(p.turns), p.places, p.delay.Milliseconds(), p.period().Milliseconds(),
+		len(p.turns)+t.connections, len(p.turns)+t.connections-p.places))
+}
+
+// rest waits until the watch may wait on a connection, or until there is
+// something to ask for: then index is 0.
+func (w *watch) rest(ctx context.Context) error {
+	turns := w.s.clients.turns
+	if turns.multiplexed.Load() {
+		return nil
+	}
+	ctx, done := w.interruptible(ctx)
+	defer done()
+	due := time.Now().Add(spread(w.wait))
+	turns.do(func(p *plan) []*turn {
+		index := w.index
+		if w.streamed {
+			index = 0
+		}
+		p.rest(&w.turn, index, w.nodes(), due)
+		return nil
+	})
+	timer := time.NewTimer(time.Until(due))
+	defer timer.Stop()
+	for {
+		turns.mu.Lock()
+		next := turns.plan.decide(&w.turn, time.Now())
+		turns.mu.Unlock()
+		switch {
+		case next == decideHold:
 			return nil
-		case <-end.C:
+		case next == decideAsk, w.streamed:
+			// Streams have indexes of their own, which say nothing about that
+			// of the next look.
 			w.index = 0
 			return nil
+		}
+		w.s.resting.Do(func() {
+			w.s.log.Info("more services than connections; those beyond share them", slog.String("catalog", w.s.id),
+				slog.Int("max_connections", turns.connections))
+			close(w.s.rests)
+		})
+		select {
+		case <-w.turn.wake:
+		case <-timer.C:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
 }
 
-// look asks whether the service is as it was when it was last asked for.
-func (w *watch) look(ctx context.Context) (same bool, err error) {
-	s := w.s
-	var meta *api.QueryMeta
-	err = s.query(ctx, 0, 0, func(q *api.QueryOptions) (*api.QueryMeta, error) {
-		q.Filter = nothingOfService
-		// Not of the leader's own certainty, which costs its followers a round trip each time: what a new leader does not know yet wakes the
-		// queries on the tables again once it does.
+// nodes returns the nodes that have an instance of the service.
+func (w *watch) nodes() (nodes []string) {
+	for _, i := range w.known {
+		if !slices.Contains(nodes, i.Node) {
+			nodes = append(nodes, i.Node)
+		}
+	}
+	return nodes
+}
+
+// look asks for the index of the service and tells the plan. What fails is
+// asked for in full, which says why.
+func (w *watch) look(ctx context.Context, l look) {
+	var index uint64
+	err := w.s.query(ctx, 0, 0, func(q *api.QueryOptions) (*api.QueryMeta, error) {
+		// Not of the leader's own certainty, which costs its followers a round
+		// trip each time: what a new leader does not know yet wakes the queries
+		// on the tables again once it does.
 		q.RequireConsistent = false
-		var err error
-		_, meta, err = s.clients.of(w.slot).Health().Service(w.name, "", false, q)
+		_, meta, err := w.s.clients.of(w.slot).Catalog().Service(w.name, noTag, q)
+		if err == nil {
+			index = meta.LastIndex
+		}
 		return meta, err
 	})
+	if ctx.Err() != nil {
+		return
+	}
 	if err != nil {
-		return false, err
+		index = 0
 	}
-	return meta.LastIndex == w.index && meta.ResultsFilteredByACLs == w.filtered, nil
+	w.s.clients.turns.do(func(p *plan) []*turn {
+		if p.looked(l, index, time.Now()) {
+			return []*turn{l.turn}
+		}
+		return nil
+	})
 }
 
-// serveRests starts what tells watches that rest to look. All of it is owned by the scope, which waits for it, and ends with ctx.
+// follow waits for changes of checks in a group until the plan takes its place
+// or ctx ends.
+func (s *scope) follow(ctx context.Context, g *group) {
+	turns := s.clients.turns
+	s.sense(ctx, fmt.Sprintf("%s checks %s", s.id, g.prefix), g, 0, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
+		checks, meta, err := c.Health().Checks(g.probe, q)
+		return checks, meta, err
+	}, func(any, bool) {
+		turns.do(func(p *plan) []*turn {
+			p.woke(g, time.Now())
+			return nil
+		})
+	})
+}
+
+// serveRests starts the queries that watches at rest need besides their groups.
+// All of them are owned by the scope, which waits for them, and end with ctx.
 func (s *scope) serveRests(ctx context.Context) {
-	s.wg.Go(func() { s.sweeps(ctx) })
-	checks := func(c *api.Client, q *api.QueryOptions) (*api.QueryMeta, error) {
-		_, meta, err := c.Health().State(api.HealthAny, q)
-		return meta, err
+	start := func(part string, every time.Duration, call sensor, tell func(answer any, begun bool)) {
+		s.wg.Go(func() {
+			select {
+			case <-s.rests:
+				s.sense(ctx, s.id+" "+part, nil, every, call, tell)
+			case <-ctx.Done():
+			}
+		})
 	}
-	nodes := func(c *api.Client, q *api.QueryOptions) (*api.QueryMeta, error) {
+	for _, state := range []string{api.HealthWarning, api.HealthCritical} {
+		failing := map[nodeCheck]bool{}
+		start(state+" nodes", 0, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
+			q.Filter = ofNodes
+			checks, meta, err := c.Health().State(state, q)
+			return checks, meta, err
+		}, func(answer any, begun bool) {
+			now := map[nodeCheck]bool{}
+			for _, c := range answer.(api.HealthChecks) { //nolint:forcetypeassert // as made above
+				now[nodeCheck{c.Node, c.CheckID}] = true
+			}
+			before := failing
+			if failing = now; begun {
+				s.stirred(0)
+				return
+			}
+			s.clients.turns.do(func(p *plan) (wake []*turn) {
+				p.doubt()
+				return p.nodesChanged(s.number, before, now)
+			})
+		})
+	}
+	start("nodes", listEvery, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
+		q.Filter = nothingOfNodes
 		_, meta, err := c.Catalog().Nodes(q)
-		return meta, err
-	}
-	s.wg.Go(func() { s.sense(ctx, s.id+" checks", checks) })
-	s.wg.Go(func() { s.sense(ctx, s.id+" nodes", nodes) })
+		return nil, meta, err
+	}, func(any, bool) { s.stirred(0) })
 }
 
-// lookout returns the epoch, and the number of the last sweep with what is closed when the next one begins.
-func (s *scope) lookout() (epoch, sweep uint64, next <-chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.epoch, s.sweep, s.nextSweep
+// stirred asks for a sweep: a table was changed at an index, or with 0 nobody
+// knows when.
+func (s *scope) stirred(index uint64) {
+	s.clients.turns.do(func(p *plan) []*turn {
+		p.stir(s.number, index, time.Now())
+		return nil
+	})
 }
 
-// stirred asks for a sweep: a query on a table was answered at an index. With begun it is the first one after an error, or at all, and what changed
-// before it is unknown. Otherwise an index that another table's answer had already is no news, since it was seen before that sweep began.
-func (s *scope) stirred(index uint64, begun bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !begun && index <= s.swept {
-		return
-	}
-	s.swept = index
-	select {
-	case s.stir <- struct{}{}:
-	default:
-	}
-}
+// sensor is a query that waits for a change of what it is about.
+type sensor func(*api.Client, *api.QueryOptions) (answer any, meta *api.QueryMeta, err error)
 
-// sweeps begins a sweep when one was asked for, until ctx ends.
-func (s *scope) sweeps(ctx context.Context) {
-	for {
-		select {
-		case <-s.stir:
-		case <-ctx.Done():
-			return
-		}
-		s.mu.Lock()
-		s.sweep++
-		close(s.nextSweep)
-		s.nextSweep = make(chan struct{})
-		s.mu.Unlock()
-		if !plugin.Pause(ctx, max(listEvery, time.Duration(s.clients.turns.resting())*probeEvery), nil) {
-			return
-		}
-	}
-}
-
-// sense waits for changes of one table, once a watch rests and until ctx ends, and asks for a sweep at each.
-func (s *scope) sense(ctx context.Context, part string, call func(*api.Client, *api.QueryOptions) (*api.QueryMeta, error)) {
-	select {
-	case <-s.rests:
-	case <-ctx.Done():
-		return
-	}
+// sense asks again and again until ctx ends, or while the group that it is for
+// has a place, and tells of each change: begun says of the first answer, and of
+// the first one after an error, that what changed before is not known.
+func (s *scope) sense(ctx context.Context, part string, g *group, every time.Duration, call sensor, tell func(answer any, begun bool)) {
+	turns := s.clients.turns
 	var (
 		index, epoch uint64
 		broken       bool // no answer since the last error
+		quick        int  // answers in a row that came at once
 		retry        = plugin.Backoff{First: 250 * time.Millisecond, Most: 5 * time.Second}
 	)
+	defer s.state.set(part, nil)
 	for {
+		if g != nil {
+			turns.mu.Lock()
+			keep := turns.plan.keep(g) && !turns.multiplexed.Load()
+			turns.mu.Unlock()
+			if !keep {
+				signal(turns.kick)
+				return
+			}
+		}
 		asking, end := context.WithCancelCause(ctx)
 		s.mu.Lock()
 		if s.epoch != epoch {
@@ -170,11 +363,17 @@ func (s *scope) sense(ctx context.Context, part string, call func(*api.Client, *
 		s.senses[part] = end
 		back := s.back
 		s.mu.Unlock()
-		var meta *api.QueryMeta
-		err := s.query(asking, index, time.Duration(s.config.Wait), func(q *api.QueryOptions) (*api.QueryMeta, error) {
-			q.Filter = nothingOfTable
-			var err error
-			meta, err = call(s.clients.of(s.slot), q)
+		asked := time.Now()
+		var answer any
+		var now uint64
+		wait := time.Duration(s.config.Wait)
+		if g != nil {
+			wait = turns.wait(wait)
+		}
+		err := s.query(asking, index, wait, func(q *api.QueryOptions) (meta *api.QueryMeta, err error) {
+			if answer, meta, err = call(s.clients.of(s.slot), q); err == nil {
+				now = meta.LastIndex
+			}
 			return meta, err
 		})
 		end(nil)
@@ -186,7 +385,8 @@ func (s *scope) sense(ctx context.Context, part string, call func(*api.Client, *
 		case err != nil:
 			f := s.located(classify(err, s.target))
 			if f.interrupted && !broken && index > 0 {
-				// See scope.run: whether that was an outage shows with the next query, sent at once.
+				// See scope.run: whether that was an outage shows with the next
+				// query, sent at once.
 				index, broken = 0, true
 				continue
 			}
@@ -194,7 +394,7 @@ func (s *scope) sense(ctx context.Context, part string, call func(*api.Client, *
 			if f.outage {
 				s.suspect()
 			}
-			s.limited(f, nil)
+			s.limited(f, g, nil)
 			s.state.set(part, f)
 			if !plugin.Pause(ctx, retry.Next(), back) {
 				return
@@ -204,20 +404,49 @@ func (s *scope) sense(ctx context.Context, part string, call func(*api.Client, *
 			broken = false
 			retry.Reset()
 			s.state.set(part, nil)
-			if index != meta.LastIndex {
-				s.stirred(meta.LastIndex, index == 0 || meta.LastIndex < index)
+			// A change elsewhere in the table ends a query that had not begun
+			// to wait.
+			if quick++; time.Since(asked) > 20*time.Millisecond {
+				quick = 0
 			}
-			index = meta.LastIndex
+			begun := index == 0 || now < index
+			switch {
+			case quick > quickMost && g != nil:
+				s.stirred(0)
+			case begun || now != index:
+				tell(answer, begun)
+			}
+			index = now
 		}
-		if !plugin.Pause(ctx, listEvery, nil) {
+		pause := every
+		if quick > quickMost {
+			// Too much changes for this to be of use all the time.
+			pause = max(every, min(10*time.Millisecond<<min(quick-quickMost, 5), time.Second))
+			if g != nil && quick%2 == 0 {
+				index = 0 // or what changed during the pause would end the next query at once
+			}
+		}
+		if pause > 0 && !plugin.Pause(ctx, pause, nil) {
 			return
 		}
 	}
 }
 
-// limited takes note of a fault that may say that Consul took no further connection: that of a watch, or with nil of another query.
-func (s *scope) limited(f *fault, w *turn) {
-	if f.connections && s.clients.turns.refused(w) {
+// limited takes note of a fault that may say that Consul took no further
+// connection: that of a group, of a service, or with neither of another query.
+func (s *scope) limited(f *fault, g *group, t *turn) {
+	if !f.connections || s.clients.turns.multiplexed.Load() {
+		return
+	}
+	turns, news := s.clients.turns, false
+	turns.do(func(p *plan) []*turn {
+		if t != nil {
+			g = t.group
+		}
+		news = p.refused(g, turns.connections-p.most-cap(turns.few), cap(turns.few), time.Now())
+		return nil
+	})
+	if news {
 		s.log.Warn("consul refuses more connections; fewer watches hold one", slog.String("catalog", s.id), slog.Any("err", f.err))
 	}
 }

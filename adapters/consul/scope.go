@@ -34,6 +34,7 @@ type scope struct {
 	state   *state
 	catalog plugin.Catalog
 
+	number                int // among the scopes of the registry
 	datacenter, namespace string
 	id                    string // names the scope in states, "catalog" or "catalog dc2/ns"
 
@@ -64,17 +65,9 @@ type scope struct {
 	poke context.CancelCauseFunc
 	// suspected says that the next listing begins at index 0.
 	suspected bool
-	// sweep counts the times that watches which rest were told to look, and nextSweep is closed and replaced at each.
-	sweep     uint64
-	nextSweep chan struct{}
-	// swept is the index up to which a sweep was asked for.
-	swept uint64
-
 	// senses ends the queries of sense that are under way, by their parts.
 	senses map[string]context.CancelCauseFunc
 
-	// stir asks for a sweep. It has room for one.
-	stir chan struct{}
 	// rests is closed by resting, once a watch rests.
 	rests   chan struct{}
 	resting sync.Once
@@ -92,7 +85,7 @@ type listing struct {
 	filtered bool
 }
 
-func newScope(a *Adapter, st *state, catalog plugin.Catalog, datacenter, namespace string) *scope {
+func newScope(a *Adapter, st *state, catalog plugin.Catalog, number int, datacenter, namespace string) *scope {
 	id := "catalog"
 	if where := strings.Trim(datacenter+"/"+namespace, "/"); where != "" {
 		id += " " + where
@@ -100,16 +93,14 @@ func newScope(a *Adapter, st *state, catalog plugin.Catalog, datacenter, namespa
 	return &scope{
 		config: a.config, log: a.env.Log, clients: a.clients, convert: a.convert, target: a.clients.target,
 		state: st, catalog: catalog,
-		datacenter: datacenter, namespace: namespace, id: id,
+		number: number, datacenter: datacenter, namespace: namespace, id: id,
 		arrived:   st.listing.Expect(),
 		gate:      make(chan struct{}),
 		listing:   make(chan struct{}, 1),
 		watches:   map[string]*watch{},
 		unaskable: map[string]bool{},
 		back:      make(chan struct{}),
-		nextSweep: make(chan struct{}),
 		senses:    map[string]context.CancelCauseFunc{},
-		stir:      make(chan struct{}, 1),
 		rests:     make(chan struct{}),
 	}
 }
@@ -151,7 +142,7 @@ func (s *scope) run(ctx context.Context) {
 			}
 			index, broken, away = 0, true, away || f.outage
 			s.newEpoch(f.outage)
-			s.limited(f, nil)
+			s.limited(f, nil, nil)
 			s.state.set(s.id, f)
 			if !plugin.Pause(ctx, retry.Next(), nil) {
 				return
@@ -172,7 +163,7 @@ func (s *scope) run(ctx context.Context) {
 			s.pokeAll()
 		}
 		if away {
-			s.clients.turns.restore()
+			s.clients.turns.do(func(p *plan) []*turn { p.restore(); return nil })
 		}
 		if broken {
 			s.announceBack()
@@ -180,7 +171,11 @@ func (s *scope) run(ctx context.Context) {
 		broken, away = false, false
 		retry.Reset()
 		if index != l.index {
-			s.stirred(l.index, index == 0 || replaced)
+			since := l.index
+			if index == 0 || replaced {
+				since = 0
+			}
+			s.stirred(since)
 		}
 		index, highest, epoch = l.index, l.index, s.currentEpoch()
 		wait = time.Duration(s.config.Wait)
@@ -217,7 +212,7 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 		}
 		w := newWatch(s, name, now)
 		s.watches[name] = w
-		s.clients.turns.join()
+		s.clients.turns.do(func(p *plan) []*turn { p.join(&w.turn); return nil })
 		if !s.gateOpen {
 			s.untried++
 		}
@@ -417,6 +412,7 @@ func (s *scope) tried() {
 
 func (s *scope) openGateLocked() {
 	s.gateOpen = true
+	s.clients.turns.do(func(p *plan) []*turn { p.begin(s.number); return nil })
 	close(s.gate)
 }
 
@@ -449,6 +445,7 @@ func (s *scope) newEpoch(outage bool) {
 	if outage {
 		s.lastOutage = time.Now()
 	}
+	s.clients.turns.do(func(p *plan) []*turn { return p.askAll(s.number) })
 }
 
 // announceBack wakes the watches that wait to try again.

@@ -30,12 +30,8 @@ type watch struct {
 	index, epoch uint64
 	// highest is the last answer's index, which survives errors, by whether the answer came from Consul's streams: the two count differently.
 	highest map[bool]uint64
-	// streamed says that index is one of Consul's streams, filtered that its answer was without what the token may not read.
-	streamed, filtered bool
-	// sweep is the last one that began before the query with the last answer, or that the watch has looked for.
-	sweep uint64
-	// found says that there is a change, which the next query at index 0 shows.
-	found bool
+	// streamed says that index is one of Consul's streams.
+	streamed bool
 	// wait is how long the next query waits.
 	wait time.Duration
 	// lastOutage is when this watch last found the registry away or replaced.
@@ -57,13 +53,15 @@ type watch struct {
 
 func newWatch(s *scope, name string, now time.Time) *watch {
 	key := s.key(name)
-	return &watch{
+	w := &watch{
 		s: s, name: name, key: key, id: "service " + key.String(), seen: now,
 		highest: map[bool]uint64{},
-		turn:    newTurn(),
+		turn:    newTurn(s.number, name),
 		arrived: s.state.listing.Expect(),
 		retry:   plugin.Backoff{First: 500 * time.Millisecond, Most: 30 * time.Second},
 	}
+	w.turn.watch = w
+	return w
 }
 
 // begin makes the watch ask again at index 0, now. The caller holds scope.mu.
@@ -79,7 +77,7 @@ func (w *watch) run(ctx context.Context) {
 	w.slot = w.s.clients.acquire()
 	defer w.s.clients.release(w.slot)
 	turns := w.s.clients.turns
-	defer turns.leave(&w.turn)
+	defer turns.do(func(p *plan) []*turn { p.leave(&w.turn); return nil })
 	tried := false
 	for {
 		back := w.prepare()
@@ -89,15 +87,15 @@ func (w *watch) run(ctx context.Context) {
 			case <-ctx.Done():
 				return
 			}
-			if !turns.take(&w.turn) {
-				err := w.rest(ctx)
-				if ctx.Err() != nil || err != nil && !errors.Is(err, errPoked) && !w.failed(ctx, err, back) {
-					return
-				}
+			err := w.rest(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil || w.index == 0 {
 				continue
 			}
 		}
-		asked, waited := time.Now(), w.index > 0
+		asked := time.Now()
 		entries, meta, err := w.ask(ctx, w.s.config.Filter)
 		if !tried && ctx.Err() == nil {
 			tried = true
@@ -116,7 +114,7 @@ func (w *watch) run(ctx context.Context) {
 		case errors.Is(err, errPoked):
 			continue
 		case errors.Is(err, errMissing):
-			w.index, w.found = 0, true
+			w.index = 0
 			continue
 		case errors.Is(err, errAgain):
 			w.index = 0
@@ -132,13 +130,9 @@ func (w *watch) run(ctx context.Context) {
 		}
 		w.broken = false
 		w.retry.Reset()
-		if changed && (waited || w.found) {
-			turns.changed(&w.turn)
+		if changed {
+			turns.do(func(p *plan) []*turn { p.arrived(&w.turn, time.Now()); return nil })
 		}
-		if waited {
-			turns.pass(&w.turn)
-		}
-		w.found = false
 		if changed || time.Since(asked) > time.Second {
 			w.idle = 0
 			continue
@@ -160,9 +154,6 @@ func (w *watch) prepare() (back <-chan struct{}) {
 		w.index = 0
 	}
 	w.again, w.epoch = false, s.epoch
-	if w.index == 0 {
-		w.sweep = s.sweep
-	}
 	if w.wait == 0 {
 		w.wait = time.Duration(s.config.Wait)
 	}
@@ -217,7 +208,7 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 		w.s.suspect()
 	}
 	w.index, w.wait = meta.LastIndex, 0
-	w.streamed, w.filtered = streamed, meta.ResultsFilteredByACLs
+	w.streamed = streamed
 	w.highest[streamed] = meta.LastIndex
 
 	next := w.s.convert.instances(entries)
@@ -375,7 +366,7 @@ func (w *watch) failed(ctx context.Context, err error, back <-chan struct{}) boo
 		w.lastOutage = time.Now()
 		w.s.suspect()
 	}
-	w.s.limited(f, &w.turn)
+	w.s.limited(f, nil, &w.turn)
 	w.fault(f)
 	if f.kind == faultEmpty || f.kind == faultFiltered {
 		// These are answers: the scope is there, and its news is not about this.
