@@ -414,7 +414,9 @@ func (t *table) put(c *Record) {
 func (t *table) drop(c *Record) {
 	name := c.Name()
 	if t.index[name] == c {
-		t.index[name] = c.next
+		if t.index[name] = c.next; c.next != nil {
+			t.index[c.next.Name()] = c.next // lest the key keeps c's buffer
+		}
 		return
 	}
 	for r := t.index[name]; r != nil; r = r.next {

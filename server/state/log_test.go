@@ -169,7 +169,7 @@ func TestChangesAreLazy(t *testing.T) {
 // follows it, however seldom it looks and wherever it stops, ends with the same
 // content.
 func TestReadersModel(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(12) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 1))
 			e := newEnv(t, Options{Tombstones: 1 + r.IntN(20)}, "dc1")
@@ -307,7 +307,7 @@ func TestConcurrentReaders(t *testing.T) {
 // Over random runs a composition has the instances of a plain map, in order,
 // and shares what did not change with the one before.
 func TestCompositionModel(t *testing.T) {
-	for seed := range uint64(5) {
+	for seed := range uint64(3) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		e := newEnv(t, Options{}, "dc1")
 		dc1 := e.Registry("dc1")
@@ -317,7 +317,7 @@ func TestCompositionModel(t *testing.T) {
 			rec, _ := e.Get(Kind{Collection: collection.ServiceEntry}, "ns/web")
 			return rec.parts
 		}
-		for step := range 1500 {
+		for step := range 600 {
 			before := current()
 			m := &pluginv1.WatchResponse{}
 			changes := 1
