@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -39,6 +40,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	keepBrokenPipes()
+	collectOften()
 	ctx, gone := context.WithCancelCause(ctx)
 	end := func() { gone(errNoReader) }
 	code := run(ctx, os.Args[1:], output{os.Stdout, end}, output{os.Stderr, end})
@@ -46,6 +48,19 @@ func main() {
 		code = exitFailed
 	}
 	os.Exit(code)
+}
+
+// gcPercent is how much garbage may come up before a collection, beside what is
+// live. Most of what the bridge and its plugins hold lives as long as the
+// service that it describes, so that half of Go's default costs little time and
+// saves a quarter of the resident memory.
+const gcPercent = 50
+
+// collectOften sets gcPercent, unless the environment has GOGC.
+func collectOften() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 }
 
 // errNoReader says why the program ends.

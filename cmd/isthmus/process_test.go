@@ -183,7 +183,7 @@ func TestServe(t *testing.T) {
 	if code, body := get(t, "http://"+at[2]+"/api/v1/services"); code != http.StatusOK || strings.Count(body, ".load\"") != 3 {
 		t.Errorf("/api/v1/services = %d %s", code, body)
 	}
-	if code, body := get(t, "http://"+at[2]+"/metrics"); code != http.StatusOK || !strings.Contains(body, "\nisthmus_") {
+	if code, body := get(t, "http://"+at[2]+"/metrics"); code != http.StatusOK || !strings.Contains(body, "\nisthmus_") || !strings.Contains(body, fmt.Sprintf("\ngo_gc_gogc_percent %d\n", gcPercent)) {
 		t.Errorf("/metrics = %d %.500s", code, body)
 	}
 
