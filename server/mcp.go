@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"net"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -14,7 +15,7 @@ import (
 func (s *Server) serveMCP(ctx context.Context) error {
 	server := grpc.NewServer(xds.ServerOptions()...)
 	s.mcp.Register(server)
-	return serveGRPC(ctx, server, s.mcpListener, "mcp", s.mcp.Shutdown)
+	return serveGRPC(ctx, server, []net.Listener{s.mcpListener}, "mcp", s.mcp.Shutdown)
 }
 
 // dialSinks serves the sinks of the configuration in reverse mode, each until ctx ends.

@@ -61,9 +61,9 @@ type Server struct {
 	metrics     *supervisor.Metrics
 	supervisors []*supervisor.Supervisor // in the order of the configuration; made by Run
 
-	xdsListener   net.Listener
+	xdsListeners  []net.Listener
 	adminListener net.Listener
-	mcpListener   net.Listener  // nil if it is the same as xdsListener
+	mcpListener   net.Listener  // nil if they are the same as xdsListeners
 	ready         chan struct{} // closed when supervisors is set
 }
 
@@ -126,21 +126,29 @@ func Spec(cfg *config.Config, r *config.Registry) (supervisor.Spec, error) {
 
 // Listen opens the ports, so that an istiod that starts at the same time finds somebody: at its own start an istiod exits
 // when a config source refuses the connection. Without it the server serves nobody.
-func (s *Server) Listen() error {
-	var err error
-	if s.xdsListener, err = net.Listen("tcp", s.cfg.Listen.XDS); err != nil {
-		return fmt.Errorf("listen.xds: %w", err)
+func (s *Server) Listen() (failed error) {
+	open := func(field, address string) net.Listener {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			failed = fmt.Errorf("%s: %w", field, errors.Join(err, s.closeListeners()))
+			return nil
+		}
+		return l
 	}
-	if s.adminListener, err = net.Listen("tcp", s.cfg.Listen.Admin); err != nil {
-		return fmt.Errorf("listen.admin: %w", errors.Join(err, s.xdsListener.Close()))
+	for _, l := range s.cfg.Listen.XDS {
+		opened := open("listen.xds", l.Address)
+		if failed != nil {
+			return failed
+		}
+		s.xdsListeners = append(s.xdsListeners, opened)
 	}
-	if s.cfg.Listen.MCP == "" {
-		return nil
+	if failed == nil {
+		s.adminListener = open("listen.admin", s.cfg.Listen.Admin.Address)
 	}
-	if s.mcpListener, err = net.Listen("tcp", s.cfg.Listen.MCP); err != nil {
-		return fmt.Errorf("listen.mcp: %w", errors.Join(err, s.xdsListener.Close(), s.adminListener.Close()))
+	if failed == nil && s.cfg.Listen.MCP.Address != "" {
+		s.mcpListener = open("listen.mcp", s.cfg.Listen.MCP.Address)
 	}
-	return nil
+	return failed
 }
 
 // MCPAddr returns the address of the port of the legacy protocol after Listen: that of xDS unless it has one of its own.
@@ -151,8 +159,8 @@ func (s *Server) MCPAddr() net.Addr {
 	return s.mcpListener.Addr()
 }
 
-// XDSAddr returns the address of the xDS port after Listen.
-func (s *Server) XDSAddr() net.Addr { return s.xdsListener.Addr() }
+// XDSAddr returns the address of the first xDS port after Listen.
+func (s *Server) XDSAddr() net.Addr { return s.xdsListeners[0].Addr() }
 
 // AdminAddr returns the address of the admin port after Listen.
 func (s *Server) AdminAddr() net.Addr { return s.adminListener.Addr() }
@@ -187,7 +195,7 @@ func (s *Server) Run(ctx context.Context) error {
 	close(s.ready)
 
 	group, ctx := errgroup.WithContext(ctx)
-	if s.xdsListener != nil {
+	if s.xdsListeners != nil {
 		group.Go(func() error { return s.serveXDS(ctx) })
 		if s.mcpListener != nil {
 			group.Go(func() error { return s.serveMCP(ctx) })
@@ -247,14 +255,13 @@ func (s *Server) follow(ctx context.Context, group *errgroup.Group) {
 	})
 }
 
-func (s *Server) closeListeners() error {
-	if s.xdsListener == nil {
-		return nil
+func (s *Server) closeListeners() (err error) {
+	for _, l := range append(s.xdsListeners, s.adminListener, s.mcpListener) {
+		if l != nil {
+			err = errors.Join(err, l.Close())
+		}
 	}
-	err := errors.Join(s.xdsListener.Close(), s.adminListener.Close())
-	if s.mcpListener != nil {
-		err = errors.Join(err, s.mcpListener.Close())
-	}
+	s.xdsListeners, s.adminListener, s.mcpListener = nil, nil, nil
 	return err
 }
 
@@ -269,11 +276,11 @@ func (s *Server) serveXDS(ctx context.Context) error {
 			s.mcp.Shutdown()
 		}
 	}
-	return serveGRPC(ctx, server, s.xdsListener, "xds", shutdown)
+	return serveGRPC(ctx, server, s.xdsListeners, "xds", shutdown)
 }
 
 // serveGRPC serves until ctx ends. Streams last as long as the sink wants; at the end they are cut after what is on its way.
-func serveGRPC(ctx context.Context, server *grpc.Server, l net.Listener, name string, shutdown func()) error {
+func serveGRPC(ctx context.Context, server *grpc.Server, listeners []net.Listener, name string, shutdown func()) error {
 	stop := context.AfterFunc(ctx, func() {
 		timer := time.AfterFunc(drainWithin, server.Stop)
 		defer timer.Stop()
@@ -281,10 +288,17 @@ func serveGRPC(ctx context.Context, server *grpc.Server, l net.Listener, name st
 		server.GracefulStop()
 	})
 	defer stop()
-	if err := server.Serve(l); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("%s: %w", name, err)
+	var group errgroup.Group
+	for _, l := range listeners {
+		group.Go(func() error {
+			if err := server.Serve(l); err != nil && ctx.Err() == nil {
+				server.Stop() // the others end with it
+				return fmt.Errorf("%s %v: %w", name, l.Addr(), err)
+			}
+			return nil
+		})
 	}
-	return nil
+	return group.Wait()
 }
 
 // NotSynced says of each registry whose first listing is not complete why that is so. Once there is none it reads a flag.

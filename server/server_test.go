@@ -127,6 +127,20 @@ func responses(t *testing.T, stream grpc.ClientStream, collection string, count 
 	}
 }
 
+// Each listener of a list serves xDS, and both protocols without a port of its
+// own for the legacy one.
+func TestListeners(t *testing.T) {
+	s := serve(t, "listen: {xds: ['127.0.0.1:0', {address: '127.0.0.1:0'}], admin: {address: '127.0.0.1:0'}}")
+	if len(s.xdsListeners) != 2 {
+		t.Fatalf("%d listeners", len(s.xdsListeners))
+	}
+	for _, l := range s.xdsListeners {
+		if m := responses(t, ask(t, l.Addr(), entries), entries, 1); len(m.GetResources()) != 3 {
+			t.Errorf("%v: %d resources", l.Addr(), len(m.GetResources()))
+		}
+	}
+}
+
 // With a port of its own the legacy protocol is served there and nowhere else, and xDS is not; without one both have one port.
 func TestMCPPort(t *testing.T) {
 	xds := func(t *testing.T, address net.Addr) error {

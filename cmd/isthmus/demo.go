@@ -72,8 +72,8 @@ func newDemo() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&xdsAddress, "xds", config.Default.Listen.XDS, "`ADDRESS` of the xDS server; port 0 takes any free one")
-	f.StringVar(&adminAddress, "admin", config.Default.Listen.Admin, "`ADDRESS` of the admin pages; port 0 takes any free one")
+	f.StringVar(&xdsAddress, "xds", config.Default.Listen.XDS[0].Address, "`ADDRESS` of the xDS server; port 0 takes any free one")
+	f.StringVar(&adminAddress, "admin", config.Default.Listen.Admin.Address, "`ADDRESS` of the admin pages; port 0 takes any free one")
 	f.IntVar(&services, "services", 50, "how many services")
 	f.IntVar(&instances, "instances", 5, "how many instances each service has")
 	f.Float64Var(&rate, "changes-per-second", 2, "how often something changes")

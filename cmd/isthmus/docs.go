@@ -183,13 +183,18 @@ func structRows(b *bytes.Buffer, path string, t reflect.Type, v reflect.Value) {
 		def := ""
 		if v.IsValid() {
 			if value = v.Field(i); !value.IsZero() {
-				def = fmt.Sprintf("`%v`", value.Interface())
+				def = "`" + strings.Trim(fmt.Sprint(value.Interface()), "[]") + "`"
 			}
 		}
 		about := f.Tag.Get("doc")
 		switch {
 		case f.Type == reflect.TypeFor[json.RawMessage]():
 			row(b, p, "block", "", about)
+		case f.Type == reflect.TypeFor[config.Listeners]():
+			row(b, p, "address, block or list", def, about)
+		case f.Type == reflect.TypeFor[config.Listener]():
+			row(b, p, "address or block", def, about)
+			structRows(b, p+".", f.Type, reflect.Value{})
 		case f.Type.Kind() == reflect.Struct:
 			row(b, p, "block", "", about)
 			structRows(b, p+".", f.Type, value)

@@ -71,6 +71,11 @@ func structSchema(t reflect.Type, defaults reflect.Value) map[string]any {
 		switch {
 		case f.Type == reflect.TypeFor[json.RawMessage]():
 			p = map[string]any{"type": "object"}
+		case f.Type == reflect.TypeFor[config.Listener]():
+			p = listenerSchema()
+		case f.Type == reflect.TypeFor[config.Listeners]():
+			one := listenerSchema()["anyOf"].([]any)
+			p = map[string]any{"anyOf": append(one, map[string]any{"type": "array", "minItems": 1, "items": map[string]any{"anyOf": one}})}
 		case f.Type.Kind() == reflect.Struct:
 			p = structSchema(f.Type, value)
 		case f.Type.Kind() == reflect.Map:
@@ -84,11 +89,26 @@ func structSchema(t reflect.Type, defaults reflect.Value) map[string]any {
 		default:
 			p = map[string]any{"type": "string"}
 		}
-		if value.IsValid() && !value.IsZero() && f.Type.Kind() != reflect.Struct {
-			p["default"] = value.Interface()
+		if value.IsValid() && !value.IsZero() {
+			switch v := value.Interface().(type) {
+			case config.Listener:
+				p["default"] = v.Address
+			case config.Listeners:
+				p["default"] = v[0].Address
+			default:
+				if f.Type.Kind() != reflect.Struct {
+					p["default"] = v
+				}
+			}
 		}
 		p["description"] = f.Tag.Get("doc")
 		properties[f.Tag.Get("json")] = p
 	}
 	return map[string]any{"type": "object", "additionalProperties": false, "properties": properties}
+}
+
+// listenerSchema returns the schema of a [config.Listener]: an address, or a
+// block with one.
+func listenerSchema() map[string]any {
+	return map[string]any{"anyOf": []any{map[string]any{"type": "string"}, structSchema(reflect.TypeFor[config.Listener](), reflect.Value{})}}
 }

@@ -124,7 +124,7 @@ func TestCompose(t *testing.T) {
 
 	// What the services say of each other fits together.
 	cfg := parseConfig(t, "compose/isthmus.yaml", read(t, "compose/isthmus.yaml"))
-	_, xdsPort, _ := strings.Cut(cfg.Listen.XDS, ":")
+	_, xdsPort, _ := strings.Cut(cfg.Listen.XDS[0].Address, ":")
 	mesh := string(read(t, "compose/mesh.yaml"))
 	if want := "xds://isthmus:" + xdsPort; !strings.Contains(mesh, want) {
 		t.Errorf("compose/mesh.yaml lacks %s", want)
@@ -226,7 +226,7 @@ func TestKubernetes(t *testing.T) {
 	for _, p := range container.Ports {
 		names[p.Name] = fmt.Sprintf(":%d", p.ContainerPort)
 	}
-	if names["grpc-xds"] != cfg.Listen.XDS || names["http-admin"] != cfg.Listen.Admin {
+	if names["grpc-xds"] != cfg.Listen.XDS[0].Address || names["http-admin"] != cfg.Listen.Admin.Address {
 		t.Errorf("ports %v of the container, %+v in the configuration", names, cfg.Listen)
 	}
 	for _, p := range objects["Service"].Spec.Ports {

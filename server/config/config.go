@@ -39,12 +39,24 @@ type Config struct {
 	problems  Problems // that Parse found
 }
 
-// Listen says where the bridge listens. Port 0 takes any free port, which the log then tells.
+// Listen says where the bridge listens. Port 0 takes any free port, which the
+// log then tells.
 type Listen struct {
-	XDS   string `json:"xds" doc:"Address of the xDS server (SotW and delta, plaintext), as host:port. Port 0 takes any free one."`
-	Admin string `json:"admin" doc:"Address of health checks, metrics, API and pages, as host:port. It has no access control: leave it on loopback or guard it."`
-	MCP   string `json:"mcp" doc:"Address of a port of its own for the legacy Mesh Configuration Protocol, as host:port, plaintext. Empty: it is served on the port of xds."`
+	XDS   Listeners `json:"xds" doc:"The xDS server (SotW and delta, plaintext): an address as host:port, a block with one, or a list of either. Port 0 takes any free one."`
+	Admin Listener  `json:"admin" doc:"Health checks, metrics, API and pages: an address as host:port, or a block with one. It has no access control: leave it on loopback or guard it."`
+	MCP   Listener  `json:"mcp" doc:"A port of its own for the legacy Mesh Configuration Protocol, plaintext: an address as host:port, or a block with one. Empty: it is served on the ports of xds."`
 }
+
+// Listener is one port. In the file it is an address, or a block.
+type Listener struct {
+	Address string `json:"address" doc:"Address, as host:port."`
+}
+
+// String returns the address.
+func (l Listener) String() string { return l.Address }
+
+// Listeners are several ports. In the file they are one, or a list.
+type Listeners []Listener
 
 // Registry is one registry to follow.
 type Registry struct {
@@ -103,7 +115,7 @@ type SinkTLS struct {
 
 // Default is what holds where the file says nothing.
 var Default = Config{
-	Listen: Listen{XDS: "127.0.0.1:15051", Admin: "127.0.0.1:15080"},
+	Listen: Listen{XDS: Listeners{{Address: "127.0.0.1:15051"}}, Admin: Listener{Address: "127.0.0.1:15080"}},
 	Log:    Log{Level: "info", Format: "text"},
 	Limits: Limits{ResourcesPerRegistry: 1_000_000, BytesPerRegistry: 512 << 20, Tombstones: 100_000},
 }

@@ -75,7 +75,7 @@ registries:
 		t.Fatal(err)
 	}
 	want := Config{
-		Listen:    Listen{XDS: ":1", Admin: "[::1]:0", MCP: ":2"},
+		Listen:    Listen{XDS: Listeners{{":1"}}, Admin: Listener{"[::1]:0"}, MCP: Listener{":2"}},
 		PluginDir: dir,
 		Profile:   "tools",
 		Log:       Log{Level: "debug", Format: "json"},
@@ -113,6 +113,27 @@ registries:
 	}
 	if got, want := string(got.Registries[0].Config), `{"token":"a12b${T}c$d$","${T}":1}`; got != want {
 		t.Errorf("config = %s, want %s: keys stay, values are text", got, want)
+	}
+}
+
+// A listener is an address or a block, and those of xds are one or a list.
+func TestListeners(t *testing.T) {
+	const a, b = "127.0.0.1:1", "127.0.0.1:2"
+	for text, want := range map[string]Listen{
+		"{xds: '127.0.0.1:1', admin: '127.0.0.1:2'}":                             {XDS: Listeners{{a}}, Admin: Listener{b}},
+		"{xds: {address: '127.0.0.1:1'}, admin: {address: '127.0.0.1:2'}}":       {XDS: Listeners{{a}}, Admin: Listener{b}},
+		"{xds: ['127.0.0.1:1', {address: '127.0.0.1:2'}], admin: ':0'}":          {XDS: Listeners{{a}, {b}}, Admin: Listener{":0"}},
+		"{mcp: {address: '127.0.0.1:1'}, admin: '127.0.0.1:2', xds: [':0']}":     {XDS: Listeners{{":0"}}, Admin: Listener{b}, MCP: Listener{a}},
+		"{xds: [{address: ':0'}, {address: ':0'}], admin: ':0', mcp: ':0'}":      {XDS: Listeners{{":0"}, {":0"}}, Admin: Listener{":0"}, MCP: Listener{":0"}},
+		"{xds: ['127.0.0.1:1', '127.0.0.1:2'], admin: {address: 'localhost:0'}}": {XDS: Listeners{{a}, {b}}, Admin: Listener{"localhost:0"}},
+	} {
+		c, err := Parse("f", []byte("listen: "+text+"\nregistries: [{name: a, type: sim}]"), env(nil))
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+		if d := cmp.Diff(want, c.Listen); d != "" {
+			t.Errorf("%s (-want +got):\n%s", text, d)
+		}
 	}
 }
 
@@ -158,6 +179,11 @@ f:10:50: limits.resources_per_registry: must be a whole number, not text
 f:10:56: limits.bytes_per_registry: must be positive
 f:11:1: profile: there is no profile of this name; did you mean tools?
 f:12:1: log: given twice, first on line 8`},
+		{"same port of blocks", "listen: {xds: [':1', {address: ':2'}, {address: ':1'}], admin: {address: ':2'}}\nregistries: [{name: a, type: sim}]", `
+f:1:40: listen.xds[2].address: is the same as listen.xds[0]; they need a port each
+f:1:65: listen.admin.address: is the same as listen.xds[1].address; they need a port each`},
+		{"no listeners", "listen: {xds: []}\nregistries: [{name: a, type: sim}]", `f:1:10: listen.xds: is an empty list; leave it out for 127.0.0.1:15051`},
+		{"listener of another kind", "listen: {admin: [':1']}\nregistries: [{name: a, type: sim}]", `f:1:17: listen.admin: must be an address as host:port, or a block with one, not a list`},
 		{"same port", "listen: {xds: ':1', admin: ':1'}\nregistries: [{name: a, type: sim}]", `f:1:21: listen.admin: is the same as listen.xds; they need a port each`},
 		{"legacy protocol", `listen: {xds: ":1", mcp: ":1"}
 registries: [{name: a, type: sim}]
@@ -167,7 +193,7 @@ sinks:
 - {address: x, tls: {ca_file: a}}
 - {address: x, tls: {enabled: true, key_file: k}, metadata: {a: 5}}
 - {address: y, metadata: {a: {b: c}}}`, `
-f:1:21: listen.mcp: is the same as another port; leave it out to serve the legacy protocol on the port of listen.xds
+f:1:21: listen.mcp: is the same as listen.xds; they need a port each
 f:3:7: mcp.profile: there is no profile of this name; did you mean pilot-1.7?
 f:5:3: sinks[0].address: is missing; for example pilot.example.org:9901
 f:5:14: sinks[0].metadata: must be a block of fields, not a list

@@ -170,7 +170,12 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-var rawMessage = reflect.TypeFor[json.RawMessage]()
+// Types that are more in the file than they look.
+var (
+	rawMessage = reflect.TypeFor[json.RawMessage]()
+	listener   = reflect.TypeFor[Listener]()
+	listeners  = reflect.TypeFor[Listeners]()
+)
 
 // value decodes n over v.
 func (d *decoder) value(n *yaml.Node, path string, v reflect.Value) {
@@ -194,10 +199,21 @@ func (d *decoder) value(n *yaml.Node, path string, v reflect.Value) {
 	if isNull(n) {
 		return // as if it were not there
 	}
+	if v.Type() == listeners && n.Kind != yaml.SequenceNode {
+		v.Set(reflect.MakeSlice(listeners, 1, 1))
+		v = v.Index(0)
+	}
+	if v.Type() == listener && n.Kind == yaml.ScalarNode {
+		v = v.Field(0) // the address alone
+	}
 	switch v.Kind() {
 	case reflect.Struct:
 		if n.Kind != yaml.MappingNode {
-			d.problem(n, path, "must be a block of fields, not %s", describe(n))
+			what := "a block of fields"
+			if v.Type() == listener {
+				what = "an address as host:port, or a block with one"
+			}
+			d.problem(n, path, "must be %s, not %s", what, describe(n))
 			return
 		}
 		fields := make(map[string]int)
@@ -425,10 +441,7 @@ func (d *decoder) check(ok bool, path, format string, args ...any) {
 
 func (d *decoder) validate(o Options) {
 	c := d.config
-	d.address("listen.xds", c.Listen.XDS)
-	d.address("listen.admin", c.Listen.Admin)
-	_, port, _ := net.SplitHostPort(c.Listen.XDS)
-	d.check(c.Listen.XDS != c.Listen.Admin || port == "0", "listen.admin", "is the same as listen.xds; they need a port each")
+	d.listen()
 
 	d.check(len(c.Registries) > 0, "registries", "no registry is configured; add one, for example {name: load, type: sim}")
 	names := make(map[string]int)
@@ -451,12 +464,6 @@ func (d *decoder) validate(o Options) {
 // legacy checks what is about the legacy protocol.
 func (d *decoder) legacy(o Options) {
 	c := d.config
-	if c.Listen.MCP != "" {
-		d.address("listen.mcp", c.Listen.MCP)
-		_, port, _ := net.SplitHostPort(c.Listen.MCP)
-		d.check(c.Listen.MCP != c.Listen.XDS && c.Listen.MCP != c.Listen.Admin || port == "0", "listen.mcp",
-			"is the same as another port; leave it out to serve the legacy protocol on the port of listen.xds")
-	}
 	if c.MCP.Profile != "" && o.MCPProfiles != nil {
 		d.check(slices.Contains(o.MCPProfiles, c.MCP.Profile), "mcp.profile", "there is no profile of this name; %s", suggest(c.MCP.Profile, o.MCPProfiles))
 	}
@@ -472,12 +479,37 @@ func (d *decoder) legacy(o Options) {
 	}
 }
 
-func (d *decoder) address(path, address string) {
-	_, port, err := net.SplitHostPort(address)
-	if err == nil {
-		_, err = strconv.ParseUint(port, 10, 16)
+// listen checks that each port is an address, and that no two are the same.
+func (d *decoder) listen() {
+	c := d.config
+	taken := make(map[string]string) // path by address
+	check := func(path string, l Listener) {
+		if _, block := c.positions[path+".address"]; block {
+			path += ".address"
+		}
+		_, port, err := net.SplitHostPort(l.Address)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		d.check(err == nil, path, "must be host:port, for example 127.0.0.1:15051, or :15051 for all addresses of the machine")
+		if other := taken[l.Address]; other != "" && port != "0" && err == nil {
+			d.check(false, path, "is the same as %s; they need a port each", other)
+			return
+		}
+		taken[l.Address] = path
 	}
-	d.check(err == nil, path, "must be host:port, for example 127.0.0.1:15051, or :15051 for all addresses of the machine")
+	d.check(len(c.Listen.XDS) > 0, "listen.xds", "is an empty list; leave it out for %v", Default.Listen.XDS[0])
+	for i, l := range c.Listen.XDS {
+		path := "listen.xds"
+		if item := fmt.Sprintf("listen.xds[%d]", i); c.positions[item] != (Position{}) {
+			path = item
+		}
+		check(path, l)
+	}
+	check("listen.admin", c.Listen.Admin)
+	if c.Listen.MCP != (Listener{}) {
+		check("listen.mcp", c.Listen.MCP)
+	}
 }
 
 func (d *decoder) registry(path string, r *Registry, names map[string]int) {
