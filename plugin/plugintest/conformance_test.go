@@ -261,6 +261,10 @@ func (b *bad) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[plugi
 		se.Ports[0].Number = 0
 	case "orphan":
 		service = "ns/nobody"
+	case "kept":
+		resp.Kept = []*pluginv1.Kept{{Collection: "networking.istio.io/Gateway", Name: "ns/gw"}}
+	case "relisted":
+		resp.Relisted = []string{name}
 	}
 	body, err := anypb.New(se)
 	if err != nil {
@@ -328,6 +332,8 @@ func TestConformanceFindsFaults(t *testing.T) {
 		"port":               {fullListing, "no port"},
 		"orphan":             {fullListing, "ns/nobody"},
 		"body":               {fullListing, "ServiceEntry"},
+		"kept":               {fullListing, "Describe does not name"},
+		"relisted":           {fullListing, `ServiceEntry "ns/web" is relisted`},
 		"moving-create-time": {secondWatch, "create_time"},
 		"silent":             {heartbeat, "every 5s"},
 		"lives-on":           {hostGoes, "still runs"},
@@ -358,6 +364,7 @@ func FuzzWorld(f *testing.F) {
 		{},
 		{Upserts: []*pluginv1.Upsert{{Resource: res}, {Resource: res, Service: "ns/web"}, nil}, Synced: true},
 		{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: "ns/web"}}, Problems: []*pluginv1.Problem{{Id: "a", Reason: "b"}}},
+		{Kept: []*pluginv1.Kept{{Collection: collection.ServiceEntry, Name: "ns/web"}, {}, nil}, Relisted: []string{"ns/web"}},
 	} {
 		raw, err := proto.Marshal(m)
 		if err != nil {
@@ -376,6 +383,19 @@ func FuzzWorld(f *testing.F) {
 			t.Errorf("first %v, then %v", first, again)
 		}
 	})
+}
+
+// A world knows what a stream says to keep, until it is sent or removed.
+func TestWorldKeeps(t *testing.T) {
+	w := newWorld([]string{collection.ServiceEntry})
+	kept := &pluginv1.WatchResponse{Kept: []*pluginv1.Kept{{Collection: collection.ServiceEntry, Name: "ns/web"}, {Name: "ns/any"}, {}}}
+	if err := w.apply(kept); err != nil || !w.Keeps(collection.ServiceEntry, "ns/web") || w.Keeps(collection.ServiceEntry, "ns/any") {
+		t.Errorf("%v, kept %v", err, w.kept)
+	}
+	gone := &pluginv1.WatchResponse{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: "ns/web"}}}
+	if err := w.apply(gone); err != nil || w.Keeps(collection.ServiceEntry, "ns/web") {
+		t.Errorf("%v, kept %v", err, w.kept)
+	}
 }
 
 // The SDK and the bridge agree on the size of the largest resource, so that what the SDK cuts off is refused.

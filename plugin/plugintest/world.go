@@ -31,6 +31,7 @@ type World struct {
 
 	collections map[string]bool
 	resources   map[id]entry
+	kept        map[id]bool
 }
 
 type id struct{ collection, name string }
@@ -41,7 +42,7 @@ type entry struct {
 }
 
 func newWorld(collections []string) *World {
-	w := &World{Problems: map[string]string{}, collections: map[string]bool{}, resources: map[id]entry{}}
+	w := &World{Problems: map[string]string{}, collections: map[string]bool{}, resources: map[id]entry{}, kept: map[id]bool{}}
 	for _, c := range collections {
 		w.collections[c] = true
 	}
@@ -64,6 +65,10 @@ func (w *World) Names(collection string) []string {
 func (w *World) Resource(collection, name string) *mcp.Resource {
 	return w.resources[id{collection, name}].resource
 }
+
+// Keeps reports whether the stream said that a bridge has to keep what it has of
+// a resource, as the plugin cannot send it.
+func (w *World) Keeps(collection, name string) bool { return w.kept[id{collection, name}] }
 
 // ServiceEntry returns the ServiceEntry of a name, nil if it is not there.
 func (w *World) ServiceEntry(name string) *networking.ServiceEntry {
@@ -104,6 +109,7 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 			bad("removal of %q from collection %q, which Describe does not name", i.name, i.collection)
 		}
 		delete(w.resources, i)
+		delete(w.kept, i)
 	}
 	for _, u := range resp.GetUpserts() {
 		w.Upserts++
@@ -129,11 +135,24 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 				old.resource.GetMetadata().GetCreateTime(), res.GetMetadata().GetCreateTime())
 		}
 		w.resources[i] = entry{&res, u.GetService()}
+		delete(w.kept, i)
 	}
 	for _, u := range resp.GetUpserts() {
 		if s := u.GetService(); s != "" && w.resources[id{collection.ServiceEntry, s}].service != s {
 			bad("an instance belongs to ServiceEntry %q, which was not sent before or in the same message with its own name as its service", s)
 		}
+	}
+	for _, name := range resp.GetRelisted() {
+		if name == "" || w.resources[id{collection.ServiceEntry, name}].service != name {
+			bad("ServiceEntry %q is relisted, which was not sent before or in the same message with its own name as its service", name)
+		}
+	}
+	for _, k := range resp.GetKept() {
+		i := id{k.GetCollection(), k.GetName()}
+		if i.collection != "" && !w.collections[i.collection] {
+			bad("%q is kept in collection %q, which Describe does not name", i.name, i.collection)
+		}
+		w.kept[i] = true
 	}
 	for _, p := range resp.GetProblems() {
 		switch {

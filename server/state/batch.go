@@ -84,6 +84,20 @@ func (b *batch) upsert() {
 	}
 }
 
+// id returns what the resource is called, as far as that can be read.
+func (u *upsert) id() (coll, name string) {
+	if invalid, ok := errors.AsType[*encode.Invalid](u.err); ok {
+		return invalid.Collection, invalid.Name
+	}
+	return u.part.Collection, u.part.Name
+}
+
+// isNameless reports whether nothing tells which resource it is.
+func (u *upsert) isNameless() bool {
+	invalid, ok := errors.AsType[*encode.Invalid](u.err)
+	return ok && invalid.Nameless()
+}
+
 func (b *batch) kind(p *encode.Part) *kind {
 	k := b.db.kinds[p.BodyURL]
 	if k == nil {
@@ -348,22 +362,57 @@ func (b *batch) removeRecord(c *Record) {
 	b.disclaim(c)
 }
 
-// sweep removes what the listing that is complete now did not mention. A
-// resource that was refused and has no legible name may be any of these: then
-// all of it stays, until a later listing is complete without such a one.
+// relist removes what the present listing did not mention of services that it
+// kept and that are complete now. It comes before the upserts: what goes makes
+// room for them.
+func (b *batch) relist(services []string) {
+	if len(services) == 0 {
+		return
+	}
+	for n := range b.upserts {
+		u := &b.upserts[n]
+		if u.isNameless() {
+			b.r.nameless = b.r.listing
+		}
+		b.r.keep(u.id())
+	}
+	if b.r.nameless == b.r.listing {
+		return
+	}
+	for _, name := range services {
+		c := b.db.tables[collection.ServiceEntry].claim(name, b.r.order)
+		if c == nil || c.parts == nil || c.of.kept != b.r.listing {
+			continue
+		}
+		c.of.kept = 0
+		var gone []*Record
+		c.of.each(func(i *Record) {
+			if i.seen != b.r.listing {
+				gone = append(gone, i)
+			}
+		})
+		for _, i := range gone {
+			b.removeRecord(i)
+		}
+	}
+}
+
+// sweep removes what the listing that is complete now did not mention. What has
+// no legible name may be any of these: then all of it stays, until a later
+// listing is complete without such a thing.
 func (b *batch) sweep() {
 	r := b.r
 	if !r.status.Listing {
 		return
 	}
 	if r.nameless == r.listing {
-		r.log.Warn("the listing removes nothing, as something in it was refused that has no legible name", "see", "/api/v1/registries")
+		r.log.Warn("the listing removes nothing, as something in it cannot be named", "see", "/api/v1/registries")
 		return
 	}
 	r.sweepRefusals()
 	var gone []*Record
 	r.claims(func(_ *table, c *Record) {
-		if c.seen != r.listing {
+		if c.seen != r.listing && (!c.isInstance() || c.of.kept != r.listing) {
 			gone = append(gone, c)
 		}
 	})

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
 )
 
 // Bounds of what the log says about the problems of one registry. Whatever is
@@ -148,17 +148,11 @@ func (r *Registry) note(u *upsert) {
 	r.db.metrics.refused.WithLabelValues(r.name).Inc()
 	text := clip(u.err.Error(), maxReason)
 	reason := text + "; refused, the last good one is kept"
-	var coll, name string
-	if invalid, ok := errors.AsType[*encode.Invalid](u.err); ok {
-		coll, name = invalid.Collection, invalid.Name
-		if invalid.Nameless() {
-			r.nameless = r.listing
-			reason = text + "; refused; as its name cannot be read, a listing with it removes nothing"
-		} else {
-			r.keep(coll, name)
-		}
+	coll, name := u.id()
+	if u.isNameless() {
+		r.nameless = r.listing
+		reason = text + "; refused; as its name cannot be read, a listing with it removes nothing"
 	} else {
-		coll, name = u.part.Collection, u.part.Name
 		r.keep(coll, name)
 	}
 	id := refusalID(coll, name)
@@ -178,6 +172,22 @@ func (r *Registry) note(u *upsert) {
 	r.refused[id] = refusal{reason, r.listing}
 	if !isLimit && have.reason != reason && r.line() {
 		r.log.Warn("resource refused", "id", id, "err", text)
+	}
+}
+
+// keepAll notes that the registry has a resource that the plugin cannot send: as
+// keep, and a service keeps its instances, whatever they are called. Without a
+// name it may be any resource.
+func (r *Registry) keepAll(coll, name string) {
+	if name == "" {
+		r.nameless = r.listing
+		return
+	}
+	r.keep(coll, name)
+	if coll == "" || coll == collection.ServiceEntry {
+		if c := r.db.tables[collection.ServiceEntry].claim(name, r.order); c != nil && c.parts != nil {
+			c.of.kept = r.listing
+		}
 	}
 }
 

@@ -23,7 +23,7 @@ type Registry struct {
 	status      Status
 	collections []string       // that the plugin may publish to; nil until it said so
 	listing     uint32         // number of the present listing
-	nameless    uint32         // the last listing in which something without a legible name was refused
+	nameless    uint32         // the last listing with something in it that cannot be named
 	resources   int            // claims
 	bytes       int            // of all claims
 	services    int            // services among them
@@ -132,6 +132,10 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 	for _, rm := range m.GetRemovals() {
 		b.remove(rm.GetCollection(), rm.GetName())
 	}
+	for _, k := range m.GetKept() {
+		r.keepAll(k.GetCollection(), k.GetName())
+	}
+	b.relist(m.GetRelisted())
 	b.upsert()
 	for _, p := range m.GetProblems() {
 		r.problem(p.GetId(), p.GetReason())

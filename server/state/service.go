@@ -20,6 +20,7 @@ type service struct {
 
 	host     string // that is counted in DB.hosts
 	keptBack bool   // another registry owns the name of the entry
+	kept     uint32 // the last listing that kept all instances, 0 for none
 
 	// What the present batch changes.
 	changed        bool

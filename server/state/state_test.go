@@ -851,15 +851,143 @@ func TestRefusedByName(t *testing.T) {
 
 // An instance whose new form is refused stays although its service's ServiceEntry is not mentioned any more.
 func TestRefusedInstanceKeepsItsService(t *testing.T) {
-	e := newEnv(t, Options{}, "dc1")
+	for name, again := range map[string]*pluginv1.Upsert{
+		"of another service": large(instance("dc1/other", "dc1/web-1", "10.0.0.1"), encode.MaxSize),
+		"by itself":          large(workload("dc1/web-1", "10.0.0.1"), encode.MaxSize),
+		"beyond the limit":   workload("dc1/web-1", "10.0.0.1"+strings.Repeat("1", 1000)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, Options{MaxBytes: 1000}, "dc1")
+			r := e.Registry("dc1")
+			r.Begin(nil)
+			r.Apply(upserts(entry("dc1/web", "web"), instance("dc1/web", "dc1/web-1", "10.0.0.1"), instance("dc1/web", "dc1/web-2", "10.0.0.2")))
+			r.Apply(synced)
+			r.Begin(nil)
+			r.Apply(upserts(again))
+			r.Apply(synced)
+			e.want(map[string]string{"se dc1/web": "web 10.0.0.1"}, map[string]string{"se dc1/web": "web selector", "we dc1/web-1": "10.0.0.1 web"})
+		})
+	}
+}
+
+func kept(coll, name string) *pluginv1.Kept { return &pluginv1.Kept{Collection: coll, Name: name} }
+
+// What a listing names without content stays as it was, a service with all its
+// instances; the rest goes. The next listing knows nothing of it.
+func TestKept(t *testing.T) {
+	e := newEnv(t, Options{}, "dc1", "dc2")
+	r := e.Registry("dc1")
+	first := upserts(
+		entry("dc1/web", "web"), instance("dc1/web", "dc1/web-1", "10.0.0.1"), instance("dc1/web", "dc1/web-2", "10.0.0.2"),
+		entry("dc1/api", "api"), instance("dc1/api", "dc1/api-1", "10.0.1.1"), instance("dc1/api", "dc1/api-2", "10.0.1.2"),
+		entry("dc1/old", "old"), instance("dc1/old", "dc1/old-1", "10.0.2.1"),
+		route("dc1/r", "r"), route("dc1/s", "s"), route("dc1/t", "t"), workload("dc1/t", "10.0.3.1"),
+	)
+	for _, registry := range []string{"dc1", "dc2"} {
+		e.Registry(registry).Begin(nil)
+		e.Registry(registry).Apply(first)
+		e.Registry(registry).Apply(synced)
+	}
+	e.Registry("dc2").Begin(nil)
+	e.Registry("dc2").Apply(synced)
+	r.Begin(nil)
+	r.Apply(&pluginv1.WatchResponse{
+		Upserts: []*pluginv1.Upsert{entry("dc1/api", "api")},
+		Kept: []*pluginv1.Kept{
+			kept(collection.ServiceEntry, "dc1/web"), kept(routes, "dc1/r"), kept("", "dc1/t"), kept(collection.WorkloadEntry, "dc1/api-2"),
+			kept(collection.ServiceEntry, "dc1/none"), kept("no/such", "dc1/r"), kept("", "none"), kept(collection.ServiceEntry, "\xff/"), kept(routes, "dc1/web"),
+		},
+	})
+	r.Apply(synced)
+	e.want(map[string]string{
+		"se dc1/web": "web 10.0.0.1 10.0.0.2", "se dc1/api": "api 10.0.1.2", "vs dc1/r": "r", "vs dc1/t": "t", "we dc1/t": "10.0.3.1 ",
+	}, map[string]string{
+		"se dc1/web": "web selector", "we dc1/web-1": "10.0.0.1 web", "we dc1/web-2": "10.0.0.2 web",
+		"se dc1/api": "api selector", "we dc1/api-2": "10.0.1.2 api", "vs dc1/r": "r", "vs dc1/t": "t", "we dc1/t": "10.0.3.1 ",
+	})
+	// What is kept can still be removed, and counts like the rest.
+	r.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, "dc1/web")}})
+	if got, _ := e.served(); got["se dc1/web"] != "" || e.bytes("dc1") != r.Status().Bytes {
+		t.Errorf("after its removal: %v; %d bytes are counted, there are %d", got, r.Status().Bytes, e.bytes("dc1"))
+	}
+	r.Begin(nil)
+	r.Apply(synced)
+	e.want(map[string]string{}, map[string]string{})
+}
+
+// A listing with something that cannot be named removes nothing.
+func TestKeptWithoutName(t *testing.T) {
+	d, log := logged(t, "dc1")
+	e := env{t, d}
 	r := e.Registry("dc1")
 	r.Begin(nil)
-	r.Apply(upserts(entry("dc1/web", "web"), instance("dc1/web", "dc1/web-1", "10.0.0.1"), instance("dc1/web", "dc1/web-2", "10.0.0.2")))
+	r.Apply(upserts(entry("dc1/web", "web"), instance("dc1/web", "dc1/web-1", "10.0.0.1"), route("dc1/r", "r")))
 	r.Apply(synced)
+	inline, byWorkload := e.served()
 	r.Begin(nil)
-	r.Apply(upserts(large(instance("dc1/other", "dc1/web-1", "10.0.0.1"), encode.MaxSize)))
+	r.Apply(&pluginv1.WatchResponse{Kept: []*pluginv1.Kept{{}}})
 	r.Apply(synced)
-	e.want(map[string]string{"se dc1/web": "web 10.0.0.1"}, map[string]string{"se dc1/web": "web selector", "we dc1/web-1": "10.0.0.1 web"})
+	e.want(inline, byWorkload)
+	if want := `level=WARN msg="the listing removes nothing, as something in it cannot be named" registry=dc1`; !strings.Contains(log.String(), want) {
+		t.Errorf("the log lacks %s:\n%s", want, log)
+	}
+	r.Begin(nil)
+	r.Apply(synced)
+	e.want(map[string]string{}, map[string]string{})
+}
+
+// Of a service that was kept and is sent in full later, what was not sent goes
+// in the same step, be the listing complete or not and the registry at its
+// limit; of any other service nothing goes.
+func TestRelisted(t *testing.T) {
+	web := func(ids ...string) (all []*pluginv1.Upsert) {
+		all = append(all, entry("dc1/web", "web"))
+		for _, id := range ids {
+			all = append(all, instance("dc1/web", "dc1/web-"+id, "10.0.0."+id))
+		}
+		return all
+	}
+	relisted := func(u []*pluginv1.Upsert, names ...string) *pluginv1.WatchResponse {
+		return &pluginv1.WatchResponse{Upserts: u, Relisted: names}
+	}
+	keep := &pluginv1.WatchResponse{Kept: []*pluginv1.Kept{kept(collection.ServiceEntry, "dc1/web")}}
+	for name, tt := range map[string]struct {
+		messages []*pluginv1.WatchResponse
+		want     string
+	}{
+		"before the listing is complete":   {[]*pluginv1.WatchResponse{keep, relisted(web("3", "4"), "dc1/web"), synced}, "web 10.0.0.3 10.0.0.4"},
+		"after it":                         {[]*pluginv1.WatchResponse{keep, synced, relisted(web("2", "3"), "dc1/web")}, "web 10.0.0.2 10.0.0.3"},
+		"in several messages":              {[]*pluginv1.WatchResponse{keep, synced, upserts(web("1")...), relisted(web("3")[1:], "dc1/web")}, "web 10.0.0.1 10.0.0.3"},
+		"in a message of its own":          {[]*pluginv1.WatchResponse{keep, synced, upserts(web("2")...), relisted(nil, "dc1/web")}, "web 10.0.0.2"},
+		"with no instance":                 {[]*pluginv1.WatchResponse{keep, synced, relisted(web(), "dc1/web")}, "web"},
+		"twice":                            {[]*pluginv1.WatchResponse{keep, synced, relisted(web("2"), "dc1/web", "dc1/web"), relisted(nil, "dc1/web")}, "web 10.0.0.2"},
+		"with an instance that is refused": {[]*pluginv1.WatchResponse{keep, synced, relisted(append(web("2"), large(web("1")[1], encode.MaxSize)), "dc1/web")}, "web 10.0.0.1 10.0.0.2"},
+		"with an instance that is kept": {[]*pluginv1.WatchResponse{keep, synced, {
+			Upserts: web("3"), Kept: []*pluginv1.Kept{kept(collection.WorkloadEntry, "dc1/web-1")}, Relisted: []string{"dc1/web"},
+		}}, "web 10.0.0.1 10.0.0.3"},
+		"with one without a name": {[]*pluginv1.WatchResponse{keep, synced, relisted(append(web("2"), &pluginv1.Upsert{}), "dc1/web")}, "web 10.0.0.1 10.0.0.2"},
+		"without being said":      {[]*pluginv1.WatchResponse{keep, upserts(web("2")...), synced}, "web 10.0.0.1 10.0.0.2"},
+		"another service":         {[]*pluginv1.WatchResponse{keep, synced, relisted(web("2"), "dc1/none", "dc1/web-1", "")}, "web 10.0.0.1 10.0.0.2"},
+		"never kept":              {[]*pluginv1.WatchResponse{upserts(web("1", "2")...), synced, relisted(web("2"), "dc1/web")}, "web 10.0.0.1 10.0.0.2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, Options{MaxResources: 3}, "dc1")
+			r := e.Registry("dc1")
+			r.Begin(nil)
+			r.Apply(upserts(web("1", "2")...))
+			r.Apply(synced)
+			r.Begin(nil)
+			for _, m := range tt.messages {
+				r.Apply(m)
+			}
+			if got, _ := e.served(); len(got) != 1 || got["se dc1/web"] != tt.want {
+				t.Errorf("served %v, want %s", got, tt.want)
+			}
+			if got, want := r.Status().Bytes, e.bytes("dc1"); got != want {
+				t.Errorf("%d bytes are counted, there are %d", got, want)
+			}
+		})
+	}
 }
 
 // A new listing in which something was refused that has no legible name may have meant anything with it: it removes nothing, and says so.
@@ -895,7 +1023,7 @@ func TestNamelessRefusal(t *testing.T) {
 			log.Reset()
 			r.Apply(synced)
 			e.want(wantInline, wantWorkload)
-			if want := `level=WARN msg="the listing removes nothing, as something in it was refused that has no legible name" registry=dc1`; !strings.Contains(log.String(), want) {
+			if want := `level=WARN msg="the listing removes nothing, as something in it cannot be named" registry=dc1`; !strings.Contains(log.String(), want) {
 				t.Errorf("the log lacks %s:\n%s", want, log)
 			}
 			if s := r.Status(); !s.Synced || s.Listing {
@@ -1190,18 +1318,30 @@ func TestModel(t *testing.T) {
 				s := tr.services[n]
 				switch rnd.IntN(12) {
 				case 0: // the plugin dies, misses something, and lists again
-					maps.DeleteFunc(tr.services, func(string, *svc) bool { return rnd.IntN(3) == 0 })
-					maps.DeleteFunc(tr.plain, func(key, string) bool { return rnd.IntN(3) == 0 })
+					maps.DeleteFunc(tr.services, func(string, *svc) bool { return rnd.IntN(4) == 0 })
+					maps.DeleteFunc(tr.plain, func(key, string) bool { return rnd.IntN(4) == 0 })
+					keeps := func(k key) bool { // some of it can not be sent
+						keep := rnd.IntN(4) == 0
+						if keep {
+							m.Kept = append(m.Kept, kept(k.collection, k.name))
+						}
+						return keep
+					}
 					r.Down(errors.New("killed"))
 					r.Begin(nil)
 					for n, s := range tr.services {
+						if keeps(key{collection.ServiceEntry, n}) {
+							continue
+						}
 						m.Upserts = append(m.Upserts, entry(n, s.host))
 						for w, addr := range s.instances {
 							m.Upserts = append(m.Upserts, instance(n, w, addr))
 						}
 					}
 					for k, text := range tr.plain {
-						publish(k, text)
+						if !keeps(k) {
+							publish(k, text)
+						}
 					}
 					m.Synced = true
 				case 1:
@@ -1351,6 +1491,10 @@ func FuzzApply(f *testing.F) {
 		Problems: []*pluginv1.Problem{{Id: "service x", Reason: "no address"}, {Id: "service x"}},
 	})
 	seed(upserts(&pluginv1.Upsert{Service: "dc1/web", Resource: raw("dc1/web", &networking.WorkloadEntry{})}, entry("dc1/web", "")))
+	seed(&pluginv1.WatchResponse{
+		Upserts: []*pluginv1.Upsert{instance("dc1/web", "dc1/web-2", "10.0.0.2")},
+		Kept:    []*pluginv1.Kept{kept(collection.ServiceEntry, "dc1/web"), kept("", "dc1/r"), {}}, Relisted: []string{"dc1/web", "dc1/r"},
+	})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var m pluginv1.WatchResponse
 		if proto.Unmarshal(b, &m) != nil {

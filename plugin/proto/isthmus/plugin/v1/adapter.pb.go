@@ -413,8 +413,10 @@ func (*WatchRequest) Descriptor() ([]byte, []int) {
 	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{6}
 }
 
-// WatchResponse is a batch of changes. Its parts are applied as one: removals, then upserts, then the rest. An empty
-// message, or one with last_heard alone, is a sign of life; a plugin sends one at least every 5 seconds.
+// WatchResponse is a batch of changes. Its parts are applied as one: removals,
+// kept, relisted, upserts, then the rest. An empty message, or one with
+// last_heard alone, is a sign of life; a plugin sends one at least every 5
+// seconds.
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Resources that are new or changed.
@@ -434,7 +436,16 @@ type WatchResponse struct {
 	// When the registry itself last answered or sent anything, as opposed to the
 	// plugin. Unset: not told, or as told last. It may be in any message and
 	// need not cause one: the next sign of life is soon enough.
-	LastHeard     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last_heard,json=lastHeard" json:"last_heard,omitempty"`
+	LastHeard *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last_heard,json=lastHeard" json:"last_heard,omitempty"`
+	// Resources that the registry has and that the plugin cannot send. Their last
+	// good content stays. A plugin that lists its registry anew needs them: what
+	// it does not mention goes when the listing is complete.
+	Kept []*Kept `protobuf:"bytes,9,rep,name=kept" json:"kept,omitempty"`
+	// Services that were kept earlier on this stream and of which the plugin has
+	// sent everything by now, this message included, by the names of their
+	// ServiceEntries. Instances of theirs that the present listing did not mention
+	// are gone. It is ignored for a service that is not kept.
+	Relisted      []string `protobuf:"bytes,10,rep,name=relisted" json:"relisted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -521,6 +532,20 @@ func (x *WatchResponse) GetInstances() uint64 {
 func (x *WatchResponse) GetLastHeard() *timestamppb.Timestamp {
 	if x != nil {
 		return x.LastHeard
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetKept() []*Kept {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetRelisted() []string {
+	if x != nil {
+		return x.Relisted
 	}
 	return nil
 }
@@ -641,6 +666,68 @@ func (x *Removal) GetName() string {
 	return ""
 }
 
+// Kept is a resource that the registry has and that the plugin cannot send: it
+// is invalid now, or beyond a limit of the host. The host keeps the last good
+// one, if it has any, and a listing counts it as mentioned. An unknown name has
+// no effect. A later Upsert replaces what was kept, a Removal removes it.
+type Kept struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The resource's collection. Empty: not known; whatever has the name is kept.
+	Collection string `protobuf:"bytes,1,opt,name=collection" json:"collection,omitempty"`
+	// The resource's name, "namespace/name". A kept ServiceEntry keeps all
+	// instances of its service, whatever they are called, until the plugin says
+	// that the service is relisted or the next listing begins. Empty: not known,
+	// or one of more than the plugin remembers; the present listing then removes
+	// nothing.
+	Name          string `protobuf:"bytes,2,opt,name=name" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Kept) Reset() {
+	*x = Kept{}
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Kept) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Kept) ProtoMessage() {}
+
+func (x *Kept) ProtoReflect() protoreflect.Message {
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Kept.ProtoReflect.Descriptor instead.
+func (*Kept) Descriptor() ([]byte, []int) {
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Kept) GetCollection() string {
+	if x != nil {
+		return x.Collection
+	}
+	return ""
+}
+
+func (x *Kept) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // Problem is something in the registry that cannot be used as it is.
 type Problem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -654,7 +741,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +753,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +766,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{10}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Problem) GetId() string {
@@ -709,7 +796,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -721,7 +808,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -734,7 +821,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{11}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Status) GetError() string {
@@ -778,7 +865,7 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\tViolation\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x0e\n" +
-	"\fWatchRequest\"\xf4\x02\n" +
+	"\fWatchRequest\"\xbd\x03\n" +
 	"\rWatchResponse\x123\n" +
 	"\aupserts\x18\x01 \x03(\v2\x19.isthmus.plugin.v1.UpsertR\aupserts\x126\n" +
 	"\bremovals\x18\x02 \x03(\v2\x1a.isthmus.plugin.v1.RemovalR\bremovals\x126\n" +
@@ -788,11 +875,19 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\bservices\x18\x06 \x01(\x04R\bservices\x12\x1c\n" +
 	"\tinstances\x18\a \x01(\x04R\tinstances\x129\n" +
 	"\n" +
-	"last_heard\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\">\n" +
+	"last_heard\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x12+\n" +
+	"\x04kept\x18\t \x03(\v2\x17.isthmus.plugin.v1.KeptR\x04kept\x12\x1a\n" +
+	"\brelisted\x18\n" +
+	" \x03(\tR\brelisted\">\n" +
 	"\x06Upsert\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\fR\bresource\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\"=\n" +
 	"\aRemoval\x12\x1e\n" +
+	"\n" +
+	"collection\x18\x01 \x01(\tR\n" +
+	"collection\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\":\n" +
+	"\x04Kept\x12\x1e\n" +
 	"\n" +
 	"collection\x18\x01 \x01(\tR\n" +
 	"collection\x12\x12\n" +
@@ -820,7 +915,7 @@ func file_isthmus_plugin_v1_adapter_proto_rawDescGZIP() []byte {
 	return file_isthmus_plugin_v1_adapter_proto_rawDescData
 }
 
-var file_isthmus_plugin_v1_adapter_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_isthmus_plugin_v1_adapter_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_isthmus_plugin_v1_adapter_proto_goTypes = []any{
 	(*DescribeRequest)(nil),       // 0: isthmus.plugin.v1.DescribeRequest
 	(*DescribeResponse)(nil),      // 1: isthmus.plugin.v1.DescribeResponse
@@ -832,29 +927,31 @@ var file_isthmus_plugin_v1_adapter_proto_goTypes = []any{
 	(*WatchResponse)(nil),         // 7: isthmus.plugin.v1.WatchResponse
 	(*Upsert)(nil),                // 8: isthmus.plugin.v1.Upsert
 	(*Removal)(nil),               // 9: isthmus.plugin.v1.Removal
-	(*Problem)(nil),               // 10: isthmus.plugin.v1.Problem
-	(*Status)(nil),                // 11: isthmus.plugin.v1.Status
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*Kept)(nil),                  // 10: isthmus.plugin.v1.Kept
+	(*Problem)(nil),               // 11: isthmus.plugin.v1.Problem
+	(*Status)(nil),                // 12: isthmus.plugin.v1.Status
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
 }
 var file_isthmus_plugin_v1_adapter_proto_depIdxs = []int32{
 	3,  // 0: isthmus.plugin.v1.ConfigureRequest.limits:type_name -> isthmus.plugin.v1.Limits
 	5,  // 1: isthmus.plugin.v1.ConfigureResponse.violations:type_name -> isthmus.plugin.v1.Violation
 	8,  // 2: isthmus.plugin.v1.WatchResponse.upserts:type_name -> isthmus.plugin.v1.Upsert
 	9,  // 3: isthmus.plugin.v1.WatchResponse.removals:type_name -> isthmus.plugin.v1.Removal
-	10, // 4: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
-	11, // 5: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
-	12, // 6: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
-	0,  // 7: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
-	2,  // 8: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
-	6,  // 9: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
-	1,  // 10: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
-	4,  // 11: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
-	7,  // 12: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
-	10, // [10:13] is the sub-list for method output_type
-	7,  // [7:10] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	11, // 4: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
+	12, // 5: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
+	13, // 6: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
+	10, // 7: isthmus.plugin.v1.WatchResponse.kept:type_name -> isthmus.plugin.v1.Kept
+	0,  // 8: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
+	2,  // 9: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
+	6,  // 10: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
+	1,  // 11: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
+	4,  // 12: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
+	7,  // 13: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
+	11, // [11:14] is the sub-list for method output_type
+	8,  // [8:11] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_isthmus_plugin_v1_adapter_proto_init() }
@@ -868,7 +965,7 @@ func file_isthmus_plugin_v1_adapter_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_isthmus_plugin_v1_adapter_proto_rawDesc), len(file_isthmus_plugin_v1_adapter_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
