@@ -37,8 +37,11 @@ type catalog struct {
 
 	mu sync.Mutex
 	// guarded by mu
-	services  map[registry.Key]*service
-	slots     map[resourceID]*slot
+	services map[registry.Key]*service
+	slots    map[resourceID]*slot
+	// kept is what cannot be sent, by its registry.Key or by the resourceID that
+	// was published; at most maxKept and tooMany.
+	kept      map[any]*slot
 	problems  *problems
 	instances int   // of all services
 	used      usage // of limits
@@ -99,8 +102,10 @@ type slot struct {
 	id     resourceID
 	group  string  // slots of one group travel together: a ServiceEntry's name, for it and its instances
 	claims []claim // the first one is served; empty: the resource is gone
+	kept   int     // how many have the name and cannot be sent
 	dirty  uint64  // number of the cursor that has yet to send it; of an earlier cursor: nothing to send
 	known  bool    // while dirty: the other end holds an earlier state of it
+	told   bool    // the stream said to keep it, and nothing else of it since
 	// contested says that there was more than one claim, so that problems are listed.
 	contested bool
 }
@@ -119,6 +124,7 @@ func newCatalog(t translator, collections []string, l limits) *catalog {
 		collections: make(map[string]bool, len(collections)),
 		services:    make(map[registry.Key]*service),
 		slots:       make(map[resourceID]*slot),
+		kept:        make(map[any]*slot),
 		problems:    newProblems(),
 	}
 	for _, name := range collections {
@@ -142,6 +148,9 @@ func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
 		defer c.mu.Unlock()
 		is := usageOf(result)
 		if c.refusedLocked(s.used, is, func() string { return serviceProblem(svc.Key) }) {
+			if name := entryName(result); name != "" && name != entryName(s.result) {
+				c.keepLocked(svc.Key, resourceID{collection.ServiceEntry, name})
+			}
 			if s.result == nil {
 				s.gone = true
 				delete(c.services, svc.Key)
@@ -151,6 +160,7 @@ func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
 		c.useLocked(s.used, is)
 		s.used = is
 		c.commitLocked(s, result, len(instances))
+		c.releaseLocked(svc.Key)
 		return
 	}
 }
@@ -199,8 +209,8 @@ func (c *catalog) service(key registry.Key) *service {
 func (c *catalog) Remove(key registry.Key) {
 	c.mu.Lock()
 	s := c.services[key]
-	if c.refused {
-		c.setProblemLocked(limit{}, serviceProblem(key), "")
+	if s == nil {
+		c.forgetRefusedLocked(key, serviceProblem(key))
 	}
 	c.mu.Unlock()
 	if s == nil {
@@ -208,12 +218,13 @@ func (c *catalog) Remove(key registry.Key) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forgetRefusedLocked(key, serviceProblem(key))
 	if s.gone {
 		return
 	}
 	s.gone = true
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.useLocked(s.used, usage{})
 	c.commitLocked(s, &translate.Result{}, 0)
 	delete(c.services, key)
@@ -232,16 +243,22 @@ func (c *catalog) Publish(res *mcp.Resource) {
 	if err != nil {
 		// What was published under the name before stays: stale beats empty.
 		c.setProblemLocked(published{}, publishedProblem(id), err.Error())
+		if c.publishedLocked(id) == (usage{}) {
+			c.keepLocked(id, id)
+		}
 		return
 	}
-	id.name = enc.Name
 	c.setProblemLocked(published{}, publishedProblem(id), "")
 	was, is := c.publishedLocked(id), usage{1, uint64(len(enc.Resource))}
 	if c.refusedLocked(was, is, func() string { return publishedProblem(id) }) {
+		if was == (usage{}) {
+			c.keepLocked(id, id)
+		}
 		return
 	}
 	c.useLocked(was, is)
 	c.putLocked(id, id.name, nil, enc.Resource)
+	c.releaseLocked(id)
 }
 
 // Withdraw implements [Catalog].
@@ -250,11 +267,61 @@ func (c *catalog) Withdraw(collection, name string) {
 	defer c.mu.Unlock()
 	id := resourceID{collection, name}
 	c.setProblemLocked(published{}, publishedProblem(id), "")
-	if c.refused {
-		c.setProblemLocked(limit{}, publishedProblem(id), "")
-	}
+	c.forgetRefusedLocked(id, publishedProblem(id))
 	c.useLocked(c.publishedLocked(id), usage{})
 	c.dropLocked(id, nil)
+}
+
+// forgetRefusedLocked forgets that something was left out that is gone now.
+func (c *catalog) forgetRefusedLocked(owner any, problem string) {
+	if c.refused {
+		c.setProblemLocked(limit{}, problem, "")
+	}
+	c.releaseLocked(owner)
+}
+
+// maxKept is the number of names that are remembered of what cannot be sent.
+// With more of them, a listing removes nothing. A name takes about 1 kB.
+const maxKept = 20_000
+
+// tooMany owns what is beyond maxKept.
+type tooMany struct{}
+
+// keepLocked notes that the registry has something under a name that cannot be
+// sent: what the other end has of it, from an earlier process, is to stay.
+func (c *catalog) keepLocked(owner any, id resourceID) {
+	if translate.CheckName(id.name) != nil {
+		id = resourceID{} // whatever it was called before
+	}
+	if sl := c.kept[owner]; sl != nil && sl.id == id {
+		return
+	}
+	c.releaseLocked(owner)
+	if len(c.kept) >= maxKept {
+		if owner, id = (tooMany{}), (resourceID{}); c.kept[owner] != nil {
+			return
+		}
+	}
+	sl := c.slotLocked(id, id.name)
+	sl.kept++
+	c.kept[owner] = sl
+	if len(sl.claims) == 0 {
+		c.markLocked(sl, false)
+	}
+}
+
+// releaseLocked takes keepLocked back: the owner's resource is sent, or gone.
+func (c *catalog) releaseLocked(owner any) {
+	sl := c.kept[owner]
+	if sl == nil {
+		return
+	}
+	delete(c.kept, owner)
+	sl.kept--
+	if len(sl.claims) == 0 && sl.told {
+		c.markLocked(sl, false)
+	}
+	c.tidyLocked(sl)
 }
 
 // publishedLocked counts what is published under a name.
@@ -441,11 +508,7 @@ func (c *catalog) findingsLocked(s *service, was, is []translate.Problem) {
 
 // putLocked gives an owner's resource a name, or a new state under it.
 func (c *catalog) putLocked(id resourceID, group string, owner *service, b []byte) {
-	sl := c.slots[id]
-	if sl == nil {
-		sl = &slot{id: id, group: group}
-		c.slots[id] = sl
-	}
+	sl := c.slotLocked(id, group)
 	if i := sl.index(owner); i >= 0 {
 		changed := !sameBytes(sl.claims[i].bytes, b)
 		sl.claims[i].bytes = b
@@ -467,6 +530,23 @@ func (c *catalog) putLocked(id resourceID, group string, owner *service, b []byt
 	c.settleLocked(sl, before)
 }
 
+// slotLocked returns the slot of a name, a new one if there is none.
+func (c *catalog) slotLocked(id resourceID, group string) *slot {
+	sl := c.slots[id]
+	if sl == nil {
+		sl = &slot{id: id, group: group}
+		c.slots[id] = sl
+	}
+	return sl
+}
+
+// tidyLocked forgets a slot that nobody wants and of which nothing is to be sent.
+func (c *catalog) tidyLocked(sl *slot) {
+	if len(sl.claims) == 0 && sl.kept == 0 && (c.stream == nil || sl.dirty != c.streams) {
+		delete(c.slots, sl.id)
+	}
+}
+
 // dropLocked takes a name away from an owner, if it has it.
 func (c *catalog) dropLocked(id resourceID, owner *service) {
 	sl := c.slots[id]
@@ -483,9 +563,7 @@ func (c *catalog) dropLocked(id resourceID, owner *service) {
 		c.setProblemLocked(sl, sl.loser(owner), "")
 	}
 	c.settleLocked(sl, before)
-	if len(sl.claims) == 0 && (c.stream == nil || sl.dirty != c.streams) {
-		delete(c.slots, id)
-	}
+	c.tidyLocked(sl)
 }
 
 // settleLocked draws the consequences of a change of who wants a name.
@@ -641,6 +719,9 @@ type group struct {
 	name   string
 	slots  []*slot
 	synced bool
+	// relisted says that the other end was told to keep the service of that
+	// name: once everything is sent, the rest of what it has goes.
+	relisted bool
 }
 
 // errSuperseded ends a stream when a newer one begins.
@@ -666,10 +747,11 @@ func (c *catalog) read() *cursor {
 	}
 	c.stream = r
 	for id, sl := range c.slots {
-		if len(sl.claims) == 0 {
+		if len(sl.claims) == 0 && sl.kept == 0 {
 			delete(c.slots, id)
 			continue
 		}
+		sl.told = false
 		c.markLocked(sl, false)
 	}
 	c.problems.each(func(id string) { r.problems[id] = struct{}{} })
@@ -755,17 +837,31 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 				resp.Upserts = append(resp.Upserts, up)
 				size += len(up.Resource) + len(up.Service)
 				n++
-			case sl.known:
+				g.relisted = g.relisted || sl.told && sl.id == (resourceID{collection.ServiceEntry, service})
+				sl.told = false
+			case sl.known, sl.told && sl.kept == 0 && sl.id.name != "":
 				resp.Removals = append(resp.Removals, &pluginv1.Removal{Collection: sl.id.collection, Name: sl.id.name})
 				size += len(sl.id.name) + len(sl.id.collection)
 				n++
+				sl.told = false
+			case sl.kept > 0 && !sl.told:
+				resp.Kept = append(resp.Kept, &pluginv1.Kept{Collection: sl.id.collection, Name: sl.id.name})
+				size += len(sl.id.name) + len(sl.id.collection)
+				n++
+				sl.told = true
 			}
-			if len(sl.claims) == 0 {
-				delete(c.slots, sl.id)
-			}
+			c.tidyLocked(sl)
 		}
 		if len(g.slots) == 0 {
 			r.popLocked()
+			switch later := r.waiting[g.name]; {
+			case !g.relisted:
+			case later != nil: // something of it changed meanwhile
+				later.relisted = true
+			default:
+				resp.Relisted = append(resp.Relisted, g.name)
+				size += len(g.name)
+			}
 		}
 	}
 	for id := range r.problems {

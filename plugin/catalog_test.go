@@ -52,6 +52,8 @@ func (plainTranslator) Service(svc registry.Service, instances []registry.Instan
 type mirror struct {
 	resources map[resourceID]string
 	mentioned map[resourceID]bool
+	kept      map[resourceID]bool
+	nameless  bool // something was kept that has no name
 	problems  map[string]string
 	synced    bool
 	status    *pluginv1.Status
@@ -59,26 +61,31 @@ type mirror struct {
 }
 
 func newMirror() *mirror {
-	return &mirror{resources: map[resourceID]string{}, mentioned: map[resourceID]bool{}, problems: map[string]string{}}
+	return &mirror{resources: map[resourceID]string{}, mentioned: map[resourceID]bool{}, kept: map[resourceID]bool{}, problems: map[string]string{}}
 }
 
 // begin is what a host does at a new stream.
 func (m *mirror) begin() {
 	m.mentioned, m.problems, m.synced = map[resourceID]bool{}, map[string]string{}, false
+	m.kept, m.nameless = map[resourceID]bool{}, false
 }
 
 // apply applies a batch as the contract says, and returns what is wrong with it.
 func (m *mirror) apply(resp *pluginv1.WatchResponse, idOf func(*pluginv1.Upsert) resourceID) error {
-	if n := len(resp.GetUpserts()) + len(resp.GetRemovals()) + len(resp.GetProblems()); n > wire.BatchResources {
+	if n := len(resp.GetUpserts()) + len(resp.GetRemovals()) + len(resp.GetProblems()) + len(resp.GetKept()); n > wire.BatchResources {
 		return fmt.Errorf("a batch of %d", n)
 	}
 	for _, r := range resp.GetRemovals() {
 		id := resourceID{r.GetCollection(), r.GetName()}
-		if _, ok := m.resources[id]; !ok {
+		if _, ok := m.resources[id]; !ok && !m.kept[id] {
 			return fmt.Errorf("removal of %v, which was never sent", id)
 		}
 		delete(m.resources, id)
 		delete(m.mentioned, id)
+		delete(m.kept, id)
+		if id.collection == collection.ServiceEntry { // it takes instances along that the plugin does not know
+			m.sweep(id.name)
+		}
 	}
 	for _, u := range resp.GetUpserts() {
 		id := idOf(u)
@@ -88,6 +95,24 @@ func (m *mirror) apply(resp *pluginv1.WatchResponse, idOf func(*pluginv1.Upsert)
 	for _, u := range resp.GetUpserts() {
 		if s := u.GetService(); s != "" && !m.mentioned[resourceID{collection.ServiceEntry, s}] {
 			return fmt.Errorf("instance %v of %q, which was not sent", idOf(u), s)
+		}
+	}
+	for _, name := range resp.GetRelisted() {
+		id := resourceID{collection.ServiceEntry, name}
+		if !m.kept[id] {
+			return fmt.Errorf("%s is relisted, which was not kept", name)
+		}
+		delete(m.kept, id)
+		m.sweep(name)
+	}
+	for _, k := range resp.GetKept() {
+		switch id := (resourceID{k.GetCollection(), k.GetName()}); {
+		case id.name == "":
+			m.nameless = true
+		case m.mentioned[id]:
+			return fmt.Errorf("%v is kept, which was sent", id)
+		default:
+			m.mentioned[id], m.kept[id] = true, true
 		}
 	}
 	for _, p := range resp.GetProblems() {
@@ -102,10 +127,8 @@ func (m *mirror) apply(resp *pluginv1.WatchResponse, idOf func(*pluginv1.Upsert)
 			return errors.New("synced twice")
 		}
 		m.synced = true
-		for id := range m.resources {
-			if !m.mentioned[id] {
-				delete(m.resources, id)
-			}
+		if !m.nameless {
+			m.sweep("")
 		}
 	}
 	if resp.GetStatus() != nil {
@@ -115,6 +138,17 @@ func (m *mirror) apply(resp *pluginv1.WatchResponse, idOf func(*pluginv1.Upsert)
 		m.counts = [2]uint64{resp.GetServices(), resp.GetInstances()}
 	}
 	return nil
+}
+
+// sweep removes what was not mentioned: of one service, or of all that are not
+// kept.
+func (m *mirror) sweep(service string) {
+	for id, text := range m.resources {
+		of, _, _ := strings.Cut(text, "|")
+		if !m.mentioned[id] && (service == "" && !m.kept[resourceID{collection.ServiceEntry, of}] || of == service && service != "") {
+			delete(m.resources, id)
+		}
+	}
 }
 
 // plainID tells the name of a resource of plainTranslator. The bytes do not hold it, so it is looked up in the catalog by the

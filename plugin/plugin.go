@@ -26,7 +26,9 @@ type Catalog interface {
 	// Remove forgets the service. Removing what is not there does nothing.
 	Remove(key registry.Key)
 	// Publish sets one resource that is in Istio's words already, for sources that speak Istio (files, CRDs). Its
-	// metadata.name is "namespace/name"; version is ignored.
+	// metadata.name is "namespace/name"; version is ignored. One that is invalid
+	// is listed as a problem, and the bridge keeps the last good one, after a
+	// restart of the adapter too.
 	Publish(res *mcp.Resource)
 	// Withdraw forgets a published resource: the collection as in package collection, the name as "namespace/name".
 	Withdraw(collection, name string)

@@ -57,15 +57,23 @@ func Resource(res *mcp.Resource) (Encoded, error) {
 	return Encoded{Name: name, Resource: b}, nil
 }
 
-func checkMetadata(m *mcp.Metadata) (errs []error) {
-	namespace, name, ok := strings.Cut(m.Name, "/")
+// CheckName says why a text cannot be the name of a resource.
+func CheckName(text string) error {
+	namespace, name, ok := strings.Cut(text, "/")
 	switch {
 	case !ok:
-		errs = append(errs, errors.New("metadata.name is not namespace/name"))
+		return errors.New("metadata.name is not namespace/name")
 	case !isDNSLabel(namespace):
-		errs = append(errs, fmt.Errorf("metadata.name: %s is no legal namespace: use lower-case letters, digits and dashes, at most 63", quote(namespace)))
+		return fmt.Errorf("metadata.name: %s is no legal namespace: use lower-case letters, digits and dashes, at most 63", quote(namespace))
 	case !isSubdomain(name):
-		errs = append(errs, fmt.Errorf("metadata.name: %s is no legal name: use lower-case letters, digits, dashes and dots, at most 253", quote(name)))
+		return fmt.Errorf("metadata.name: %s is no legal name: use lower-case letters, digits, dashes and dots, at most 253", quote(name))
+	}
+	return nil
+}
+
+func checkMetadata(m *mcp.Metadata) (errs []error) {
+	if err := CheckName(m.Name); err != nil {
+		errs = append(errs, err)
 	}
 	errs = append(errs, checkLabels("metadata.labels", m.Labels)...)
 	for _, a := range sortedPairs(m.Annotations) {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -327,6 +328,91 @@ func TestTooLargeAfterRestart(t *testing.T) {
 			t.Errorf("the problems lack %s:\n%.3000s", want, problems)
 		}
 	}
+	p.signal(syscall.SIGTERM)
+	if code := p.wait(); code != exitOK {
+		t.Errorf("exit code after SIGTERM = %d", code)
+	}
+}
+
+// What a plugin that was killed cannot list again, as it is invalid now or
+// beyond a limit, is served as it was, until the registry says otherwise.
+func TestKeptAfterRestart(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	services := func(web ...int) string {
+		text := "services:\n- {name: api, instances: [{id: api-1, address: 10.0.1.1, port: 80}]}\n- name: web\n  instances:\n"
+		for _, n := range web {
+			text += fmt.Sprintf("  - {id: web-%d, address: 10.0.0.%d, port: 80}\n", n, n)
+		}
+		return text
+	}
+	external := func(host string) string {
+		return "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: ext, namespace: ns}\n" +
+			"spec: {hosts: [\"" + host + "\"], ports: [{name: http, number: 80, protocol: HTTP}], resolution: DNS}\n"
+	}
+	write("data.yaml", services(1, 2))
+	write("ext.yaml", external("ext.example.org"))
+	file := filepath.Join(t.TempDir(), "isthmus.yaml")
+	if err := os.WriteFile(file, []byte("listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nlimits: {resources_per_registry: 7}\n"+
+		"registries: [{name: files, type: file, config: {path: "+dir+"}}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "serve", "--config", file)
+	admin := "http://" + p.find(p.stderr, `msg=serving xds=\S+ admin=(\S+)`)[1]
+	pid, err := strconv.Atoi(p.find(p.stderr, `msg="plugin started" .*pid=(\d+)`)[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.find(p.stderr, `msg="listing complete"`)
+	before := served(t, admin)
+	if len(before) != 6 { // api and web, with one instance and two; ext
+		t.Fatalf("served: %v", before)
+	}
+	plugin, err := os.FindProcess(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What happens while it is stopped it never sees.
+	if err := plugin.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	write("data.yaml", services(2, 3, 4, 5, 6, 7))
+	write("ext.yaml", external("no host"))
+	if err := plugin.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	p.find(p.stderr, `level=ERROR msg="the plugin ended; what is known is kept"`)
+	p.find(p.stderr, `msg="listing complete"`)
+	if after := served(t, admin); !maps.Equal(before, after) {
+		t.Errorf("served %v, before the plugin was killed %v", after, before)
+	}
+	_, problems := get(t, admin+"/api/v1/registries")
+	for _, want := range []string{`"service web"(?s:.*)left out(?s:.*)limits.resources_per_registry \(7\)`, `"resource networking.istio.io/ServiceEntry ns/ext"`} {
+		if !regexp.MustCompile(want).MatchString(problems) {
+			t.Errorf("the problems lack %s:\n%.3000s", want, problems)
+		}
+	}
+
+	write("data.yaml", services(2, 3))
+	if err := os.Remove(filepath.Join(dir, "ext.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	testwait.Eventually(t, patience, "web with its present instances, and no ext", func() (string, bool) {
+		now := served(t, admin)
+		same := 0
+		for name, version := range before {
+			if now[name] == version {
+				same++
+			}
+		}
+		_, ext := now["networking.istio.io/ServiceEntry ns/ext"]
+		return fmt.Sprint(now), len(now) == 5 && same == 3 && !ext // api with its instance, and web-2
+	})
 	p.signal(syscall.SIGTERM)
 	if code := p.wait(); code != exitOK {
 		t.Errorf("exit code after SIGTERM = %d", code)
