@@ -47,6 +47,7 @@ def log(level, message):
 class State(NamedTuple):
     """What is known of the registry: replaced as a whole, never changed."""
     resources: dict = {}  # Upsert by (collection, name), services first
+    kept: frozenset = frozenset()  # (collection, name) of what is there but was never well-formed
     problems: dict = {}  # reason by id
     error: str = ""  # why the registry cannot be followed at the moment
     complete: bool = False  # there was a full listing
@@ -88,11 +89,11 @@ def translate(document, registry, old):
     a problem, and its last good version stays; without names nothing can stay,
     so a document with a nameless part is refused as a whole."""
     need(isinstance(document, dict) and isinstance(document.get("services"), list), 'it must be {"services": [...]}')
-    resources, problems, instances = {}, {}, 0
+    resources, kept, problems, instances = {}, set(), {}, 0
 
     def take(collection, name, service, thing, make):
         key = (collection, f"{registry}/{name}")
-        need(key not in resources, f"{thing} is there twice")
+        need(key not in resources and key not in kept, f"{thing} is there twice")
         try:
             resource = Resource()
             resource.metadata.name, resource.metadata.create_time.seconds = key[1], CREATED
@@ -103,6 +104,8 @@ def translate(document, registry, old):
             problems[thing] = f"{type(e).__name__}: {e}; its last good version is kept, if there was one"
             if key in old.resources:
                 resources[key] = old.resources[key]
+            else:  # the bridge may have one of an earlier process
+                kept.add(key)
         return key in resources
 
     for service in document["services"]:
@@ -113,14 +116,18 @@ def translate(document, registry, old):
             ident = label(instance, "id")
             if known:
                 take(WORKLOAD, f"{name}.{ident}", name, f"instance {name}/{ident}", lambda: workload_entry(service, instance))
-    return State(resources, problems, "", True, len(document["services"]), instances)
+    return State(resources, frozenset(kept), problems, "", True, len(document["services"]), instances)
 
 
 def messages(old, new):
     """Yields what leads a bridge from one state to another: removals first, then
     upserts, the rest with the last message. Nothing new is one sign of life."""
-    parts = [("removals", pb.Removal(collection=c, name=n)) for c, n in old.resources if (c, n) not in new.resources]
+    there = new.kept.union(new.resources)
+    parts = [("removals", pb.Removal(collection=c, name=n)) for c, n in [*old.resources, *old.kept] if (c, n) not in there]
     parts += [("upserts", u) for key, u in new.resources.items() if old.resources.get(key) != u]
+    parts += [("kept", pb.Kept(collection=c, name=n)) for c, n in new.kept - old.kept]
+    # After its instances: what else the bridge has kept of the service goes then.
+    parts += [("relisted", n) for c, n in old.kept if c == SERVICE and (c, n) in new.resources]
     parts += [("problems", pb.Problem(id=i)) for i in old.problems if i not in new.problems]
     parts += [("problems", pb.Problem(id=i, reason=r)) for i, r in new.problems.items() if old.problems.get(i) != r]
     for start in range(0, len(parts) or 1, BATCH):

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
@@ -134,6 +135,12 @@ func TestConformance(t *testing.T) {
 				}
 				return nil
 			}),
+			change("an instance that never had one", document(3, "web-2 10.0.0.3", "web-3 10.0.0.4", "web-4 nowhere"), "web-2 10.0.0.3, web-3 10.0.0.4", 0, func(w *plugintest.World) error {
+				if !w.Keeps(collection.WorkloadEntry, "conformance/web.web-4") {
+					return errors.New("a bridge that has it is not told to keep it")
+				}
+				return nil
+			}),
 			change("the address mended", document(3, "web-2 10.0.0.3", "web-3 10.0.0.4"), "web-2 10.0.0.3, web-3 10.0.0.4", 0, fine),
 			change("a service without a name", `{"services": [{"port": 80}]}`, "web-2 10.0.0.3, web-3 10.0.0.4", 0, degraded("name None")),
 			change("no JSON", `{"services": [`, "web-2 10.0.0.3, web-3 10.0.0.4", 0, degraded("Expecting value")),
@@ -207,6 +214,16 @@ func (s *sink) has(t *testing.T, name string, texts ...string) {
 	})
 }
 
+// gone waits until there is no resource called name.
+func (s *sink) gone(t *testing.T, name string) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Patience, "no "+name, func() (string, bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.resources[name], s.resources[name] == ""
+	})
+}
+
 // Through `isthmus serve` the services reach sinks of both protocols, and so does a change of one endpoint; when the
 // bridge is killed, the adapter goes by itself.
 func TestServe(t *testing.T) {
@@ -236,6 +253,28 @@ func TestServe(t *testing.T) {
 	from.set(document(2500, "web-2 10.0.0.2"))
 	i.WaitPhase(t, "shop", "live")
 	sotw.has(t, "shop/web", "10.0.0.2", "!10.0.0.9")
+
+	// What is malformed when the adapter starts again is served as it was, an
+	// instance and a service with all that it has.
+	again := func(text string) {
+		t.Helper()
+		r := i.Registry(t, "shop")
+		from.set(text)
+		if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Patience, "another process that has listed everything", func() (string, bool) {
+			now := i.Registry(t, "shop")
+			return fmt.Sprintf("%+v", now), now.PID != r.PID && now.Phase == "live"
+		})
+	}
+	again(document(2, "web-1 10.0.0.5", "web-2 nowhere"))
+	sotw.has(t, "shop/web", "10.0.0.2", "10.0.0.5")
+	again(strings.Replace(document(1, "web-7 10.0.0.7"), `"port": 80`, `"port": 0`, 1))
+	delta.gone(t, "shop/more-1")
+	sotw.has(t, "shop/web", "10.0.0.2", "10.0.0.5", "!10.0.0.7")
+	from.set(document(1, "web-1 10.0.0.5", "web-7 10.0.0.7"))
+	sotw.has(t, "shop/web", "10.0.0.5", "10.0.0.7", "!10.0.0.2\"")
 
 	pid := i.Registry(t, "shop").PID
 	i.Kill9()
