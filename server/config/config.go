@@ -86,7 +86,7 @@ type Admin struct {
 // Limits are bounds. Each must be positive.
 type Limits struct {
 	ResourcesPerRegistry int `json:"resources_per_registry" doc:"How many resources one registry may have. What comes above is left out and listed."`
-	BytesPerRegistry     int `json:"bytes_per_registry" doc:"How many bytes the resources of one registry may have together, as its plugin encodes them; one instance has some 300. What comes above is left out and listed; nothing that is served is removed for it. The bridge takes about three times as much memory, besides 2 kB for each resource."`
+	BytesPerRegistry     int `json:"bytes_per_registry" doc:"How many bytes the resources of one registry may have together, as its plugin encodes them; one instance has some 300. What comes above is left out and listed; nothing that is served is removed for it. The bridge takes about three times as much memory, besides 1 kB for each resource."`
 	Tombstones           int `json:"tombstones" doc:"How many removed names each collection remembers, so that a delta sink that comes back within them gets exactly what it lacks. One costs some 150 bytes."`
 }
 
