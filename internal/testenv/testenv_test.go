@@ -64,9 +64,7 @@ spec:
 
 			istiod := StartIstiod(t, version, "fs://"+dir)
 			istiod.WaitReady(t)
-			if hosts := istiod.Hosts(t); len(hosts) != 2 {
-				t.Errorf("hosts %v, want two", hosts)
-			}
+			waitHosts(t, istiod, 2)
 			if got := istiod.Configz(t); len(got) != 2 || got["ServiceEntry consul/web"].Kind == "" {
 				t.Errorf("configz %v", got)
 			}
@@ -101,14 +99,22 @@ spec:
 			istiod.Kill()
 			istiod.Restart(t)
 			istiod.WaitReady(t)
-			if hosts := istiod.Hosts(t); len(hosts) != 1 {
-				t.Errorf("hosts after a restart %v, want rpc.service.consul", hosts)
-			}
+			waitHosts(t, istiod, 1)
 		})
 	}
 }
 
 const webCluster = "outbound|80||web.service.consul"
+
+// waitHosts waits for a number of hosts: 1.21.2 says that it is ready before it
+// has read its files.
+func waitHosts(t *testing.T, istiod *Istiod, want int) {
+	t.Helper()
+	Eventually(t, Patience, "the hosts of the folder", func() (string, bool) {
+		hosts := istiod.Hosts(t)
+		return fmt.Sprint(hosts), len(hosts) == want
+	})
+}
 
 func TestConsulKeepsCatalogOverRestart(t *testing.T) {
 	SkipIfShort(t)
