@@ -25,7 +25,7 @@ type Encoding struct {
 	spec   []byte
 	tail   []byte   // further fields of the spec
 	blocks []*block // then the endpoints
-	own    [][]byte // or these, where the form changes them
+	own    []byte   // or these, where the form changes them
 }
 
 // Encode returns the record in a form.
@@ -55,8 +55,8 @@ func (r *Record) Encode(l *encode.Layout) (e Encoding) {
 		switch {
 		case l.Shape == encode.Workload:
 		case l.PortSets && c.sharesAddress():
-			e.own = [][]byte{c.labelled()}
-			size = len(e.own[0])
+			e.own = c.labelled()
+			size = len(e.own)
 		default:
 			e.blocks, size = c.blocks, c.size
 		}
@@ -81,10 +81,7 @@ func (e *Encoding) HeadSize() int { return e.head.Size() - e.head.Spec + len(e.s
 
 // Append appends the whole resource.
 func (e *Encoding) Append(b []byte) []byte {
-	b = append(append(e.head.Append(b), e.spec...), e.tail...)
-	for _, o := range e.own {
-		b = append(b, o...)
-	}
+	b = append(append(append(e.head.Append(b), e.spec...), e.tail...), e.own...)
 	for _, bl := range e.blocks {
 		b = bl.append(b)
 	}
@@ -96,8 +93,10 @@ func (e *Encoding) Append(b []byte) []byte {
 // must not be changed.
 func (e *Encoding) Segments(b []byte) [][]byte {
 	b = append(append(e.head.Append(b), e.spec...), e.tail...)
-	out := make([][]byte, 0, 1+len(e.own)+len(e.blocks))
-	out = append(append(out, b), e.own...)
+	out := append(make([][]byte, 0, 2+len(e.blocks)), b)
+	if len(e.own) > 0 {
+		out = append(out, e.own)
+	}
 	if e.head.Spec < keepAbove {
 		for _, bl := range e.blocks {
 			out[0] = bl.append(out[0])

@@ -94,9 +94,6 @@ func (s *Subscription) Respond(r *view.Response, header []byte, interval func(si
 	return &Message{Header: header, Segments: r.Segments}
 }
 
-// Began returns when the newest response was made.
-func (s *Subscription) Began() time.Time { return s.began }
-
 // Size returns the size of the newest response, in bytes, header included.
 func (s *Subscription) Size() int { return s.size }
 

@@ -35,12 +35,12 @@ type pagesKey struct {
 
 // slot is one resource's place in a page.
 type slot struct {
-	name    string
-	version encode.Hash
-	hash    encode.Hash   // of name and version
-	record  *state.Record // until it is encoded
-	at      int           // where in the page's bytes it begins, once it is
-	size    int           // framed, in bytes
+	name     string
+	version  encode.Hash
+	hash     encode.Hash     // of name and version
+	encoding *state.Encoding // until it is written
+	at       int             // where in the page's bytes it begins, once it is
+	size     int             // framed, in bytes
 }
 
 // page is a run of framed resources. Its bytes are replaced, never changed.
@@ -117,7 +117,7 @@ func (p *pages) change(c *state.Change) {
 		return
 	}
 	var version [versionSize]byte
-	s := slot{name: c.Name, version: e.Version, record: c.Record}
+	s := slot{name: c.Name, version: e.Version, encoding: &e}
 	s.hash = encode.HashOf([]byte(c.Name), e.Version.Append(version[:0]))
 	p.scratch = p.framing.append(p.scratch[:0], c.Name, &e)
 	s.size = len(p.scratch) + e.Size
@@ -193,13 +193,13 @@ func (p *pages) flush() {
 			p.list[pg.place].place = pg.place
 			p.list[last] = nil
 			p.list = p.list[:last]
-		case len(pg.slots) == 1 && pg.size > PageSize && pg.slots[0].record != nil:
+		case len(pg.slots) == 1 && pg.size > PageSize && pg.slots[0].encoding != nil:
 			// The endpoints of a service that is larger than a page are not
 			// copied.
 			s := &pg.slots[0]
-			e := s.record.Encode(p.layout)
-			s.record = nil
-			pg.segments = e.Segments(p.framing.append(make([]byte, 0, maxFrame+len(s.name)+e.HeadSize()), s.name, &e))
+			e := s.encoding
+			s.encoding = nil
+			pg.segments = e.Segments(p.framing.append(make([]byte, 0, maxFrame+len(s.name)+e.HeadSize()), s.name, e))
 		default:
 			pg.write(p)
 		}
@@ -214,12 +214,11 @@ func (pg *page) write(p *pages) {
 	for i := range pg.slots {
 		s := &pg.slots[i]
 		at := len(b)
-		if s.record == nil {
+		if s.encoding == nil {
 			b = pg.appendOld(b, s)
 		} else {
-			e := s.record.Encode(p.layout)
-			b = e.Append(p.framing.append(b, s.name, &e))
-			s.record = nil
+			b = s.encoding.Append(p.framing.append(b, s.name, s.encoding))
+			s.encoding = nil
 		}
 		s.at = at
 	}
