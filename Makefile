@@ -7,7 +7,7 @@ VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unk
 FUZZTIME ?= 10s
 PKGS      = $(shell $(GO) list ./... | grep -v /test/)
 # What starts several real servers at once runs on its own, after the tests of the packages, which run side by side.
-ALONE    := ^Test(Nacos|Rotation)$$
+ALONE    := ^Test(Nacos|Rotation|MillionNames|EurekaMany)$$
 
 # Tools are built once per version, outside the repository, so that the next fresh clone finds them.
 digest   = $(shell cat tools/$(1)/go.mod tools/$(1)/go.sum | cksum | cut -d' ' -f1)
@@ -35,7 +35,7 @@ unit: ## the fast tests, without real servers
 	$(GO) test -short $(PKGS)
 
 .PHONY: check
-check: format vet lint tidy proto generated ## formatting, linters, generated files
+check: format vet lint deadcode tidy proto generated ## formatting, linters, generated files
 
 .PHONY: test
 test: check race e2e fuzz ## all that CI runs
@@ -45,9 +45,9 @@ race: tools ## every test but the end-to-end ones, with the race detector
 	$(GO) test -race -timeout 20m -skip '$(ALONE)' $(PKGS)
 
 .PHONY: e2e
-e2e: tools ## real Consul, Nacos, istiod and Pilot servers, proxies behind them
+e2e: tools ## real Consul, Nacos, Eureka, istiod and Pilot servers, proxies behind them
 	$(GO) test -count=1 -timeout 30m ./test/...
-	$(GO) test -count=1 -timeout 30m -run '$(ALONE)' ./adapters/nacos
+	$(GO) test -count=1 -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./server/xds
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME each
@@ -56,6 +56,10 @@ fuzz: ## every fuzz target for FUZZTIME each
 .PHONY: bench
 bench: ## the benchmarks that docs/performance.md quotes
 	$(GO) test -run '^$$' -bench . -benchmem $(PKGS)
+
+.PHONY: bench-against
+bench-against: ## the same beside those of another commit, in turns: make bench-against COMMIT=v0.1
+	./tools/bench-against $(COMMIT)
 
 .PHONY: bench-consul
 bench-consul: ## the table of docs/registries/consul.md, half an hour; then 10,000 changes, each compared with Consul's catalog
@@ -70,6 +74,7 @@ tools: $(LINT)/golangci-lint $(PROTO)/buf ## build or fetch every tool and test 
 generate: $(PROTO)/buf ## write all generated files again
 	$(PROTO)/buf generate
 	$(PROTO)/buf generate --template server/mcp/proto/buf.gen.yaml
+	$(PROTO)/buf generate --template adapters/consul/proto/buf.gen.yaml
 	$(GO) generate ./...
 
 .PHONY: fmt
@@ -92,6 +97,16 @@ lint: $(LINT)/golangci-lint
 	$(LINT)/golangci-lint run ./...
 	$(LINT)/staticcheck ./...
 
+# What only tests reach is dead too, but for the packages that are there for
+# tests, those of third parties included.
+FORTESTS := internal/test|plugin/plugintest/|server/servertest/
+
+.PHONY: deadcode
+deadcode: $(LINT)/golangci-lint
+	@all=$$($(LINT)/deadcode ./...) && tested=$$($(LINT)/deadcode -test ./...) || exit 1; \
+	dead=$$(printf '%s\n%s\n' "$$all" "$$tested" | sed -E '\,^($(FORTESTS)),d; /^$$/d'; echo "$$tested"); \
+	if [ -n "$$dead" ]; then echo "$$dead" | sort -u; exit 1; fi
+
 .PHONY: tidy
 tidy:
 	$(GO) mod tidy -diff
@@ -108,6 +123,9 @@ generated: $(PROTO)/buf
 	$(PROTO)/buf generate -o "$$tmp" && diff -r -x '*.proto' "$$tmp/plugin/proto" plugin/proto && \
 	$(PROTO)/buf generate --template server/mcp/proto/buf.gen.yaml -o "$$tmp" && \
 		diff -r -x '*.proto' -x buf.gen.yaml "$$tmp/server/mcp/proto" server/mcp/proto && \
+	$(GO) run ./internal/pages -check && \
+	$(PROTO)/buf generate --template adapters/consul/proto/buf.gen.yaml -o "$$tmp" && \
+		diff -r -x '*.proto' -x buf.gen.yaml "$$tmp/adapters/consul/proto" adapters/consul/proto && \
 	$(GO) run ./cmd/isthmus docs > "$$tmp/configuration.md" && diff "$$tmp/configuration.md" docs/configuration.md && \
 	$(GO) run ./cmd/isthmus docs --schema > "$$tmp/schema.json" && diff "$$tmp/schema.json" docs/configuration.schema.json || \
 	{ echo "generated files are not current; run make generate"; exit 1; }

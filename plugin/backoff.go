@@ -8,16 +8,16 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/wait"
 )
 
-// Backoff is a wait that doubles with each failure, jittered so that what failed together does not return together. It belongs to one
-// goroutine.
+// Backoff is an exponential backoff with jitter. It is not safe for concurrent
+// use.
 type Backoff struct {
-	// First and Most are the shortest and the longest step. Both must be positive.
+	// First and Most are the shortest and longest step. Both must be positive.
 	First, Most time.Duration
 
 	failures int
 }
 
-// Next returns how long to wait now, between half and all of the present step.
+// Next returns the next wait: between half and all of the current step.
 func (b *Backoff) Next() time.Duration {
 	d := b.Most
 	if b.failures < 16 {
@@ -27,7 +27,7 @@ func (b *Backoff) Next() time.Duration {
 	return Jitter(d)
 }
 
-// Reset begins again at the first step.
+// Reset returns to the first step.
 func (b *Backoff) Reset() { b.failures = 0 }
 
 // Jitter returns a random duration between half of d and d.
@@ -35,7 +35,8 @@ func Jitter(d time.Duration) time.Duration {
 	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1))
 }
 
-// Pause waits for d, for a value or the close of wake (nil for none) or for the end of ctx. It reports whether ctx still goes on.
+// Pause waits for d, for wake to deliver or close (nil for none) or for the end
+// of ctx. It reports whether ctx is still active.
 func Pause(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	return wait.Pause(ctx, d, wake)
 }

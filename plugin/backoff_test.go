@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// The step doubles up to the longest, each wait is between half of it and all of it, and a reset begins again.
+// The step doubles up to the longest, each wait is between half of it and all
+// of it, and a reset begins again.
 func TestBackoff(t *testing.T) {
 	b := Backoff{First: 100 * time.Millisecond, Most: time.Second}
 	for range 2 {
@@ -26,7 +27,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// A pause ends when its time is over, when it is woken, and when the context ends, and says only of the last that there is no going on.
+// A pause ends when its time is over, when it is woken, and when the context
+// ends, and says only of the last that there is no going on.
 func TestPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()

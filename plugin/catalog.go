@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	mcp "istio.io/api/mcp/v1alpha1"
 
+	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -26,45 +27,47 @@ type translator interface {
 	Service(svc registry.Service, instances []registry.Instance, prev *translate.Result) *translate.Result
 }
 
-// catalog implements [Catalog]. It keeps the present state of the registry, translated, and a cursor of the one stream that
-// reads it: the set of names whose state the stream has not sent yet.
+// catalog implements [Catalog]. It holds the translated state of the registry
+// and the cursor of its one stream: the set of names whose state is unsent.
+//
+// Per instance it retains two hashes, for change detection, and a share of the
+// service's compressed endpoints, for new streams. Only some names need a slot:
+// see slot.
 type catalog struct {
 	translator  translator
-	collections map[string]bool // that the plugin announced; immutable
-	limits      limits          // that the host told; immutable
+	collections map[string]bool // announced by the plugin; immutable
+	limits      limits          // set by the host; immutable
 
-	heard atomic.Int64 // when the registry was last heard from, in Unix nanoseconds; 0 if the adapter has not told
+	heard atomic.Int64 // last contact with the registry, in Unix nanoseconds; 0 if unknown
 
 	mu sync.Mutex
 	// guarded by mu
 	services map[registry.Key]*service
-	slots    map[resourceID]*slot
-	// kept is what cannot be sent, by its registry.Key or by the resourceID that
-	// was published; at most maxKept and tooMany.
+	slots    map[resourceID]*slot // excludes implicit endpoints
+	// kept holds what cannot be sent, by registry.Key or published resourceID;
+	// at most maxKept entries and tooMany.
 	kept      map[any]*slot
 	problems  *problems
 	instances int   // of all services
 	used      usage // of limits
-	refused   bool  // something was, so there may be problems of source limit
+	refused   bool  // something exceeded a limit, so problems of source limit may exist
 	synced    bool
-	degraded  string // why the registry cannot be followed, "" if it is
-	detail    string // how it is followed, "" if that is not worth telling
+	degraded  string // why the registry cannot be followed, or ""
+	detail    string // how the registry is followed, or ""
 	stream    *cursor
-	streams   uint64 // number of cursors so far; the present one's number
+	streams   uint64 // number of cursors so far, and of the current one
 }
 
-var (
-	_ Catalog  = (*catalog)(nil)
-	_ Detailer = (*catalog)(nil)
-)
+var _ Publisher = (*catalog)(nil)
 
-// limits bounds what a catalog holds. Zero is no bound.
+// limits bounds what a catalog holds. Zero means no bound.
 type limits struct{ resources, bytes uint64 }
 
-// usage is what counts against limits.
+// usage counts against limits.
 type usage struct{ resources, bytes uint64 }
 
-// usageOf counts what a service is translated to. One of which nothing becomes counts too, since the catalog remembers it.
+// usageOf counts the resources of a service. A service without resources counts
+// too, since the catalog retains it.
 func usageOf(r *translate.Result) usage {
 	u := usage{resources: 1}
 	if r.Entry == nil {
@@ -73,6 +76,10 @@ func usageOf(r *translate.Result) usage {
 	u.resources, u.bytes = 1+uint64(len(r.Endpoints)), uint64(len(r.Entry.Resource))
 	for _, e := range r.Endpoints {
 		u.bytes += uint64(len(e.Resource))
+	}
+	if r.Rule != nil {
+		u.resources++
+		u.bytes += uint64(len(r.Rule.Resource))
 	}
 	return u
 }
@@ -84,37 +91,49 @@ type resourceID struct{ collection, name string }
 type service struct {
 	key registry.Key
 
-	mu   sync.Mutex // held while the service is translated; taken before catalog.mu
+	mu   sync.Mutex // held while the service is translated; locked before catalog.mu
 	gone bool       // removed from the catalog; guarded by mu
 
 	// read with mu or catalog.mu, written with both
-	result *translate.Result
+	result *translate.Result // packed; unpacked with mu only
 
 	// guarded by catalog.mu
-	used      usage // by result
+	used      usage // by result; written with mu, too
 	instances int
-	serving   bool // its ServiceEntry won its name, so its instances are published
-	counted   bool // it is among the services that were counted
+	serving   bool // its ServiceEntry owns its name, so its instances are published
+	counted   bool // included in the count of services
+	// unsent is the number of the cursor that must still send the endpoints
+	// with names after sent, except those with a slot. If it is an earlier
+	// cursor's, all were sent.
+	unsent uint64
+	sent   string
 }
 
-// slot is one resource name and who wants it.
+// slot is one resource name and its claims.
+//
+// An endpoint of a served service is implicit, without a slot, if it has no
+// other claim and is either sent or covered by the service's unsent range. It
+// is found by its name: the ServiceEntry's, a dash and a rest without dashes.
+// Names of any other form always have a slot.
 type slot struct {
 	id     resourceID
-	group  string  // slots of one group travel together: a ServiceEntry's name, for it and its instances
-	claims []claim // the first one is served; empty: the resource is gone
-	kept   int     // how many have the name and cannot be sent
-	dirty  uint64  // number of the cursor that has yet to send it; of an earlier cursor: nothing to send
-	known  bool    // while dirty: the other end holds an earlier state of it
-	told   bool    // the stream said to keep it, and nothing else of it since
-	// contested says that there was more than one claim, so that problems are listed.
+	group  string  // slots of a group are sent together: the name of a ServiceEntry, for it and its instances
+	claims []claim // the first one is served; empty: removed
+	kept   int     // number of owners that cannot send this name
+	dirty  uint64  // number of the cursor that must send it; an earlier cursor's: nothing to send
+	known  bool    // while dirty: the client holds an earlier state
+	told   bool    // the last message about it was a keep
+	// contested reports more than one claim so far, so problems are listed.
 	contested bool
 }
 
 // claim is one owner's resource under a name.
 type claim struct {
 	owner *service // nil: published
-	exact bool     // the service's name needed no change to be the resource's name
-	bytes []byte   // an encoded istio.mcp.v1alpha1.Resource; immutable
+	exact bool     // the service's name is unchanged in the resource's name
+	// bytes is an encoded istio.mcp.v1alpha1.Resource; immutable. Nil for an
+	// endpoint, which is packed in the owner's result.
+	bytes []byte
 }
 
 func newCatalog(t translator, collections []string, l limits) *catalog {
@@ -138,15 +157,23 @@ func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
 	for {
 		s := c.service(svc.Key)
 		s.mu.Lock()
-		if s.gone { // removed after we looked it up
+		if s.gone { // removed since the lookup
 			s.mu.Unlock()
 			continue
 		}
 		defer s.mu.Unlock()
-		result := c.translator.Service(svc, instances, s.result)
+		result, is := c.translator.Service(svc, instances, s.result), s.used
+		if result != s.result {
+			if s.result != nil {
+				s.result.Unpack()
+				defer s.result.Release()
+			}
+			is = usageOf(result)
+			result.Pack(s.result)
+			defer result.Release()
+		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		is := usageOf(result)
 		if c.refusedLocked(s.used, is, func() string { return serviceProblem(svc.Key) }) {
 			if name := entryName(result); name != "" && name != entryName(s.result) {
 				c.keepLocked(svc.Key, resourceID{collection.ServiceEntry, name})
@@ -165,7 +192,8 @@ func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
 	}
 }
 
-// refusedLocked reports whether a new state is beyond a limit, and lists that. What was there before stays then.
+// refusedLocked reports whether a new state exceeds a limit, and lists that as
+// a problem. The old state is then retained.
 func (c *catalog) refusedLocked(was, is usage, id func() string) bool {
 	var reason string
 	switch l := c.limits; {
@@ -193,14 +221,14 @@ func (c *catalog) useLocked(was, is usage) {
 	c.used.bytes += is.bytes - was.bytes
 }
 
-// service returns the service of a key, a new one if there is none.
+// service returns the service of a key, created if necessary.
 func (c *catalog) service(key registry.Key) *service {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.services[key]
 	if s == nil {
 		s = &service{key: key}
-		c.services[key] = s // the counts follow with its first commit, in one message
+		c.services[key] = s // counted with its first commit, in one message
 	}
 	return s
 }
@@ -231,7 +259,7 @@ func (c *catalog) Remove(key registry.Key) {
 	c.countsChangedLocked()
 }
 
-// Publish implements [Catalog].
+// Publish implements [Publisher].
 func (c *catalog) Publish(res *mcp.Resource) {
 	id := resourceID{collection.OfBody(res.GetBody().GetTypeUrl()), res.GetMetadata().GetName()}
 	enc, err := translate.Resource(res)
@@ -241,7 +269,7 @@ func (c *catalog) Publish(res *mcp.Resource) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		// What was published under the name before stays: stale beats empty.
+		// Retain the last good resource: stale beats empty.
 		c.setProblemLocked(published{}, publishedProblem(id), err.Error())
 		if c.publishedLocked(id) == (usage{}) {
 			c.keepLocked(id, id)
@@ -261,7 +289,7 @@ func (c *catalog) Publish(res *mcp.Resource) {
 	c.releaseLocked(id)
 }
 
-// Withdraw implements [Catalog].
+// Withdraw implements [Publisher].
 func (c *catalog) Withdraw(collection, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -272,7 +300,7 @@ func (c *catalog) Withdraw(collection, name string) {
 	c.dropLocked(id, nil)
 }
 
-// forgetRefusedLocked forgets that something was left out that is gone now.
+// forgetRefusedLocked clears the record that something was refused.
 func (c *catalog) forgetRefusedLocked(owner any, problem string) {
 	if c.refused {
 		c.setProblemLocked(limit{}, problem, "")
@@ -280,18 +308,18 @@ func (c *catalog) forgetRefusedLocked(owner any, problem string) {
 	c.releaseLocked(owner)
 }
 
-// maxKept is the number of names that are remembered of what cannot be sent.
-// With more of them, a listing removes nothing. A name takes about 1 kB.
+// maxKept bounds the names retained for what cannot be sent, of about 1 kB
+// each. Beyond it, a listing removes nothing.
 const maxKept = 20_000
 
-// tooMany owns what is beyond maxKept.
+// tooMany owns the names beyond maxKept.
 type tooMany struct{}
 
-// keepLocked notes that the registry has something under a name that cannot be
-// sent: what the other end has of it, from an earlier process, is to stay.
+// keepLocked records that the registry has a resource that cannot be sent, so
+// the host must retain its copy from an earlier process.
 func (c *catalog) keepLocked(owner any, id resourceID) {
 	if translate.CheckName(id.name) != nil {
-		id = resourceID{} // whatever it was called before
+		id = resourceID{} // whatever its earlier name
 	}
 	if sl := c.kept[owner]; sl != nil && sl.id == id {
 		return
@@ -310,7 +338,7 @@ func (c *catalog) keepLocked(owner any, id resourceID) {
 	}
 }
 
-// releaseLocked takes keepLocked back: the owner's resource is sent, or gone.
+// releaseLocked undoes keepLocked: the owner's resource is sent or removed.
 func (c *catalog) releaseLocked(owner any) {
 	sl := c.kept[owner]
 	if sl == nil {
@@ -324,7 +352,7 @@ func (c *catalog) releaseLocked(owner any) {
 	c.tidyLocked(sl)
 }
 
-// publishedLocked counts what is published under a name.
+// publishedLocked returns the usage of a published name.
 func (c *catalog) publishedLocked(id resourceID) (u usage) {
 	if sl := c.slots[id]; sl != nil {
 		if i := sl.index(nil); i >= 0 {
@@ -351,7 +379,7 @@ func (c *catalog) Synced() {
 func (c *catalog) Degraded(err error) {
 	text := ""
 	if err != nil {
-		text = cmp.Or(clip(err.Error(), maxReasonBytes), "unknown error")
+		text = cmp.Or(clip.Text(err.Error(), maxReasonBytes), "unknown error")
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -365,9 +393,9 @@ func (c *catalog) Degraded(err error) {
 	}
 }
 
-// Detail implements [Detailer].
+// Detail implements [Catalog].
 func (c *catalog) Detail(text string) {
-	text = clip(text, maxIDBytes)
+	text = clip.Text(text, maxIDBytes)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.detail == text {
@@ -390,11 +418,12 @@ func (c *catalog) Problem(id, reason string) {
 // Heard implements [Catalog].
 func (c *catalog) Heard() { c.heard.Store(time.Now().UnixNano()) }
 
-// Sources of problems besides *service (what translate found) and *slot (who did not get the name).
+// Sources of problems besides *service (findings of translate) and *slot (name
+// conflicts).
 type (
-	adapter   struct{} // what the adapter said itself
-	published struct{} // what the adapter published
-	limit     struct{} // what was left out because of a limit
+	adapter   struct{} // reported by the adapter
+	published struct{} // published by the adapter
+	limit     struct{} // refused because of a limit
 )
 
 func serviceProblem(key registry.Key) string { return "service " + key.String() }
@@ -408,7 +437,7 @@ func (c *catalog) setProblemLocked(source any, id, reason string) {
 		if r := c.stream; r != nil {
 			r.problems[id] = struct{}{}
 			if _, told := r.told[id]; !told && !c.problems.shows(id) {
-				delete(r.problems, id) // it came and went before it was sent
+				delete(r.problems, id) // removed before it was sent
 			}
 			r.wakeUp()
 		}
@@ -422,7 +451,7 @@ func (c *catalog) countsChangedLocked() {
 	}
 }
 
-// commitLocked replaces what a service is translated to.
+// commitLocked replaces the resources of a service.
 func (c *catalog) commitLocked(s *service, result *translate.Result, instances int) {
 	old := s.result
 	if old == nil {
@@ -438,7 +467,7 @@ func (c *catalog) commitLocked(s *service, result *translate.Result, instances i
 	switch {
 	case was != is:
 		if was != "" {
-			c.dropLocked(resourceID{collection.ServiceEntry, was}, s) // takes the old instances along
+			c.dropLocked(resourceID{collection.ServiceEntry, was}, s) // drops the old instances too
 		}
 		s.result = result
 		if is != "" {
@@ -447,8 +476,12 @@ func (c *catalog) commitLocked(s *service, result *translate.Result, instances i
 	case is != "":
 		c.putLocked(resourceID{collection.ServiceEntry, is}, is, s, result.Entry.Resource)
 		s.result = result
-		if s.serving {
+		if s.serving && result != old {
 			c.diffLocked(s, is, old.Endpoints, result.Endpoints)
+			if old.Rule != nil && result.Rule == nil {
+				c.dropRuleLocked(s, old)
+			}
+			c.putRuleLocked(s, is)
 		}
 	default:
 		s.result = result
@@ -456,7 +489,22 @@ func (c *catalog) commitLocked(s *service, result *translate.Result, instances i
 	c.findingsLocked(s, old.Problems, result.Problems)
 }
 
-// diffLocked publishes the difference between two lists of a service's instances, both sorted by name.
+// putRuleLocked publishes the DestinationRule of a service, if it has one.
+func (c *catalog) putRuleLocked(s *service, group string) {
+	if r := s.result.Rule; r != nil {
+		c.putLocked(resourceID{collection.DestinationRule, r.Name}, group, s, r.Resource)
+	}
+}
+
+// dropRuleLocked withdraws the former DestinationRule of a service, if any.
+func (c *catalog) dropRuleLocked(s *service, had *translate.Result) {
+	if had.Rule != nil {
+		c.dropLocked(resourceID{collection.DestinationRule, had.Rule.Name}, s)
+	}
+}
+
+// diffLocked publishes the difference between two lists of a service's
+// instances, both sorted by name.
 func (c *catalog) diffLocked(s *service, group string, was, is []translate.Encoded) {
 	for len(was) > 0 || len(is) > 0 {
 		order := 0
@@ -469,12 +517,12 @@ func (c *catalog) diffLocked(s *service, group string, was, is []translate.Encod
 			order = strings.Compare(was[0].Name, is[0].Name)
 		}
 		if order < 0 {
-			c.dropLocked(resourceID{collection.WorkloadEntry, was[0].Name}, s)
+			c.dropEndpointLocked(s, group, was[0].Name)
 			was = was[1:]
 			continue
 		}
 		if order > 0 || !sameBytes(was[0].Resource, is[0].Resource) {
-			c.putLocked(resourceID{collection.WorkloadEntry, is[0].Name}, group, s, is[0].Resource)
+			c.putEndpointLocked(s, group, is[0], order == 0)
 		}
 		if order == 0 {
 			was = was[1:]
@@ -483,7 +531,98 @@ func (c *catalog) diffLocked(s *service, group string, was, is []translate.Encod
 	}
 }
 
-// findingsLocked lists what translate found.
+// regular reports whether an endpoint's name identifies its service.
+func regular(entry, name string) bool {
+	rest, ok := strings.CutPrefix(name, entry)
+	return ok && strings.LastIndexByte(rest, '-') == 0
+}
+
+// coversLocked reports whether the stream still has to send all of the service,
+// including the named endpoint.
+func (c *catalog) coversLocked(s *service, name string) bool {
+	return c.stream != nil && s.unsent == c.streams && name > s.sent
+}
+
+// implicitLocked returns the service with an implicit endpoint of the name, or
+// nil.
+func (c *catalog) implicitLocked(name string) *service {
+	entry := c.slots[resourceID{collection.ServiceEntry, name[:max(0, strings.LastIndexByte(name, '-'))]}]
+	if entry == nil || len(entry.claims) == 0 {
+		return nil
+	}
+	s := entry.claims[0].owner
+	if s == nil || !s.serving || !regular(entry.id.name, name) || endpoint(s.result, name) == nil {
+		return nil
+	}
+	return s
+}
+
+// endpoint returns the encoded endpoint of the name, or nil.
+func endpoint(r *translate.Result, name string) []byte {
+	for e := range r.Each() {
+		if e.Name >= name {
+			if e.Name == name {
+				return e.Resource
+			}
+			break
+		}
+	}
+	return nil
+}
+
+// putEndpointLocked adds or replaces an endpoint of a served service.
+func (c *catalog) putEndpointLocked(s *service, group string, e translate.Encoded, has bool) {
+	id := resourceID{collection.WorkloadEntry, e.Name}
+	switch {
+	case c.slots[id] != nil || !regular(group, e.Name):
+		c.putLocked(id, group, s, e.Resource)
+	case c.stream != nil && !c.coversLocked(s, e.Name):
+		sl := &slot{id: id, group: group, claims: []claim{{owner: s, exact: s.isExact(e.Name), bytes: e.Resource}}}
+		c.slots[id] = sl
+		c.markLocked(sl, has)
+	}
+}
+
+// dropEndpointLocked removes an endpoint of a current or former served service.
+func (c *catalog) dropEndpointLocked(s *service, group, name string) {
+	id := resourceID{collection.WorkloadEntry, name}
+	switch {
+	case c.slots[id] != nil || !regular(group, name):
+		c.dropLocked(id, s)
+	case c.stream != nil && !c.coversLocked(s, name):
+		sl := &slot{id: id, group: group}
+		c.slots[id] = sl
+		c.markLocked(sl, true)
+	}
+}
+
+// serveLocked publishes the endpoints of a service whose ServiceEntry owns its
+// name.
+func (c *catalog) serveLocked(s *service, entry string) {
+	s.serving = true
+	if c.stream != nil {
+		c.stream.addAllLocked(s, entry)
+	}
+	for e := range s.result.Each() {
+		id := resourceID{collection.WorkloadEntry, e.Name}
+		if c.slots[id] != nil || !regular(entry, e.Name) {
+			c.putLocked(id, entry, s, nil)
+		}
+	}
+	c.putRuleLocked(s, entry)
+}
+
+// unserveLocked undoes serveLocked.
+func (c *catalog) unserveLocked(s *service, entry string) {
+	s.serving = false
+	for e := range s.result.Each() {
+		c.dropEndpointLocked(s, entry, e.Name)
+	}
+	c.dropRuleLocked(s, s.result)
+	s.unsent = 0
+}
+
+// findingsLocked lists the findings of translate.
 func (c *catalog) findingsLocked(s *service, was, is []translate.Problem) {
 	if slices.Equal(was, is) && (len(is) == 0 || !c.problems.wants()) {
 		return
@@ -506,11 +645,11 @@ func (c *catalog) findingsLocked(s *service, was, is []translate.Problem) {
 	}
 }
 
-// putLocked gives an owner's resource a name, or a new state under it.
+// putLocked adds or replaces an owner's claim to a name.
 func (c *catalog) putLocked(id resourceID, group string, owner *service, b []byte) {
 	sl := c.slotLocked(id, group)
 	if i := sl.index(owner); i >= 0 {
-		changed := !sameBytes(sl.claims[i].bytes, b)
+		changed := owner != nil && id.collection == collection.WorkloadEntry || !sameBytes(sl.claims[i].bytes, b)
 		sl.claims[i].bytes = b
 		if i == 0 && changed {
 			c.markLocked(sl, true)
@@ -520,7 +659,7 @@ func (c *catalog) putLocked(id resourceID, group string, owner *service, b []byt
 	before := sl.winner()
 	cl := claim{owner: owner, bytes: b}
 	if owner != nil {
-		cl.exact = strings.Contains(id.name, owner.key.Name)
+		cl.exact = owner.isExact(id.name)
 	}
 	i, _ := slices.BinarySearchFunc(sl.claims, cl, precedence)
 	sl.claims = slices.Insert(sl.claims, i, cl)
@@ -530,24 +669,51 @@ func (c *catalog) putLocked(id resourceID, group string, owner *service, b []byt
 	c.settleLocked(sl, before)
 }
 
-// slotLocked returns the slot of a name, a new one if there is none.
+// isExact reports whether name contains the service's name unchanged.
+func (s *service) isExact(name string) bool { return strings.Contains(name, s.key.Name) }
+
+// slotLocked returns the slot of a name, created if necessary.
 func (c *catalog) slotLocked(id resourceID, group string) *slot {
 	sl := c.slots[id]
-	if sl == nil {
-		sl = &slot{id: id, group: group}
-		c.slots[id] = sl
+	if sl != nil {
+		return sl
 	}
+	sl = &slot{id: id, group: group}
+	if id.collection == collection.WorkloadEntry {
+		if s := c.implicitLocked(id.name); s != nil {
+			sl.group = s.result.Entry.Name
+			sl.claims = []claim{{owner: s, exact: s.isExact(id.name)}}
+			if c.coversLocked(s, id.name) {
+				c.markLocked(sl, false)
+			}
+		}
+	}
+	c.slots[id] = sl
 	return sl
 }
 
-// tidyLocked forgets a slot that nobody wants and of which nothing is to be sent.
+// tidyLocked removes a slot that has nothing to send and either has no claims
+// or can be implicit.
 func (c *catalog) tidyLocked(sl *slot) {
-	if len(sl.claims) == 0 && sl.kept == 0 && (c.stream == nil || sl.dirty != c.streams) {
+	if sl.kept > 0 || c.stream != nil && sl.dirty == c.streams {
+		return
+	}
+	switch len(sl.claims) {
+	case 0:
 		delete(c.slots, sl.id)
+	case 1:
+		s := sl.claims[0].owner
+		if s == nil || sl.id.collection != collection.WorkloadEntry || !s.serving {
+			return
+		}
+		sl.claims[0].bytes = nil
+		if regular(s.result.Entry.Name, sl.id.name) && !c.coversLocked(s, sl.id.name) {
+			delete(c.slots, sl.id)
+		}
 	}
 }
 
-// dropLocked takes a name away from an owner, if it has it.
+// dropLocked removes an owner's claim to a name, if any.
 func (c *catalog) dropLocked(id resourceID, owner *service) {
 	sl := c.slots[id]
 	if sl == nil {
@@ -566,7 +732,7 @@ func (c *catalog) dropLocked(id resourceID, owner *service) {
 	c.tidyLocked(sl)
 }
 
-// settleLocked draws the consequences of a change of who wants a name.
+// settleLocked applies a change of the claims to a name.
 func (c *catalog) settleLocked(sl *slot, before *claim) {
 	now := sl.winner()
 	switch {
@@ -577,21 +743,13 @@ func (c *catalog) settleLocked(sl *slot, before *claim) {
 		c.markLocked(sl, true)
 	}
 
-	// A service's instances are published when its ServiceEntry is.
+	// Instances are published together with their ServiceEntry.
 	if sl.id.collection == collection.ServiceEntry {
 		if before != nil && before.owner != nil && (now == nil || now.owner != before.owner) {
-			s := before.owner
-			s.serving = false
-			for _, e := range s.result.Endpoints {
-				c.dropLocked(resourceID{collection.WorkloadEntry, e.Name}, s)
-			}
+			c.unserveLocked(before.owner, sl.id.name)
 		}
 		if now != nil && now.owner != nil && !now.owner.serving {
-			s := now.owner
-			s.serving = true
-			for _, e := range s.result.Endpoints {
-				c.putLocked(resourceID{collection.WorkloadEntry, e.Name}, sl.id.name, s, e.Resource)
-			}
+			c.serveLocked(now.owner, sl.id.name)
 		}
 	}
 
@@ -604,8 +762,8 @@ func (c *catalog) settleLocked(sl *slot, before *claim) {
 	sl.contested = len(sl.claims) > 1
 }
 
-// markLocked notes that the stream has to send the slot. known says whether the other end holds a state of it, provided that it
-// was up to date.
+// markLocked schedules the slot for sending. known reports whether an
+// up-to-date client holds a state of it.
 func (c *catalog) markLocked(sl *slot, known bool) {
 	if c.stream == nil || sl.dirty == c.streams {
 		return
@@ -614,10 +772,10 @@ func (c *catalog) markLocked(sl *slot, known bool) {
 	c.stream.addLocked(sl)
 }
 
-// service returns the name of the ServiceEntry of the service that the slot's resource is a part of, itself included; "" if it was
-// published as it is.
+// service returns the name of the ServiceEntry that the slot's resource belongs
+// to (its own name for a ServiceEntry), or "" for a published resource.
 func (sl *slot) service() string {
-	if len(sl.claims) == 0 || sl.claims[0].owner == nil {
+	if len(sl.claims) == 0 || sl.claims[0].owner == nil || sl.id.collection == collection.DestinationRule {
 		return ""
 	}
 	return sl.claims[0].owner.result.Entry.Name
@@ -627,7 +785,7 @@ func (sl *slot) index(owner *service) int {
 	return slices.IndexFunc(sl.claims, func(cl claim) bool { return cl.owner == owner })
 }
 
-// winner returns a copy of the claim that is served, nil if there is none.
+// winner returns a copy of the served claim, or nil.
 func (sl *slot) winner() *claim {
 	if len(sl.claims) == 0 {
 		return nil
@@ -635,7 +793,7 @@ func (sl *slot) winner() *claim {
 	return new(sl.claims[0])
 }
 
-// loser is the id under which it is listed that an owner does not get the name.
+// loser returns the id of the problem that an owner does not get the name.
 func (sl *slot) loser(owner *service) string {
 	if owner == nil {
 		return publishedProblem(sl.id)
@@ -643,7 +801,7 @@ func (sl *slot) loser(owner *service) string {
 	return serviceProblem(owner.key)
 }
 
-// reason says why a claim other than the first is not served.
+// reason explains why a claim other than the first is not served.
 func (sl *slot) reason() string {
 	kind := sl.id.collection[strings.LastIndexByte(sl.id.collection, '/')+1:]
 	if w := sl.claims[0].owner; w != nil {
@@ -654,7 +812,7 @@ func (sl *slot) reason() string {
 		sl.id.name, kind)
 }
 
-// precedence orders claims by who gets the name.
+// precedence orders claims: the first is served.
 func precedence(a, b claim) int {
 	if a.owner == nil || b.owner == nil {
 		return -cmpBool(a.owner == nil, b.owner == nil)
@@ -675,7 +833,7 @@ func cmpBool(a, b bool) int {
 	return -1
 }
 
-// compareKeys orders keys by their parts, from the widest to the narrowest.
+// compareKeys orders keys part by part, widest first.
 func compareKeys(a, b registry.Key) int {
 	return cmp.Or(
 		strings.Compare(a.Datacenter, b.Datacenter),
@@ -693,41 +851,54 @@ func entryName(r *translate.Result) string {
 	return r.Entry.Name
 }
 
-// sameBytes is bytes.Equal that is quick when the two are the same memory, as unchanged instances are.
+// bytesLocked returns the served resource of a slot that has claims.
+func (sl *slot) bytesLocked() []byte {
+	if cl := sl.claims[0]; cl.bytes == nil && cl.owner != nil {
+		return endpoint(cl.owner.result, sl.id.name)
+	}
+	return sl.claims[0].bytes
+}
+
+// sameBytes is bytes.Equal with a fast path for shared memory, the case of
+// unchanged instances.
 func sameBytes(a, b []byte) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || bytes.Equal(a, b))
 }
 
-// cursor is what one stream has yet to send. Its fields are guarded by the catalog's mu.
+// cursor holds what one stream still has to send. Its fields are guarded by the
+// catalog's mu.
 type cursor struct {
 	c      *catalog
 	number uint64
-	// queue is the order in which groups are sent. Its length is bounded by the number of resources.
+	// queue is the send order of groups. Its length is bounded by the number of
+	// resources.
 	queue    []*group
-	waiting  map[string]*group   // those in queue that nothing was sent of yet, by name
-	problems map[string]struct{} // whose text the other end does not have
-	told     map[string]struct{} // that the other end has a text of
+	waiting  map[string]*group   // groups in queue that are entirely unsent, by name
+	problems map[string]struct{} // ids whose text is unsent
+	told     map[string]struct{} // ids of which the client has a text
 	status   bool
 	counts   bool
-	heard    int64 // as in catalog, that was sent
-	// wake has room for one: there is something to send.
+	heard    int64 // last value of catalog.heard that was sent
+	// wake, of capacity one, signals that there is something to send.
 	wake chan struct{}
 }
 
-// group is slots that travel together, or the mark that everything before it is the first full listing.
+// group is a set of slots that are sent together, or the mark that ends the
+// first full listing.
 type group struct {
 	name   string
 	slots  []*slot
+	all    *service // its unsent endpoints follow; may be nil
 	synced bool
-	// relisted says that the other end was told to keep the service of that
-	// name: once everything is sent, the rest of what it has goes.
+	// relisted reports that the client was told to keep the service of that
+	// name: once the group is sent, the rest of what it holds is removed.
 	relisted bool
 }
 
 // errSuperseded ends a stream when a newer one begins.
 var errSuperseded = errors.New("a newer stream took over")
 
-// read begins a new stream: it has to send everything. The one before it ends.
+// read starts a new stream, which sends everything, and ends the previous one.
 func (c *catalog) read() *cursor {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -752,7 +923,13 @@ func (c *catalog) read() *cursor {
 			continue
 		}
 		sl.told = false
+		if c.tidyLocked(sl); c.slots[id] == nil {
+			continue
+		}
 		c.markLocked(sl, false)
+		if sl.id.collection == collection.ServiceEntry && len(sl.claims) > 0 && sl.claims[0].owner != nil {
+			r.addAllLocked(sl.claims[0].owner, sl.id.name)
+		}
 	}
 	c.problems.each(func(id string) { r.problems[id] = struct{}{} })
 	if c.synced {
@@ -765,19 +942,32 @@ func (c *catalog) read() *cursor {
 func (r *cursor) wakeUp() {
 	select {
 	case r.wake <- struct{}{}:
-	default: // it is awake already
+	default: // already signaled
 	}
 }
 
-func (r *cursor) addLocked(sl *slot) {
-	g := r.waiting[sl.group]
+// groupLocked returns the entirely unsent group of a name, created if
+// necessary.
+func (r *cursor) groupLocked(name string) *group {
+	g := r.waiting[name]
 	if g == nil {
-		g = &group{name: sl.group}
-		r.waiting[sl.group] = g
+		g = &group{name: name}
+		r.waiting[name] = g
 		r.enqueueLocked(g)
 	}
+	return g
+}
+
+// addAllLocked schedules all endpoints of a service for sending.
+func (r *cursor) addAllLocked(s *service, entry string) {
+	s.unsent, s.sent = r.number, ""
+	r.groupLocked(entry).all = s
+}
+
+func (r *cursor) addLocked(sl *slot) {
+	g := r.groupLocked(sl.group)
 	g.slots = append(g.slots, sl)
-	// A ServiceEntry goes before its instances, should the group not fit into one batch.
+	// A ServiceEntry precedes its instances in case the group spans batches.
 	if last := len(g.slots) - 1; sl.id.collection == collection.ServiceEntry {
 		g.slots[0], g.slots[last] = g.slots[last], g.slots[0]
 	}
@@ -788,7 +978,7 @@ func (r *cursor) enqueueLocked(g *group) {
 	r.wakeUp()
 }
 
-// close ends the stream; nothing is kept for it from then on.
+// close ends the stream and releases its cursor.
 func (r *cursor) close() {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
@@ -797,7 +987,8 @@ func (r *cursor) close() {
 	}
 }
 
-// next returns the next batch, nil if the other end has everything. It does not block. The error is errSuperseded.
+// next returns the next batch, or nil if the client is up to date. It does not
+// block. The only error is errSuperseded.
 func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 	c := r.c
 	c.mu.Lock()
@@ -819,8 +1010,11 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 		if n > 0 && !g.fits(wire.BatchResources-n, wire.BatchBytes-size) {
 			break
 		}
-		// From here on a slot of the group that changes again goes to the end of the queue.
-		delete(r.waiting, g.name)
+		// A slot of this group that changes from here on is queued again at the
+		// end.
+		if r.waiting[g.name] == g {
+			delete(r.waiting, g.name)
+		}
 		for len(g.slots) > 0 && n < wire.BatchResources && size < wire.BatchBytes {
 			sl := g.slots[0]
 			g.slots[0] = nil
@@ -832,10 +1026,7 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 			sl.dirty = 0
 			switch {
 			case len(sl.claims) > 0:
-				b := sl.claims[0].bytes
-				up := &pluginv1.Upsert{Resource: b[:min(len(b), wire.MaxResource+1)], Service: service}
-				resp.Upserts = append(resp.Upserts, up)
-				size += len(up.Resource) + len(up.Service)
+				size += upsert(resp, sl.bytesLocked(), service)
 				n++
 				g.relisted = g.relisted || sl.told && sl.id == (resourceID{collection.ServiceEntry, service})
 				sl.told = false
@@ -852,11 +1043,34 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 			}
 			c.tidyLocked(sl)
 		}
+		if s := g.all; s != nil && len(g.slots) == 0 && s.unsent == r.number {
+			done := true
+			for e := range s.result.Each() {
+				if e.Name <= s.sent {
+					continue
+				}
+				if n >= wire.BatchResources || size >= wire.BatchBytes {
+					done = false
+					break
+				}
+				s.sent = e.Name
+				if sl := c.slots[resourceID{collection.WorkloadEntry, e.Name}]; sl != nil {
+					c.tidyLocked(sl)
+					continue
+				}
+				size += upsert(resp, e.Resource, g.name)
+				n++
+			}
+			if !done {
+				break
+			}
+			s.unsent, s.sent = 0, ""
+		}
 		if len(g.slots) == 0 {
 			r.popLocked()
 			switch later := r.waiting[g.name]; {
 			case !g.relisted:
-			case later != nil: // something of it changed meanwhile
+			case later != nil: // part of it changed meanwhile
 				later.relisted = true
 			default:
 				resp.Relisted = append(resp.Relisted, g.name)
@@ -896,7 +1110,15 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 	return resp, nil
 }
 
-// lastHeard returns when the registry was last heard from, nil if the other end knows.
+// upsert adds a resource, truncated to what a host reads, and returns its size.
+func upsert(resp *pluginv1.WatchResponse, b []byte, service string) int {
+	up := &pluginv1.Upsert{Resource: b[:min(len(b), wire.MaxResource+1)], Service: service}
+	resp.Upserts = append(resp.Upserts, up)
+	return len(up.Resource) + len(up.Service)
+}
+
+// lastHeard returns the time of the last contact with the registry, or nil if
+// it was sent.
 func (r *cursor) lastHeard() *timestamppb.Timestamp {
 	heard := r.c.heard.Load()
 	if heard == r.heard {
@@ -906,8 +1128,9 @@ func (r *cursor) lastHeard() *timestamppb.Timestamp {
 	return timestamppb.New(time.Unix(0, heard))
 }
 
-// postponeLocked moves an instance whose ServiceEntry was not sent yet to the ServiceEntry's group. It happens only where an
-// instance takes over the name of a resource that was published as it is.
+// postponeLocked moves an instance to the group of its ServiceEntry if that is
+// unsent. This happens only if an instance takes over the name of a published
+// resource.
 func (r *cursor) postponeLocked(sl *slot, service string) bool {
 	if service == "" || sl.id.collection != collection.WorkloadEntry {
 		return false
@@ -923,12 +1146,20 @@ func (r *cursor) postponeLocked(sl *slot, service string) bool {
 
 func (r *cursor) popLocked() {
 	r.queue[0] = nil
-	r.queue = r.queue[1:]
+	if r.queue = r.queue[1:]; len(r.queue) == 0 && len(r.waiting) == 0 {
+		// Release the memory of a full listing; later queues are small.
+		r.queue, r.waiting = nil, make(map[string]*group)
+	}
 }
 
-// fits says whether the group is within limits of number and bytes.
+// fits reports whether the group is within the limits of count and bytes.
 func (g *group) fits(number, size int) bool {
-	if len(g.slots) > number {
+	number -= len(g.slots)
+	if s := g.all; s != nil && s.used.resources > 0 {
+		number -= int(s.used.resources) - 1 //nolint:gosec // what is in memory fits
+		size -= int(s.used.bytes)           //nolint:gosec // likewise
+	}
+	if number < 0 {
 		return false
 	}
 	for _, sl := range g.slots {

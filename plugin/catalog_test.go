@@ -26,8 +26,9 @@ import (
 	"github.com/isthmus-mesh/isthmus/translate"
 )
 
-// plainTranslator translates so simply that a test can foretell the outcome: the name is lower-cased, "_" becomes "-", and the bytes
-// are what an instance says.
+// plainTranslator translates so simply that a test can foretell the outcome:
+// the name is lower-cased, "_" becomes "-", and the bytes are what an instance
+// says.
 type plainTranslator struct{}
 
 func (plainTranslator) Service(svc registry.Service, instances []registry.Instance, _ *translate.Result) *translate.Result {
@@ -48,7 +49,8 @@ func (plainTranslator) Service(svc registry.Service, instances []registry.Instan
 	return r
 }
 
-// mirror is the other end of a stream: what a host has after it applied every batch.
+// mirror is the other end of a stream: what a host has after it applied every
+// batch.
 type mirror struct {
 	resources map[resourceID]string
 	mentioned map[resourceID]bool
@@ -70,7 +72,8 @@ func (m *mirror) begin() {
 	m.kept, m.nameless = map[resourceID]bool{}, false
 }
 
-// apply applies a batch as the contract says, and returns what is wrong with it.
+// apply applies a batch as the contract says, and returns what is wrong with
+// it.
 func (m *mirror) apply(resp *pluginv1.WatchResponse, idOf func(*pluginv1.Upsert) resourceID) error {
 	if n := len(resp.GetUpserts()) + len(resp.GetRemovals()) + len(resp.GetProblems()) + len(resp.GetKept()); n > wire.BatchResources {
 		return fmt.Errorf("a batch of %d", n)
@@ -151,8 +154,9 @@ func (m *mirror) sweep(service string) {
 	}
 }
 
-// plainID tells the name of a resource of plainTranslator. The bytes do not hold it, so it is looked up in the catalog by the
-// identity of the bytes; published resources hold it.
+// plainID tells the name of a resource of plainTranslator. The bytes do not
+// hold it, so it is looked up in the catalog by the identity of the bytes;
+// published resources hold it.
 func plainID(c *catalog) func(u *pluginv1.Upsert) resourceID {
 	return func(u *pluginv1.Upsert) resourceID {
 		var res mcp.Resource
@@ -163,7 +167,8 @@ func plainID(c *catalog) func(u *pluginv1.Upsert) resourceID {
 	}
 }
 
-// named wraps a translator's bytes into resources that hold their name, so that a mirror can tell it.
+// named wraps a translator's bytes into resources that hold their name, so that
+// a mirror can tell it.
 type named struct{ translator }
 
 func (n named) Service(svc registry.Service, instances []registry.Instance, prev *translate.Result) *translate.Result {
@@ -237,8 +242,9 @@ func publishedEntry(name, host string) *mcp.Resource {
 	return &mcp.Resource{Metadata: &mcp.Metadata{Name: name}, Body: body}
 }
 
-// A slow stream that is broken off now and then ends up with exactly what plain maps hold, whatever was set, removed and published
-// meanwhile by several goroutines, with names that several services want.
+// A slow stream that is broken off now and then ends up with exactly what plain
+// maps hold, whatever was set, removed and published meanwhile by several
+// goroutines, with names that several services want.
 func TestCatalogEqualsPlainMaps(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(8) {
@@ -247,7 +253,8 @@ func TestCatalogEqualsPlainMaps(t *testing.T) {
 			c := testCatalog()
 			names := []string{"web", "Web", "WEB", "my_svc", "my-svc", "api", "API", "a_b-c", "a-b_c", "a-b-c"}
 
-			// The model. Each goroutine owns some keys, so that the last Set of a key is known.
+			// The model. Each goroutine owns some keys, so that the last Set of
+			// a key is known.
 			var mu sync.Mutex
 			type state struct {
 				svc       registry.Service
@@ -349,7 +356,8 @@ func TestCatalogEqualsPlainMaps(t *testing.T) {
 			c.Synced()
 			drain(t, r, m)
 
-			// What should be there: for each name the published resource, else the best of the services.
+			// What should be there: for each name the published resource, else
+			// the best of the services.
 			want := map[resourceID]string{}
 			for name, b := range pubs {
 				want[resourceID{collection.ServiceEntry, name}] = "|" + string(b)
@@ -463,7 +471,8 @@ func TestCatalogSendsNothingForNothing(t *testing.T) {
 	}
 }
 
-// A service and its instances travel in one batch if they fit, and the ServiceEntry first if they do not.
+// A service and its instances travel in one batch if they fit, and the
+// ServiceEntry first if they do not.
 func TestCatalogKeepsServicesTogether(t *testing.T) {
 	t.Parallel()
 	c := testCatalog()
@@ -494,7 +503,8 @@ func TestCatalogKeepsServicesTogether(t *testing.T) {
 	}
 }
 
-// Synced goes out when everything that was there before it has gone out, even if the registry never rests.
+// Synced goes out when everything that was there before it has gone out, even
+// if the registry never rests.
 func TestCatalogSyncedUnderChurn(t *testing.T) {
 	t.Parallel()
 	c := testCatalog()
@@ -529,8 +539,9 @@ func TestCatalogSyncedUnderChurn(t *testing.T) {
 	}
 }
 
-// A name that two services want goes to the one whose name needed no change, the other is listed, and gets it afterwards; the
-// order in which they came does not matter.
+// A name that two services want goes to the one whose name needed no change,
+// the other is listed, and gets it afterwards; the order in which they came
+// does not matter.
 func TestCatalogNameTakenTwice(t *testing.T) {
 	t.Parallel()
 	for _, order := range [][]string{{"my_svc", "my-svc"}, {"my-svc", "my_svc"}} {
@@ -562,7 +573,8 @@ func TestCatalogNameTakenTwice(t *testing.T) {
 	}
 }
 
-// What cannot be published is listed, and what was published under the name before stays.
+// What cannot be published is listed, and what was published under the name
+// before stays.
 func TestCatalogPublishInvalid(t *testing.T) {
 	t.Parallel()
 	c := testCatalog()
@@ -598,7 +610,8 @@ func TestCatalogPublishInvalid(t *testing.T) {
 	}
 }
 
-// Problems are bounded; those beyond are counted, and move up when others are solved. Text of any bytes can be sent.
+// Problems are bounded; those beyond are counted, and move up when others are
+// solved. Text of any bytes can be sent.
 func TestCatalogProblemsBounded(t *testing.T) {
 	t.Parallel()
 	c := testCatalog()
@@ -693,8 +706,9 @@ func TestCatalogOneChangeIsSmall(t *testing.T) {
 	}
 }
 
-// A resource that no host accepts is sent as far as one reads it to know what to keep: the whole would exceed what a message may have, and
-// end the stream again and again.
+// A resource that no host accepts is sent as far as one reads it to know what
+// to keep: the whole would exceed what a message may have, and end the stream
+// again and again.
 func TestCatalogSendsTheBeginningOfWhatIsTooLarge(t *testing.T) {
 	t.Parallel()
 	c := testCatalog()
@@ -729,7 +743,8 @@ func TestCatalogSendsTheBeginningOfWhatIsTooLarge(t *testing.T) {
 
 func ports(number int) []registry.Port { return []registry.Port{{Number: number}} }
 
-// benchCatalog is a catalog of services with 10 instances each, translated for real.
+// benchCatalog is a catalog of services with 10 instances each, translated for
+// real.
 func benchCatalog(b *testing.B, services int) (*catalog, [][]registry.Instance) {
 	b.Helper()
 	tr, err := translate.New("consul", translate.Options{})
@@ -750,7 +765,8 @@ func benchCatalog(b *testing.B, services int) (*catalog, [][]registry.Instance) 
 	return c, all
 }
 
-// BenchmarkOneChange is one changed instance among 100,000, from Set to the message.
+// BenchmarkOneChange is one changed instance among 100,000, from Set to the
+// message.
 func BenchmarkOneChange(b *testing.B) {
 	c, all := benchCatalog(b, 10_000)
 	r := c.read()
@@ -780,7 +796,8 @@ func BenchmarkNoChange(b *testing.B) {
 	}
 }
 
-// BenchmarkFullListing is a new stream over 110,000 resources: all its messages, encoded.
+// BenchmarkFullListing is a new stream over 110,000 resources: all its
+// messages, encoded.
 func BenchmarkFullListing(b *testing.B) {
 	c, _ := benchCatalog(b, 10_000)
 	b.ReportAllocs()
@@ -799,7 +816,8 @@ func BenchmarkFullListing(b *testing.B) {
 	b.ReportMetric(float64(size)/1e6, "MB/listing")
 }
 
-// Set and Remove of one key from several goroutines leave nothing behind that the key no longer reaches.
+// Set and Remove of one key from several goroutines leave nothing behind that
+// the key no longer reaches.
 func TestCatalogSetAgainstRemove(t *testing.T) {
 	t.Parallel()
 	c := testCatalog()

@@ -2,7 +2,8 @@ package plugin
 
 import "testing"
 
-// TestDetail shows that how a registry is followed travels with its state, once for each change.
+// TestDetail shows that how a registry is followed travels with its state, once
+// for each change.
 func TestDetail(t *testing.T) {
 	c := newCatalog(nil, nil, limits{})
 	r := c.read()

@@ -7,56 +7,62 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/isthmus-mesh/isthmus/internal/clip"
 )
 
-// Faults gathers what is wrong with the many parts of a registry (a server, a login, a namespace, the watch of one service) into the one state
-// that [Catalog].Degraded takes. An adapter that has one does not call Degraded itself.
+// Faults combines the faults of the parts of a registry (a server, a login, a
+// namespace, the watch of one service) into the single state of
+// [Catalog].Degraded. An adapter that uses it does not call Degraded itself.
 //
-// A part has one fault at most, of a kind K. Kinds are an enum of the adapter's, from what concerns everything to what concerns one service: those
-// that are there are shown in the order of their values, joined by "; ".
+// A part has at most one fault, of a kind K. Kinds are an enum of the adapter,
+// ordered from the most general to a single service; present kinds are shown in
+// this order, joined by "; ".
 //
-// A kind is one sentence, however many parts have it: the text of the first fault, for as long as any part has that very text. Then the newest other
-// one takes its place, since what failed last usually recovers last. The catalog is told when a sentence comes, changes or goes, and of nothing
-// else: 5,000 watches that fail alike are one call, and their recovery is another.
+// A kind is shown as one text for any number of parts: that of its first fault,
+// while any part has exactly that text, and then the newest remaining one,
+// since the last failure usually recovers last. The catalog is called only if
+// the text changes: 5,000 watches that fail alike cost one call, and their
+// recovery another.
 //
-// Methods may be called from any goroutine.
+// Faults is safe for concurrent use.
 type Faults[K cmp.Ordered] struct {
 	catalog Catalog
 
-	mu    sync.Mutex // guards everything below, and the order of the calls to catalog
+	mu    sync.Mutex // guards the fields below and the order of calls to catalog
 	parts map[string]*sentence[K]
 	kinds []*faultKind[K] // in the order of K
-	shown string          // what the catalog was told, "" for nothing wrong
+	shown string          // last reported text, "" for healthy
 }
 
-// faultKind is what there is of one kind of fault.
+// faultKind holds the faults of one kind.
 type faultKind[K cmp.Ordered] struct {
 	kind      K
 	sentences map[string]*sentence[K]
-	order     *list.List   // the sentences, the newest last
-	shown     *sentence[K] // one of them, nil if there are none
+	order     *list.List   // sentences, the newest last
+	shown     *sentence[K] // one of order, nil if it is empty
 }
 
-// sentence is a text that parts have as their fault. It is there once, however many they are.
+// sentence is a fault text, stored once for all parts that share it.
 type sentence[K cmp.Ordered] struct {
 	of    *faultKind[K]
 	text  string
-	parts int           // how many have it
+	parts int           // number of parts that share it
 	at    *list.Element // in of.order
 }
 
-// NewFaults returns a Faults that tells catalog.
+// NewFaults returns a Faults that reports to catalog.
 func NewFaults[K cmp.Ordered](catalog Catalog) *Faults[K] {
 	return &Faults[K]{catalog: catalog, parts: make(map[string]*sentence[K])}
 }
 
-// Set says that a part has a fault of a kind, in place of the one that it had. With a nil error it is Clear.
+// Set replaces the fault of a part. A nil error is equivalent to Clear.
 func (f *Faults[K]) Set(part string, kind K, err error) {
 	if err == nil {
 		f.Clear(part)
 		return
 	}
-	text := cmp.Or(clip(err.Error(), maxReasonBytes), "unknown error")
+	text := cmp.Or(clip.Text(err.Error(), maxReasonBytes), "unknown error")
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	was := f.parts[part]
@@ -70,7 +76,7 @@ func (f *Faults[K]) Set(part string, kind K, err error) {
 	f.tellLocked()
 }
 
-// Clear says that nothing is wrong with a part any more. It costs next to nothing where nothing was.
+// Clear removes the fault of a part. It is cheap if there is none.
 func (f *Faults[K]) Clear(part string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -81,7 +87,7 @@ func (f *Faults[K]) Clear(part string) {
 	}
 }
 
-// kindLocked returns what there is of a kind. Kinds are few, and stay.
+// kindLocked returns the entry of a kind. Kinds are few and never removed.
 func (f *Faults[K]) kindLocked(kind K) *faultKind[K] {
 	i, ok := slices.BinarySearchFunc(f.kinds, kind, func(k *faultKind[K], kind K) int { return cmp.Compare(k.kind, kind) })
 	if !ok {
@@ -90,7 +96,7 @@ func (f *Faults[K]) kindLocked(kind K) *faultKind[K] {
 	return f.kinds[i]
 }
 
-// tellLocked tells the catalog what is to be shown, if that has changed.
+// tellLocked reports the combined text to the catalog if it changed.
 func (f *Faults[K]) tellLocked() {
 	var texts []string
 	for _, k := range f.kinds {
@@ -110,7 +116,7 @@ func (f *Faults[K]) tellLocked() {
 	f.catalog.Degraded(errors.New(text))
 }
 
-// add returns the sentence of a text, with one more part that has it.
+// add returns the sentence of a text, with one more part.
 func (k *faultKind[K]) add(text string) *sentence[K] {
 	s := k.sentences[text]
 	if s == nil {
@@ -125,7 +131,7 @@ func (k *faultKind[K]) add(text string) *sentence[K] {
 	return s
 }
 
-// drop takes note that a part does not have the sentence any more.
+// drop removes one part from the sentence.
 func (s *sentence[K]) drop() {
 	if s.parts--; s.parts > 0 {
 		return

@@ -13,7 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// told notes what a catalog is told of the registry as a whole. It has no lock: calls must not overlap.
+// told notes what a catalog is told of the registry as a whole. It has no lock:
+// calls must not overlap.
 type told struct {
 	Catalog
 	degraded []string // "" for what was taken back
@@ -38,7 +39,8 @@ func (c *told) now() string {
 	return c.degraded[len(c.degraded)-1]
 }
 
-// trouble is a kind of fault in these tests, of which the smaller ones matter more.
+// trouble is a kind of fault in these tests, of which the smaller ones matter
+// more.
 type trouble int
 
 const (
@@ -147,7 +149,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// An error that says nothing is a fault all the same, and one that says too much is cut.
+// An error that says nothing is a fault all the same, and one that says too
+// much is cut.
 func TestFaultsOddTexts(t *testing.T) {
 	c := &told{}
 	f := NewFaults[trouble](c)
@@ -161,7 +164,8 @@ func TestFaultsOddTexts(t *testing.T) {
 	}
 }
 
-// A storm is one call each way where all say the same, and hardly more where each says its own, in whatever order they recover.
+// A storm is one call each way where all say the same, and hardly more where
+// each says its own, in whatever order they recover.
 func TestFaultsStorm(t *testing.T) {
 	const parts = 5_000
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same in each run
@@ -202,8 +206,9 @@ func TestFaultsStorm(t *testing.T) {
 	}
 }
 
-// Against a plain model in a random run: what is shown is the fault of a part that has it, one of each kind and in their order; and it
-// changes only if it is not so any more, or a kind comes.
+// Against a plain model in a random run: what is shown is the fault of a part
+// that has it, one of each kind and in their order; and it changes only if it
+// is not so any more, or a kind comes.
 func TestFaultsModel(t *testing.T) {
 	type fault struct {
 		kind trouble
@@ -261,7 +266,8 @@ func TestFaultsModel(t *testing.T) {
 	}
 }
 
-// Parts may speak from any goroutine; calls to the catalog do not overlap, and the last one is the truth.
+// Parts may speak from any goroutine; calls to the catalog do not overlap, and
+// the last one is the truth.
 func TestFaultsConcurrently(t *testing.T) {
 	c := &told{}
 	f := NewFaults[trouble](c)

@@ -3,32 +3,67 @@ package plugin
 import (
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
-// Globs is a list of patterns in a configuration, for names: * stands for any run of characters, ? for one, [a-z] for one of those; \ takes the meaning
-// of the one after it. Unlike in a path, a slash is a character like any other.
+// Globs is a list of name patterns in a configuration: * matches any run of
+// characters, including slashes, ? one character, [a-z] one of a range; \
+// escapes the next character. A pattern that begins with ~ is a regular
+// expression (RE2) that must match the whole name.
 type Globs []string
 
-// slashless hides slashes, which are special to path.Match, behind a character that names do not have.
+// regexes caches compiled patterns: by pattern, a *regexp.Regexp, nil if it is
+// invalid. The configurations bound its size.
+var regexes sync.Map
+
+// regexOf returns the regular expression of a pattern that begins with ~.
+func regexOf(pattern string) (re *regexp.Regexp, isRegex bool) {
+	text, isRegex := strings.CutPrefix(pattern, "~")
+	if !isRegex {
+		return nil, false
+	}
+	if kept, ok := regexes.Load(pattern); ok {
+		return kept.(*regexp.Regexp), true
+	}
+	re, _ = regexp.Compile("^(?:" + text + ")$")
+	regexes.Store(pattern, re)
+	return re, true
+}
+
+// slashless replaces slashes, which are special to path.Match, by a character
+// that names do not have.
 var slashless = strings.NewReplacer("/", "\x00")
 
-// Match reports whether any of the globs matches the whole name. One that Check does not accept matches nothing.
+// Match reports whether any pattern matches the whole name. An invalid pattern
+// matches nothing.
 func (g Globs) Match(name string) bool {
 	return slices.ContainsFunc(g, func(glob string) bool {
 		if glob == "*" {
 			return true
+		}
+		if re, ok := regexOf(glob); ok {
+			return re != nil && re.MatchString(name)
 		}
 		ok, err := path.Match(slashless.Replace(glob), slashless.Replace(name))
 		return ok && err == nil
 	})
 }
 
-// Check returns what is wrong with the globs, which are those of a field, as *[FieldError] for Validate.
+// Check validates the globs and returns each error as a *[FieldError] of the
+// given field.
 func (g Globs) Check(field string) []error {
 	var errs []error
 	for i, glob := range g {
+		if re, ok := regexOf(glob); ok {
+			if re == nil {
+				_, err := regexp.Compile(glob[1:])
+				errs = append(errs, &FieldError{Field: fmt.Sprintf("%s[%d]", field, i), Reason: fmt.Sprintf("%q is no regular expression (~ begins one): %v", glob, err)})
+			}
+			continue
+		}
 		if _, err := path.Match(glob, ""); err != nil || glob == "" {
 			errs = append(errs, &FieldError{
 				Field:  fmt.Sprintf("%s[%d]", field, i),
@@ -39,18 +74,20 @@ func (g Globs) Check(field string) []error {
 	return errs
 }
 
-// Selection selects names in a configuration, usually those of the services to follow.
+// Selection selects names in a configuration, usually of services to follow.
 type Selection struct {
-	Include Globs `json:"include,omitempty" jsonschema_description:"Globs (* any run, ? one character, [a-z] one of). Empty: every name."`
-	Exclude Globs `json:"exclude,omitempty" jsonschema_description:"Globs; they win over include."`
+	Include Globs `json:"include,omitempty" jsonschema_description:"Globs (* any run, ? one character, [a-z] one of), or regular expressions behind a ~ (~web-[0-9]+), for the whole name. Empty: every name."`
+	Exclude Globs `json:"exclude,omitempty" jsonschema_description:"The same; they win over include."`
 }
 
-// Match reports whether the name is selected: any of Include matches, or Include is empty, and none of Exclude matches.
+// Match reports whether the name is selected: Include is empty or matches, and
+// Exclude does not match.
 func (s Selection) Match(name string) bool {
 	return (len(s.Include) == 0 || s.Include.Match(name)) && !s.Exclude.Match(name)
 }
 
-// Check returns what is wrong with the selection, which is that of a field, as *[FieldError] for Validate.
+// Check validates the selection and returns each error as a *[FieldError] of
+// the given field.
 func (s Selection) Check(field string) []error {
 	return append(s.Include.Check(field+".include"), s.Exclude.Check(field+".exclude")...)
 }

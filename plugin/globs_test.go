@@ -4,9 +4,12 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/isthmus-mesh/isthmus/internal/conf"
 )
 
-// A glob matches the whole name, and a slash or dot is a character like any other: names of services have them.
+// A glob matches the whole name, and a slash or dot is a character like any
+// other: names of services have them.
 func TestGlobs(t *testing.T) {
 	for _, test := range []struct {
 		glob, name string
@@ -68,19 +71,20 @@ func (s selecting) Validate() error {
 	return errors.Join(append(s.Services.Check("services"), s.Groups.Check("groups")...)...)
 }
 
-// What is no glob is named with its path in a configuration, all of it at once; what is one is read.
+// What is no glob is named with its path in a configuration, all of it at once;
+// what is one is read.
 func TestGlobsInConfig(t *testing.T) {
-	typ, err := newConfigType("config", selecting{Groups: Globs{"*"}})
+	typ, err := conf.New("config", selecting{Groups: Globs{"*"}}, conf.JSON)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := typ.decode([]byte(`{"services": {"include": ["a*", "[a-z]?"], "exclude": ["b"]}}`))
+	c, err := typ.Decode([]byte(`{"services": {"include": ["a*", "[a-z]?"], "exclude": ["b"]}}`))
 	if err != nil || !c.Services.Match("ab") || c.Services.Match("b") || !c.Groups.Match("x") {
 		t.Errorf("decoded %+v, %v", c, err)
 	}
-	_, err = typ.decode([]byte(`{"services": {"include": ["a", "[a"], "exclude": [""]}, "groups": ["\\"]}`))
+	_, err = typ.Decode([]byte(`{"services": {"include": ["a", "[a"], "exclude": [""]}, "groups": ["\\"]}`))
 	var got []string
-	for _, f := range fieldErrors(err) {
+	for _, f := range conf.FieldErrors(err) {
 		got = append(got, f.Field)
 	}
 	if want := "config.services.include[1] config.services.exclude[0] config.groups[0]"; strings.Join(got, " ") != want {
@@ -88,7 +92,8 @@ func TestGlobsInConfig(t *testing.T) {
 	}
 }
 
-// No glob and no name make matching panic, and a glob without special characters matches itself only.
+// No glob and no name make matching panic, and a glob without special
+// characters matches itself only.
 func FuzzGlobs(f *testing.F) {
 	for _, seed := range [][2]string{{"a*", "ab"}, {"[a", "a"}, {`\`, ""}, {"a/b", "a/b"}, {"[^/]", "/"}} {
 		f.Add(seed[0], seed[1])
@@ -103,4 +108,25 @@ func FuzzGlobs(f *testing.F) {
 			t.Errorf("%q is no glob, and matches %q", glob, name)
 		}
 	})
+}
+
+// A pattern behind a ~ is a regular expression for the whole name.
+func TestGlobsRegex(t *testing.T) {
+	s := Selection{Include: Globs{`~(web|shop)-[0-9]+`, "pay-*"}, Exclude: Globs{"~.*-0+"}}
+	for name, want := range map[string]bool{"web-1": true, "web-1x": false, "xweb-1": false, "shop-22": true, "shop-": false, "pay-x": true, "pay-00": false, "web-0": false} {
+		if got := s.Match(name); got != want {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+	if errs := s.Check("services"); len(errs) > 0 {
+		t.Errorf("%v", errs)
+	}
+	bad := Selection{Include: Globs{"~("}}
+	errs := bad.Check("services")
+	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "services.include[0]: \"~(\" is no regular expression (~ begins one): ") {
+		t.Errorf("%v", errs)
+	}
+	if bad.Match("(") {
+		t.Error("what is no regular expression matches")
+	}
 }

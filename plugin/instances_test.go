@@ -9,7 +9,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// No field of an instance can change without being noticed, those included that are added to registry.Instance later.
+// No field of an instance can change without being noticed, those included that
+// are added to registry.Instance later.
 func TestEqualInstancesSeesEveryField(t *testing.T) {
 	full := func() registry.Instance {
 		return registry.Instance{ID: "i", Address: "a", Ports: []registry.Port{{Number: 1}}, Meta: map[string]string{"k": "v"}, Tags: []string{"t"}, Weight: new(1.0)}
@@ -39,7 +40,8 @@ func TestEqualInstancesSeesEveryField(t *testing.T) {
 	}
 }
 
-// What is missing is kept as it was, in order; what is there is taken as it is; neither list is changed.
+// What is missing is kept as it was, in order; what is there is taken as it is;
+// neither list is changed.
 func TestUnionInstances(t *testing.T) {
 	i := func(id, address string) registry.Instance { return registry.Instance{ID: id, Address: address} }
 	list := func(of ...registry.Instance) []registry.Instance {

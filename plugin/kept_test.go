@@ -26,7 +26,8 @@ func (m *mirror) names() []string {
 	return out
 }
 
-// restarted returns a catalog of a new process with limits, and its stream to a host that has the mirror's resources.
+// restarted returns a catalog of a new process with limits, and its stream to a
+// host that has the mirror's resources.
 func restarted(m *mirror, l limits) (*catalog, *cursor) {
 	c := newCatalog(named{plainTranslator{}}, []string{collection.ServiceEntry, collection.WorkloadEntry}, l)
 	m.begin()
@@ -42,7 +43,8 @@ func wantNames(t *testing.T, when string, m *mirror, want ...string) {
 }
 
 // A published resource that is invalid when it is listed anew stays as it was,
-// until it is valid or withdrawn; one that has no legible name keeps everything.
+// until it is valid or withdrawn; one that has no legible name keeps
+// everything.
 func TestCatalogKeepsInvalid(t *testing.T) {
 	t.Parallel()
 	m := newMirror()

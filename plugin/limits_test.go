@@ -17,15 +17,24 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
 )
 
-// A catalog keeps within the limits that the host tells: what is new beyond them is left out and what would grow beyond them is kept as it was,
-// both are listed with the field that sets the limit, and what goes makes room.
+// A catalog keeps within the limits that the host tells: what is new beyond
+// them is left out and what would grow beyond them is kept as it was, both are
+// listed with the field that sets the limit, and what goes makes room.
 func TestCatalogLimits(t *testing.T) {
 	t.Parallel()
 	resources := func(c *catalog) (n, size uint64) {
-		for _, sl := range c.slots {
+		for id, sl := range c.slots {
 			if len(sl.claims) > 0 {
 				n++
-				size += uint64(len(sl.claims[0].bytes))
+				size += uint64(len(sl.bytesLocked()))
+			}
+			if s := c.services[registry.Key{Name: strings.TrimPrefix(id.name, "ns/")}]; s != nil && s.serving {
+				for e := range s.result.Each() {
+					if c.slots[resourceID{collection.WorkloadEntry, e.Name}] == nil {
+						n++
+						size += uint64(len(e.Resource))
+					}
+				}
 			}
 		}
 		return n, size
@@ -77,8 +86,9 @@ func TestCatalogLimits(t *testing.T) {
 	}
 }
 
-// However many problems there are, what they cost is bounded; how many there are is said as far as it is known, and once others are solved they
-// are listed when they are found again.
+// However many problems there are, what they cost is bounded; how many there
+// are is said as far as it is known, and once others are solved they are listed
+// when they are found again.
 func TestProblemsCostLittle(t *testing.T) {
 	c := testCatalog()
 	r := c.read()
@@ -102,7 +112,8 @@ func TestProblemsCostLittle(t *testing.T) {
 	if want := fmt.Sprintf("and more than %d more;", maxSpare+maxCounted); len(m.problems) != maxProblems+1 || !strings.HasPrefix(m.problems[moreID], want) {
 		t.Errorf("%d are listed, closing with %q", len(m.problems), m.problems[moreID])
 	}
-	// Problems that come and go while the host takes nothing leave nothing behind.
+	// Problems that come and go while the host takes nothing leave nothing
+	// behind.
 	for n := range many {
 		c.Problem("service odd", "odd")
 		c.Problem("service odd", "")
@@ -123,7 +134,8 @@ func TestProblemsCostLittle(t *testing.T) {
 	runtime.KeepAlive(c)
 }
 
-// What the adapter hears goes with the next message of any kind, once, and makes none.
+// What the adapter hears goes with the next message of any kind, once, and
+// makes none.
 func TestHeard(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -2,24 +2,27 @@ package plugin
 
 import "sync"
 
-// FirstListing says [Catalog].Synced when the first answer about everything that the registry lists is in. An adapter that has one does not call Synced
-// itself.
+// FirstListing calls [Catalog].Synced once everything that the registry lists
+// has been answered. An adapter that uses it does not call Synced itself.
 //
-// What is known from the start is expected before anything is asked, and what an answer makes known is expected before that answer counts as arrived, so
-// that nothing is missing when no answer is awaited any more. Methods may be called from any goroutine.
+// Call Expect for everything known initially before sending requests, and for
+// everything an answer reveals before that answer is marked as arrived, so that
+// the count reaches zero only at the end. FirstListing is safe for concurrent
+// use.
 type FirstListing struct {
 	catalog Catalog
 
-	mu      sync.Mutex // guards everything below
+	mu      sync.Mutex // guards the fields below
 	awaited int
 	synced  bool
 }
 
-// NewFirstListing returns a FirstListing that tells catalog.
+// NewFirstListing returns a FirstListing that reports to catalog.
 func NewFirstListing(catalog Catalog) *FirstListing { return &FirstListing{catalog: catalog} }
 
-// Expect says that one more answer is awaited. It returns what to call once that is in, or what it is about is gone. Further calls of that do
-// nothing, so that it may be called with every answer.
+// Expect adds one pending answer. Call arrived when the answer is in or its
+// subject was removed. Further calls of arrived do nothing, so it may be called
+// with every answer.
 func (l *FirstListing) Expect() (arrived func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// The registry is synced once, when the last of the answers is in that were expected until then.
+// The registry is synced once, when the last of the answers is in that were
+// expected until then.
 func TestFirstListing(t *testing.T) {
 	c := &told{}
 	l := NewFirstListing(c)

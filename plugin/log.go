@@ -14,7 +14,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
 )
 
-// newLogger returns a logger that writes records as the bridge reads them: one JSON object a line, as hclog writes it.
+// newLogger returns a logger that writes records in the form the bridge reads:
+// one JSON object per line, as hclog does.
 func newLogger(w io.Writer) *slog.Logger {
 	level := slog.LevelInfo
 	if s := os.Getenv(wire.LogLevelKey); s != "" {
@@ -25,8 +26,9 @@ func newLogger(w io.Writer) *slog.Logger {
 	return slog.New(&handler{out: &output{w: w}, level: level})
 }
 
-// takeStandardLog sends to the logger what code in this process writes to the default loggers of packages log and slog. The former is where net/http
-// and others leave what their callers can do nothing with, and is for debugging; without this, the bridge would have to guess what level it is.
+// takeStandardLog redirects the default loggers of packages log and slog to the
+// logger. Package log, used by net/http and others for errors without a caller,
+// maps to level debug; otherwise the bridge would have to guess the level.
 func takeStandardLog(l *slog.Logger) {
 	slog.SetLogLoggerLevel(slog.LevelDebug)
 	slog.SetDefault(l)
@@ -107,7 +109,7 @@ func levelName(l slog.Level) string {
 	return "error"
 }
 
-// flatten appends attrs to out with the prefix before their keys, and groups taken apart.
+// flatten appends attrs to out with prefixed keys and with groups expanded.
 func flatten(out []slog.Attr, prefix string, attrs []slog.Attr) []slog.Attr {
 	for _, a := range attrs {
 		a.Value = a.Value.Resolve()
@@ -126,7 +128,7 @@ func flatten(out []slog.Attr, prefix string, attrs []slog.Attr) []slog.Attr {
 	return out
 }
 
-// jsonValue returns what a value is encoded as; it is always something that can be.
+// jsonValue returns the JSON form of a value; encoding it never fails.
 func jsonValue(v slog.Value) any {
 	switch v.Kind() {
 	case slog.KindString:

@@ -10,7 +10,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
 )
 
-// TestStandardLog shows that what other code writes to the standard log is for debugging, and that package slog's own functions keep their level.
+// TestStandardLog shows that what other code writes to the standard log is for
+// debugging, and that package slog's own functions keep their level.
 func TestStandardLog(t *testing.T) {
 	for level, want := range map[string][]string{
 		"DEBUG": {"debug Unsolicited response received on idle HTTP channel", "info told"},

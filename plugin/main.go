@@ -16,22 +16,30 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
 
+	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
 )
 
 const (
-	// connectWithin is how long a plugin waits for its host's connection before it takes the host for gone.
+	// connectWithin is how long a plugin waits for the connection of its host
+	// before it exits.
 	connectWithin = 30 * time.Second
-	// stopWithin is how long an adapter may take to end after its context did.
+	// stopWithin is how long an adapter may take to return after its context
+	// ended.
 	stopWithin = 5 * time.Second
-	// tellWithin is how long a plugin whose adapter failed waits for the host to take notice.
+	// tellWithin is how long a plugin whose adapter failed waits until the host
+	// has read the error.
 	tellWithin = 5 * time.Second
-	// maxStackBytes is how much of a stack is logged: with what surrounds it in JSON it fits into a line of the bridge's log.
+	// maxStackBytes bounds a logged stack, so that the record fits into a line
+	// of the bridge's log.
 	maxStackBytes = 8 << 10
+	// gcPercent is the default of GOGC. It is below Go's since most memory of a
+	// plugin lives as long as the service it describes.
+	gcPercent = 50
 )
 
-// Option changes what [Main] does. C is the type of the adapter's configuration.
+// Option configures [Main]. C is the type of the adapter's configuration.
 type Option[C any] interface {
 	set(o *options)
 }
@@ -40,6 +48,7 @@ type options struct {
 	defaults    any // a C
 	translate   Translate
 	version     string
+	summary     string
 	collections []string
 }
 
@@ -52,37 +61,50 @@ type AnyOption func(o *options)
 
 func (f AnyOption) set(o *options) { f(o) }
 
-// WithDefaults sets the configuration that holds where the user's says nothing. The user's is decoded over a copy of it: an object
-// field by field, a list as a whole.
+// WithDefaults sets the default configuration. The user's is decoded over a
+// copy of it: objects are merged field by field, lists replaced.
 func WithDefaults[C any](c C) Option[C] { return defaultsOption[C]{c} }
 
-// WithTranslate sets the translate block that holds where the user's says nothing.
+// WithTranslate sets the default translate block.
 func WithTranslate(t Translate) AnyOption {
 	return func(o *options) { o.translate = t }
 }
 
-// WithVersion sets the adapter's own version, for people.
+// WithVersion sets the version of the adapter, for display.
 func WithVersion(version string) AnyOption {
 	return func(o *options) { o.version = version }
 }
 
-// WithCollections sets the collections that the adapter may publish, as in package collection. Without it they are ServiceEntry and
-// WorkloadEntry.
+// WithSummary sets one sentence, for display, that begins with a verb and
+// describes what the adapter follows: "Follows a Consul catalog."
+func WithSummary(sentence string) AnyOption {
+	return func(o *options) { o.summary = sentence }
+}
+
+// WithCollections sets the collections that the adapter may publish, as in
+// package collection. The default is what services translate to: ServiceEntry,
+// WorkloadEntry and DestinationRule.
 func WithCollections(names ...string) AnyOption {
 	return func(o *options) { o.collections = names }
 }
 
-// Main runs an adapter as a plugin, and ends the process when its host wants it to or is gone. It does not return.
+// Main runs an adapter as a plugin and exits the process when the host requests
+// it or disconnects. It does not return.
 //
-// The name is the adapter's: lower-case letters, digits and dashes. C is the type of its configuration, a struct with json tags;
-// the tags jsonschema_description and jsonschema (github.com/invopop/jsonschema) describe its fields. C must not contain itself. A C or *C with a
-// method Validate() error may find more wrong than the schema does: *[FieldError], several by errors.Join. So that all is reported at once, it is
-// called even if the schema found something wrong, without the values that cannot be used; what it then says of these is dropped. newAdapter starts
-// nothing; an error of it is shown as one of the configuration, with the field if it is a *FieldError.
+// The name of the adapter has lower-case letters, digits and dashes. C is the
+// type of its configuration, a non-recursive struct with json tags; the tags
+// jsonschema_description and jsonschema (github.com/invopop/jsonschema)
+// describe its fields. A method Validate() error of C or *C may report further
+// errors, as *[FieldError], several by errors.Join. It is called even after
+// schema errors, so that all errors are reported at once; invalid values are
+// then unset, and its errors about them are dropped. newAdapter must not start
+// anything; its error is reported as an error of the configuration, of a field
+// if it is a *FieldError.
 //
-// Exit codes: 0 when the host ended the plugin or is gone, 1 when the adapter failed, 2 when the process was not started by a host.
+// Exit codes: 0 if the host stopped the plugin or disconnected, 1 if the
+// adapter failed, 2 if the process was not started by a host.
 func Main[C any](name string, newAdapter func(C, Env) (Adapter, error), opts ...Option[C]) {
-	o := options{collections: []string{collection.ServiceEntry, collection.WorkloadEntry}}
+	o := options{collections: []string{collection.ServiceEntry, collection.WorkloadEntry, collection.DestinationRule}}
 	for _, opt := range opts {
 		opt.set(&o)
 	}
@@ -112,6 +134,9 @@ An adapter that is not built in is an executable called isthmus-adapter-%s in th
 		return 2
 	}
 
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	log := newLogger(stderr)
 	takeStandardLog(log)
 	srv, err := build()
@@ -120,7 +145,8 @@ An adapter that is not built in is an executable called isthmus-adapter-%s in th
 		return 1
 	}
 	srv.log = log
-	// go-plugin replaces both for its own forwarding, which loses what was printed last; the bridge reads the real stderr.
+	// go-plugin replaces both for its own forwarding, which loses the last
+	// output; the bridge reads the real stderr.
 	srv.restore = func() { os.Stdout, os.Stderr = stderr, stderr }
 
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -128,7 +154,7 @@ An adapter that is not built in is an executable called isthmus-adapter-%s in th
 
 	conns := &connections{gone: make(chan struct{}), first: make(chan struct{})}
 	served := make(chan struct{})
-	// Ends when the host shuts the plugin down; else the process ends first.
+	// Ends when the host shuts the plugin down, or with the process.
 	go func() {
 		defer close(served)
 		goplugin.Serve(&goplugin.ServeConfig{
@@ -142,7 +168,7 @@ An adapter that is not built in is an executable called isthmus-adapter-%s in th
 	}()
 
 	var adapter sync.WaitGroup
-	// Ends when the adapter does, which it must when ctx ends.
+	// Ends with the adapter, which must return when ctx ends.
 	adapter.Go(func() {
 		select {
 		case <-srv.watched:
@@ -173,7 +199,7 @@ wait:
 			break wait
 		case <-srv.ended:
 			code = 1
-			// The stream tells the host why; it then ends the connection.
+			// The stream reports the error to the host, which then disconnects.
 			tell := time.NewTimer(tellWithin)
 			select {
 			case <-conns.gone:
@@ -203,10 +229,11 @@ wait:
 	return code
 }
 
-// errReturned is what an adapter that returns nil before its context ends failed with.
+// errReturned is the failure of an adapter that returns nil before its context
+// ends.
 var errReturned = errors.New("the adapter returned without an error although it was not told to end")
 
-// runAdapter runs the adapter until ctx ends. A panic of the adapter is an error.
+// runAdapter runs the adapter until ctx ends. A panic becomes an error.
 func runAdapter(ctx context.Context, srv *server) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -224,13 +251,14 @@ func runAdapter(ctx context.Context, srv *server) (err error) {
 	return err
 }
 
-// stack returns the goroutine's stack, no longer than what the bridge logs of a line.
-func stack() string { return clip(string(debug.Stack()), maxStackBytes) }
+// stack returns the stack of the goroutine, clipped to maxStackBytes.
+func stack() string { return clip.Text(string(debug.Stack()), maxStackBytes) }
 
-// connections is a stats.Handler that notices the first connection of the host and the end of the last one.
+// connections is a stats.Handler that detects the host's first connection and
+// the end of its last.
 type connections struct {
-	first chan struct{} // closed when there was a connection
-	gone  chan struct{} // closed when there is none any more
+	first chan struct{} // closed at the first connection
+	gone  chan struct{} // closed at the end of the last connection
 
 	mu sync.Mutex
 	// guarded by mu

@@ -11,53 +11,63 @@ import (
 
 // Adapter follows one registry.
 type Adapter interface {
-	// Run keeps catalog equal to the registry until ctx ends. Any earlier return is a failure: the bridge keeps
-	// what it has and restarts the adapter. Run must not return before every goroutine that it started has ended.
+	// Run keeps catalog equal to the registry until ctx ends. An earlier return
+	// is a failure: the bridge retains its state and restarts the adapter. All
+	// goroutines started by Run must end before it returns.
 	Run(ctx context.Context, catalog Catalog) error
 }
 
-// Catalog is what an adapter believes the registry holds. No method blocks, each may be called from any goroutine, and a call
-// that changes nothing costs nothing downstream. The catalog keeps nothing of what it is handed: the caller may reuse slices and
-// maps once the call returns.
+// Catalog receives the state of the registry. Its methods do not block and are
+// safe for concurrent use; no-op calls have no effect downstream. The catalog
+// does not retain its arguments: the caller may reuse slices and maps once a
+// call returns.
 type Catalog interface {
-	// Set replaces everything known about svc.Key. A service without instances is kept as an empty service; what that
-	// becomes in the mesh is up to translate.
+	// Set replaces the service and all its instances. A service without
+	// instances is kept as an empty service; package translate decides what it
+	// becomes in the mesh.
 	Set(svc registry.Service, instances []registry.Instance)
-	// Remove forgets the service. Removing what is not there does nothing.
+	// Remove removes the service, if it exists.
 	Remove(key registry.Key)
-	// Publish sets one resource that is in Istio's words already, for sources that speak Istio (files, CRDs). Its
-	// metadata.name is "namespace/name"; version is ignored. One that is invalid
-	// is listed as a problem, and the bridge keeps the last good one, after a
-	// restart of the adapter too.
-	Publish(res *mcp.Resource)
-	// Withdraw forgets a published resource: the collection as in package collection, the name as "namespace/name".
-	Withdraw(collection, name string)
-	// Synced says that the first full listing is in. Only then does the bridge remove what an earlier run of the
-	// adapter knew and this one did not mention, and open the collections that it held back. Further calls do nothing.
+	// Synced marks the end of the first full listing. Only then does the bridge
+	// remove resources of an earlier run that this one did not report, and open
+	// the collections it held back. Further calls do nothing.
 	Synced()
-	// Degraded says that the registry cannot be followed at the moment, and why; everything known stays as it is. Nil says
-	// that it is followed again.
+	// Degraded reports why the registry cannot be followed at the moment; the
+	// known state is retained. Nil reports recovery.
 	Degraded(err error)
-	// Problem lists something in the registry that cannot be used as it is, under an id of the adapter's own choice, with the
-	// reason and the cure in words. An empty reason takes it off the list. translate's own findings are listed by
-	// the SDK; this is for what only the adapter can see.
+	// Detail reports how the registry is followed, for display: "polling". An
+	// empty text clears it.
+	Detail(text string)
+	// Problem lists something in the registry that cannot be used unchanged,
+	// under an id chosen by the adapter, with the reason and the remedy. An
+	// empty reason clears it. The SDK lists the findings of package translate;
+	// use Problem only for what the adapter alone can detect.
 	Problem(id, reason string)
-	// Heard says that the registry itself answered or sent something just now, whether anything changed or not. The SDK shows that
-	// the process lives; only the adapter knows that its registry does. It is cheap: call it with every answer.
+	// Heard reports that the registry answered or sent something just now,
+	// changed or not. The SDK reports the health of the process, and only the
+	// adapter knows that of the registry. It is cheap: call it with every
+	// answer.
 	Heard()
 }
 
-// Detailer is a [Catalog] that also takes how the registry is followed. The one that [Main] hands to an adapter is; an adapter asks by a type
-// assertion.
-type Detailer interface {
-	// Detail says how the registry is followed, for people, if that is worth telling: "polling". An empty text takes it back.
-	Detail(text string)
+// Publisher is a [Catalog] that also accepts Istio resources, for sources that
+// hold these (files, CRDs). The catalog of an adapter with [WithCollections]
+// implements it; use a type assertion.
+type Publisher interface {
+	Catalog
+	// Publish sets one resource. Its metadata.name is "namespace/name"; version
+	// is ignored. An invalid resource is listed as a problem, and the bridge
+	// retains the last good one, even across restarts of the adapter.
+	Publish(res *mcp.Resource)
+	// Withdraw removes a published resource: a collection of package collection
+	// and a name "namespace/name".
+	Withdraw(collection, name string)
 }
 
-// Env is what the bridge gives to a new adapter besides its configuration.
+// Env is what a new adapter receives besides its configuration.
 type Env struct {
 	// Registry is the configured name of the registry.
 	Registry string
-	// Log is bound to the registry; its records appear in the bridge's own log.
+	// Log is bound to the registry; its records appear in the bridge's log.
 	Log *slog.Logger
 }

@@ -5,16 +5,19 @@ import (
 	"hash/maphash"
 	"slices"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/isthmus-mesh/isthmus/internal/clip"
 )
 
 const (
-	// maxProblems is the number of problems that are listed. Those beyond it are counted in a closing entry, with which there are
-	// 10,000.
+	// maxProblems bounds the listed problems. The rest is counted in a closing
+	// entry, the 10,000th.
 	maxProblems = 9_999
-	// maxSpare is the number of problems beyond these that are kept, to be listed when others are solved.
+	// maxSpare bounds the unlisted problems that are retained, to be listed
+	// when others are resolved.
 	maxSpare = 10_000
-	// maxCounted is the number of problems beyond these of which only a hash is kept, to count them.
+	// maxCounted bounds the further problems of which only a hash is retained,
+	// for counting.
 	maxCounted = 100_000
 	// moreID is the id of the closing entry.
 	moreID = "more"
@@ -23,14 +26,15 @@ const (
 	maxReasonBytes = 2 << 10
 )
 
-// problems is what cannot be used as it is: by id, what each source says of it. A source is whatever can be compared: several may
-// have something to say about one id, and each takes back its own finding only.
+// problems holds the problems: by id, the reason that each source gives. A
+// source is any comparable value; sources may share an id, and each clears only
+// its own reason.
 type problems struct {
 	found    map[string][]finding
 	listed   map[string]struct{} // at most max of the ids in found
 	unlisted map[string]struct{} // the rest, at most maxSpare
-	counted  map[uint64]struct{} // what there was no room for, at most maxCounted
-	more     bool                // nor is there in counted; from then on
+	counted  map[uint64]struct{} // hashes of what exceeds the above, at most maxCounted
+	more     bool                // counted overflowed; permanent
 	max      int
 	seed     maphash.Seed
 }
@@ -51,9 +55,10 @@ func newProblems() *problems {
 	}
 }
 
-// set records what source says of id, nothing if the reason is empty, and calls changed with each id whose text changed.
+// set records the reason that source gives for id, or clears it if the reason
+// is empty. It calls changed with each id whose text changed.
 func (p *problems) set(source any, id, reason string, changed func(id string)) {
-	id, reason = clip(id, maxIDBytes), clip(reason, maxReasonBytes)
+	id, reason = clip.Text(id, maxIDBytes), clip.Text(reason, maxReasonBytes)
 	all := p.found[id]
 	i := slices.IndexFunc(all, func(f finding) bool { return f.source == source })
 	if len(all) == 0 && reason != "" && len(p.listed) >= p.max && len(p.unlisted) >= maxSpare {
@@ -112,7 +117,7 @@ func (p *problems) set(source any, id, reason string, changed func(id string)) {
 	changed(moreID)
 }
 
-// leaveOut counts a finding that there is no room for.
+// leaveOut counts a finding that exceeds the bounds.
 func (p *problems) leaveOut(source any, id string) {
 	h := p.hash(source, id)
 	switch {
@@ -136,12 +141,13 @@ func (p *problems) isCounted(h uint64) bool {
 	return ok
 }
 
-// wants reports whether findings were left out and there is room again: one that is set again is kept then.
+// wants reports whether findings were left out and there is room again, so that
+// one that is set again is retained.
 func (p *problems) wants() bool {
 	return (len(p.counted) > 0 || p.more) && len(p.unlisted) < maxSpare
 }
 
-// shows reports whether there is a text for an id.
+// shows reports whether id has a text.
 func (p *problems) shows(id string) bool {
 	if id == moreID {
 		return len(p.unlisted)+len(p.counted) > 0 || p.more
@@ -150,7 +156,7 @@ func (p *problems) shows(id string) bool {
 	return ok
 }
 
-// text returns what is shown of an id, "" if it is not listed.
+// text returns the text shown for id, or "" if it is not listed.
 func (p *problems) text(id string) string {
 	switch n := len(p.unlisted) + len(p.counted); {
 	case !p.shows(id):
@@ -165,10 +171,10 @@ func (p *problems) text(id string) string {
 		reasons = append(reasons, f.reason)
 	}
 	slices.Sort(reasons)
-	return clip(strings.Join(slices.Compact(reasons), "; "), maxReasonBytes)
+	return clip.Text(strings.Join(slices.Compact(reasons), "; "), maxReasonBytes)
 }
 
-// each calls f with every id that is shown.
+// each calls f with every id shown.
 func (p *problems) each(f func(id string)) {
 	for id := range p.listed {
 		f(id)
@@ -176,18 +182,4 @@ func (p *problems) each(f func(id string)) {
 	if p.shows(moreID) {
 		f(moreID)
 	}
-}
-
-// clip makes s valid UTF-8, which a message on the wire must be, of at most limit bytes.
-func clip(s string, limit int) string {
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	if len(s) <= limit {
-		return s
-	}
-	const dots = "..."
-	cut := limit - len(dots)
-	for cut > 0 && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + dots
 }

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/isthmus-mesh/isthmus/internal/clip"
+	"github.com/isthmus-mesh/isthmus/internal/conf"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
@@ -28,14 +30,14 @@ type server struct {
 	pluginv1.UnimplementedAdapterServiceServer
 
 	describe    *pluginv1.DescribeResponse
-	translate   *configType[Translate]
+	translate   *conf.Type[Translate]
 	collections []string
 	newAdapter  func(config []byte, env Env) (Adapter, error) // an error is about the configuration
 	log         *slog.Logger
-	restore     func() // called before any of the adapter's code runs; may be nil
+	restore     func() // called before any code of the adapter runs; may be nil
 
-	watched chan struct{} // closed when the first stream begins: the adapter may run
-	ended   chan struct{} // closed when the adapter ended
+	watched chan struct{} // closed at the first stream: the adapter may run
+	ended   chan struct{} // closed when the adapter returned
 
 	restoreOnce sync.Once
 	mu          sync.Mutex
@@ -59,11 +61,12 @@ func newServer[C any](name string, o options, newAdapter func(C, Env) (Adapter, 
 		}
 	}
 	defaults, _ := o.defaults.(C)
-	config, err := newConfigType("config", defaults)
+	config, err := conf.New("config", defaults, conf.JSON)
 	if err != nil {
 		return nil, err
 	}
-	trans, err := newConfigType("translate", o.translate)
+	o.translate.Adapter = name
+	trans, err := conf.New("translate", o.translate, conf.JSON)
 	if err != nil {
 		return nil, err
 	}
@@ -71,8 +74,9 @@ func newServer[C any](name string, o options, newAdapter func(C, Env) (Adapter, 
 		describe: &pluginv1.DescribeResponse{
 			Name:            name,
 			Version:         o.version,
-			ConfigSchema:    config.schema,
-			TranslateSchema: trans.schema,
+			Summary:         o.summary,
+			ConfigSchema:    config.Schema,
+			TranslateSchema: trans.Schema,
 			Collections:     o.collections,
 		},
 		translate:   trans,
@@ -81,13 +85,13 @@ func newServer[C any](name string, o options, newAdapter func(C, Env) (Adapter, 
 		ended:       make(chan struct{}),
 	}
 	s.newAdapter = func(raw []byte, env Env) (Adapter, error) {
-		c, err := config.decode(raw)
+		c, err := config.Decode(raw)
 		if err != nil {
 			return nil, err
 		}
 		a, err := newAdapter(c, env)
 		if err != nil {
-			return nil, config.errorOf(err)
+			return nil, config.ErrorOf(err)
 		}
 		if a == nil {
 			return nil, errors.New("BUG: newAdapter returned neither an adapter nor an error")
@@ -124,8 +128,8 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 
 	var all []error
 	var translator *translate.Translator
-	_, err = s.translate.decodeAlone(req.GetTranslate(), func(o Translate) (err error) {
-		translator, err = translate.New(req.GetRegistry(), o.Over(s.translate.defaults))
+	_, err = s.translate.DecodeAlone(req.GetTranslate(), func(o Translate) (err error) {
+		translator, err = translate.New(req.GetRegistry(), o.Over(s.translate.Defaults))
 		return err
 	})
 	all = append(all, err)
@@ -171,7 +175,7 @@ func (s *server) Watch(_ *pluginv1.WatchRequest, stream grpc.ServerStreamingServ
 			case <-r.wake:
 				continue
 			case <-s.ended:
-				ended = true // what it left is sent first
+				ended = true // send its last changes first
 				continue
 			case <-heartbeat.C:
 				resp = &pluginv1.WatchResponse{LastHeard: r.lastHeard()}
@@ -184,17 +188,17 @@ func (s *server) Watch(_ *pluginv1.WatchRequest, stream grpc.ServerStreamingServ
 	}
 }
 
-// end notes that the adapter ended.
+// end records the end of the adapter.
 func (s *server) end(err error) {
 	s.err = err
 	close(s.ended)
 }
 
-// violations returns every FieldError in err's tree; of what is none, the text.
+// violations returns every FieldError in err's tree, and other errors as text.
 func violations(err error) []*pluginv1.Violation {
 	var out []*pluginv1.Violation
-	for _, f := range fieldErrors(err) {
-		out = append(out, &pluginv1.Violation{Field: clip(f.Field, maxIDBytes), Reason: clip(f.Reason, maxReasonBytes)})
+	for _, f := range conf.FieldErrors(err) {
+		out = append(out, &pluginv1.Violation{Field: clip.Text(f.Field, maxIDBytes), Reason: clip.Text(f.Reason, maxReasonBytes)})
 	}
 	slices.SortStableFunc(out, func(a, b *pluginv1.Violation) int { return strings.Compare(a.GetField(), b.GetField()) })
 	return out

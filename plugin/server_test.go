@@ -30,7 +30,8 @@ type adapterFunc func(ctx context.Context, c Catalog) error
 
 func (f adapterFunc) Run(ctx context.Context, c Catalog) error { return f(ctx, c) }
 
-// testStream is the plugin's end of a stream. Send blocks until the test takes the message.
+// testStream is the plugin's end of a stream. Send blocks until the test takes
+// the message.
 type testStream struct {
 	grpc.ServerStream
 	ctx  context.Context
@@ -68,7 +69,8 @@ func testServer(t *testing.T, run adapterFunc) *server {
 	return s
 }
 
-// A stream that has nothing to say gives a sign of life every two seconds, and no more often.
+// A stream that has nothing to say gives a sign of life every two seconds, and
+// no more often.
 func TestWatchHeartbeat(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -92,7 +94,8 @@ func TestWatchHeartbeat(t *testing.T) {
 	})
 }
 
-// While a host is slow, changes pile up as state: however many there are, the next message is the last state once.
+// While a host is slow, changes pile up as state: however many there are, the
+// next message is the last state once.
 func TestWatchSlowHost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

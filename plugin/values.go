@@ -3,7 +3,6 @@ package plugin
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -11,18 +10,20 @@ import (
 
 	"github.com/invopop/jsonschema"
 
+	"github.com/isthmus-mesh/isthmus/internal/conf"
 	"github.com/isthmus-mesh/isthmus/translate"
 )
 
-// FieldError says what is wrong with one field of a configuration. Field is a dotted path; what Validate returns is relative to the
-// block it validates ("address", "tls.ca_file", "ports[0].number"). Reason says what is wrong and how to mend it.
+// FieldError is an error in one field of a configuration. Field is a dotted
+// path, relative to the validated block ("address", "tls.ca_file",
+// "ports[0].number"). Reason describes the error and its remedy.
 type FieldError = translate.FieldError
 
-// Translate is the translate block of a registry's configuration.
+// Translate is the translate block of a registry configuration.
 type Translate = translate.Options
 
-// Secret is a string of a configuration that is never shown: every way of printing or encoding it gives "<secret>". Convert it
-// to string to use it.
+// Secret is a configuration string that is never shown: it prints and encodes
+// as "<secret>". Convert it to string to use it.
 type Secret string
 
 const hidden = "<secret>"
@@ -52,13 +53,9 @@ func (Secret) JSONSchema() *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "string", Format: "password", WriteOnly: true}
 }
 
-// Duration is a time.Duration that is written as a string in a configuration: "5s", "1m30s". It is not negative.
+// Duration is a non-negative time.Duration, written as a string in a
+// configuration: "5s", "1m30s".
 type Duration time.Duration
-
-// durationPattern is what the schema says of a duration.
-const durationPattern = `^(0|([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+)$`
-
-var errDuration = errors.New(`must be a duration such as "5s" or "1m30s"`)
 
 // String returns the duration as time.Duration prints it.
 func (d Duration) String() string { return time.Duration(d).String() }
@@ -66,18 +63,18 @@ func (d Duration) String() string { return time.Duration(d).String() }
 // MarshalJSON encodes the duration as a string.
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.String()) }
 
-// UnmarshalJSON decodes a string; nothing else is a duration.
+// UnmarshalJSON decodes a string and rejects other types.
 func (d *Duration) UnmarshalJSON(b []byte) error {
 	if bytes.Equal(b, []byte("null")) {
 		return nil
 	}
 	var s string
 	if err := json.Unmarshal(b, &s); err != nil {
-		return errDuration
+		return conf.ErrDuration
 	}
 	v, err := time.ParseDuration(s)
 	if err != nil || v < 0 {
-		return errDuration
+		return conf.ErrDuration
 	}
 	*d = Duration(v)
 	return nil
@@ -85,5 +82,5 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 
 // JSONSchema describes the duration as a string.
 func (Duration) JSONSchema() *jsonschema.Schema {
-	return &jsonschema.Schema{Type: "string", Pattern: durationPattern, Examples: []any{"5s", "1m30s"}}
+	return &jsonschema.Schema{Type: "string", Pattern: conf.DurationPattern, Examples: []any{"5s", "1m30s"}}
 }

@@ -1,2 +1,3 @@
-// Package server wires the bridge: from a configuration to plugins, store, and listeners.
+// Package server assembles the bridge from its configuration: plugins, store,
+// and listeners.
 package server

@@ -2,35 +2,63 @@ package server
 
 import (
 	"context"
-	"net"
+	"errors"
+	"reflect"
 
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
 
+	"github.com/isthmus-mesh/isthmus/server/config"
 	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
-	"github.com/isthmus-mesh/isthmus/server/xds"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
-// serveMCP serves the legacy protocol on its own port.
-func (s *Server) serveMCP(ctx context.Context) error {
-	server := grpc.NewServer(xds.ServerOptions()...)
-	s.mcp.Register(server)
-	return serveGRPC(ctx, server, []net.Listener{s.mcpListener}, "mcp", s.mcp.Shutdown)
+// dial is a configured sink that is served in reverse mode.
+type dial struct {
+	sink  config.Sink
+	end   context.CancelFunc
+	ended chan struct{} // closed when the stream has ended
 }
 
-// dialSinks serves the sinks of the configuration in reverse mode, each until ctx ends.
-func (s *Server) dialSinks(ctx context.Context, group *errgroup.Group) {
-	for _, c := range s.cfg.Sinks {
-		sink := mcpserver.Sink{Address: c.Address, Metadata: c.Metadata}
-		if t := c.TLS; t.Enabled {
-			sink.TLS = &mcpserver.TLS{CA: t.CAFile, Certificate: t.CertFile, Key: t.KeyFile, ServerName: t.ServerName}
-		}
-		group.Go(func() error {
-			err := s.mcp.Dial(ctx, sink)
-			if ctx.Err() != nil {
-				return nil //nolint:nilerr // the end of ctx is why it ended
+// dialSinks serves the sinks of a configuration in reverse mode, each until ctx
+// ends. Sinks that are already served continue; those that are no longer
+// configured end.
+func (s *Server) dialSinks(ctx context.Context, group *errgroup.Group, sinks []config.Sink) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.dials
+	s.dials = nil
+next:
+	for _, c := range sinks {
+		for i, d := range before {
+			if d != nil && reflect.DeepEqual(d.sink, c) {
+				s.dials, before[i] = append(s.dials, d), nil
+				continue next
 			}
-			return err
+		}
+		own, end := context.WithCancel(ctx)
+		d := &dial{c, end, make(chan struct{})}
+		s.dials = append(s.dials, d)
+		group.Go(func() error {
+			defer close(d.ended)
+			defer end()
+			return s.dialSink(own, c)
 		})
 	}
+	for _, d := range before {
+		if d != nil {
+			d.end()
+		}
+	}
+}
+
+func (s *Server) dialSink(ctx context.Context, c config.Sink) error {
+	sink := mcpserver.Sink{Address: c.Address, Metadata: c.Metadata}
+	if t := c.TLS; t.Enabled {
+		sink.TLS = &mcpserver.TLS{CA: t.CAFile, Certificate: t.CertFile, Key: t.KeyFile, ServerName: t.ServerName}
+	}
+	err := s.mcp.Dial(ctx, sink)
+	if ctx.Err() != nil || errors.Is(err, stream.ErrShutdown) {
+		return nil //nolint:nilerr // the end of ctx or of the bridge is why it ended
+	}
+	return err
 }

@@ -16,9 +16,11 @@ import (
 	"github.com/isthmus-mesh/isthmus/translate"
 )
 
-// BenchmarkMemory is what an instance costs for as long as it is there: the live bytes of the heap, divided by the number of instances, of
-// a bridge with 100,000 in services of 10. It takes them as messages of a plugin, and serves all of it to a state-of-the-world sink
-// of the shape inline and to a delta sink of the shape workload. One iteration is enough.
+// BenchmarkMemory is what an instance costs for as long as it is there: the
+// live bytes of the heap, divided by the number of instances, of a bridge with
+// 100,000 in services of 10. It takes them as messages of a plugin, and serves
+// all of it to a state-of-the-world sink of the shape inline and to a delta
+// sink of the shape workload. One iteration is enough.
 func BenchmarkMemory(b *testing.B) {
 	const services, each = 10_000, 10
 	for b.Loop() {
@@ -40,10 +42,11 @@ func live() uint64 {
 	return m.HeapAlloc
 }
 
-// loaded returns a server, not running, that was given services by a plugin, and what sinks of both shapes follow it with.
+// loaded returns a server, not running, that was given services by a plugin,
+// and what sinks of both shapes follow it with.
 func loaded(b *testing.B, services, each int) (*Server, []*view.Subscription) {
 	b.Helper()
-	cfg, err := config.Parse("isthmus.yaml", []byte("registries: [{name: consul, type: sim}]"), config.Options{})
+	cfg, err := config.Parse("isthmus.yaml", []byte("registries: [{name: consul, type: sim}]"), config.Options{Adapters: []string{"sim"}})
 	if err != nil {
 		b.Fatal(err)
 	}

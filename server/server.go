@@ -11,11 +11,12 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	mcp "istio.io/api/mcp/v1alpha1"
@@ -25,6 +26,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/lastgood"
 	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
@@ -33,41 +35,74 @@ import (
 	"github.com/isthmus-mesh/isthmus/translate"
 )
 
-// drainWithin is how long sinks have to take what is on its way when the server ends.
+// drainWithin bounds the delivery of responses in flight when the server ends.
 const drainWithin = 2 * time.Second
 
-// Options are what a server needs besides its configuration.
+// Options are the settings of a server outside its configuration.
 type Options struct {
-	// Version is the program's version, for people.
+	// Version is the program's version, for display.
 	Version string
-	// Log takes everything that the server and its plugins have to say. Nil drops it.
+	// Log receives the logs of the server and its plugins. Nil discards them.
 	Log *slog.Logger
-	// Metrics is where metrics are registered, and what the admin server shows. Nil means a registry of its own.
+	// StateDir is the directory of the last good state; "" disables it.
+	StateDir string
+	// Load reads the configuration again, for [Server.Reload]. Nil disables
+	// reloads.
+	Load func() (config.Config, error)
+	// SetLevel applies the log level of a reloaded configuration. Nil keeps the
+	// level.
+	SetLevel func(slog.Level)
+	// Metrics is the registry for metrics that the admin server shows. Nil
+	// means a new one.
 	Metrics *prometheus.Registry
 }
 
-// Server is the whole bridge.
+// Server is the bridge as a whole.
 type Server struct {
-	cfg     config.Config
 	options Options
 	log     *slog.Logger
 	started time.Time
 
-	db          *state.DB
-	view        *view.View
-	xds         *xds.Server
-	mcp         *mcpserver.Server
-	specs       []supervisor.Spec
-	metrics     *supervisor.Metrics
-	supervisors []*supervisor.Supervisor // in the order of the configuration; made by Run
+	db      *state.DB
+	view    *view.View
+	xds     *xds.Server
+	mcp     *mcpserver.Server
+	host    *supervisor.Host // created by Run
+	metrics *supervisor.Metrics
+	loads   *loadMetrics
+	crowd   *crowd
+	store   *lastgood.Store // nil if the last good state is disabled; created by Run
+	reloads chan reload
+	ready   chan struct{} // closed when the supervisors and the store exist
+	ended   chan struct{} // closed when reloads are refused
+	drained atomic.Bool   // the bridge is ending
 
-	xdsListeners  []net.Listener
-	adminListener net.Listener
-	mcpListener   net.Listener  // nil if they are the same as xdsListeners
-	ready         chan struct{} // closed when supervisors is set
+	mu      sync.Mutex
+	cfg     config.Config // in force; guarded by mu, as the rest
+	loaded  admin.Config  // cfg for display
+	members []*member     // in the order of the configuration
+	ports   []*port       // empty before Listen
+	dials   []*dial
 }
 
-// New returns a server that does nothing yet.
+// member is a registry with its supervisor.
+type member struct {
+	registry config.Registry
+	spec     supervisor.Spec
+	sink     *sink
+	sup      *supervisor.Supervisor
+	end      context.CancelFunc // ends sup
+	ended    chan struct{}      // closed when sup has ended
+}
+
+// config returns the configuration in force.
+func (s *Server) config() *config.Config {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return new(s.cfg)
+}
+
+// New returns a server that is not running.
 func New(cfg config.Config, o Options) (*Server, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -75,27 +110,35 @@ func New(cfg config.Config, o Options) (*Server, error) {
 	if o.Metrics == nil {
 		o.Metrics = prometheus.NewRegistry()
 	}
-	s := &Server{cfg: cfg, options: o, log: o.Log, started: time.Now(), ready: make(chan struct{})}
+	s := &Server{
+		cfg: cfg, options: o, log: o.Log, started: time.Now(),
+		reloads: make(chan reload), ready: make(chan struct{}), ended: make(chan struct{}),
+	}
 	names := make([]string, len(cfg.Registries))
 	for i := range cfg.Registries {
-		spec, err := Spec(&cfg, &cfg.Registries[i])
+		m, err := newMember(&cfg, &cfg.Registries[i])
 		if err != nil {
 			return nil, err
 		}
-		s.specs = append(s.specs, spec)
-		names[i] = spec.Registry
+		s.members = append(s.members, m)
+		names[i] = m.spec.Registry
 	}
 	var err error
-	s.db, err = state.New(names, state.Options{
+	if s.loads, err = newLoadMetrics(o.Metrics); err != nil {
+		return nil, err
+	}
+	s.crowd = newCrowd(cfg.Limits.ConnectionsPerPeer, cfg.Limits.Streams, s.log, o.Metrics)
+	s.loaded = admin.Config{File: cfg.File(), Hash: cfg.Hash(), Loaded: s.started}
+	s.loads.succeeded(s.started)
+	s.db = state.New(names, state.Options{
 		MaxResources: cfg.Limits.ResourcesPerRegistry,
 		MaxBytes:     cfg.Limits.BytesPerRegistry,
 		Tombstones:   cfg.Limits.Tombstones,
 		Selector:     translate.SelectorValue,
 		Validate:     translate.ValidateBody,
+		Registries:   registryOptions(cfg.Registries),
+		Conflicts:    conflictRules(cfg.Conflicts),
 	}, o.Log, o.Metrics)
-	if err != nil {
-		return nil, err
-	}
 	s.view = view.New(s.db)
 	s.xds, err = xds.New(s.view, xds.Config{Profile: cfg.Profile}, o.Log, o.Metrics)
 	if err != nil {
@@ -111,7 +154,31 @@ func New(cfg config.Config, o Options) (*Server, error) {
 	return s, nil
 }
 
-// Spec returns what runs the plugin of a registry.
+func newMember(cfg *config.Config, r *config.Registry) (*member, error) {
+	spec, err := Spec(cfg, r)
+	if err != nil {
+		return nil, err
+	}
+	return &member{registry: *r, spec: spec, sink: new(sink), ended: make(chan struct{})}, nil
+}
+
+// conflictRules converts rules of the configuration to those of the state.
+func conflictRules(rules []config.Conflict) []state.ConflictRule {
+	out := make([]state.ConflictRule, 0, len(rules))
+	for _, r := range rules {
+		rule := state.ConflictRule{Hosts: r.Hosts, Policy: state.Policy(r.Policy)}
+		if r.Weights != nil {
+			rule.Weights = make(map[string]uint32, len(r.Weights))
+		}
+		for name, share := range r.Weights {
+			rule.Weights[name] = uint32(share)
+		}
+		out = append(out, rule)
+	}
+	return out
+}
+
+// Spec returns the spec of a registry's plugin.
 func Spec(cfg *config.Config, r *config.Registry) (supervisor.Spec, error) {
 	path, args, err := cfg.Command(r)
 	if err != nil {
@@ -120,130 +187,284 @@ func Spec(cfg *config.Config, r *config.Registry) (supervisor.Spec, error) {
 	return supervisor.Spec{
 		Registry: r.Name, Adapter: r.Type, Command: append([]string{path}, args...), SHA256: r.Plugin.SHA256,
 		Config: r.Config, Translate: r.Translate,
-		Resources: cfg.Limits.ResourcesPerRegistry, Bytes: cfg.Limits.BytesPerRegistry,
+		Resources: cfg.Limits.ResourcesPerRegistry, Bytes: cfg.Limits.BytesPerRegistry, Memory: cfg.Limits.PluginMemory,
 	}, nil
 }
 
-// Listen opens the ports, so that an istiod that starts at the same time finds somebody: at its own start an istiod exits
-// when a config source refuses the connection. Without it the server serves nobody.
-func (s *Server) Listen() (failed error) {
-	open := func(field, address string) net.Listener {
-		l, err := net.Listen("tcp", address)
-		if err != nil {
-			failed = fmt.Errorf("%s: %w", field, errors.Join(err, s.closeListeners()))
-			return nil
-		}
-		return l
+// Listen opens the ports. Call it early: an istiod that starts at the same time
+// exits if a config source refuses the connection. Without Listen the server
+// has no ports.
+func (s *Server) Listen() error {
+	ports := wanted(&s.config().Listen)
+	if err := openPorts(ports, nil); err != nil {
+		return err
 	}
-	for _, l := range s.cfg.Listen.XDS {
-		opened := open("listen.xds", l.Address)
-		if failed != nil {
-			return failed
-		}
-		s.xdsListeners = append(s.xdsListeners, opened)
-	}
-	if failed == nil {
-		s.adminListener = open("listen.admin", s.cfg.Listen.Admin.Address)
-	}
-	if failed == nil && s.cfg.Listen.MCP.Address != "" {
-		s.mcpListener = open("listen.mcp", s.cfg.Listen.MCP.Address)
-	}
-	return failed
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ports = ports
+	return nil
 }
 
-// MCPAddr returns the address of the port of the legacy protocol after Listen: that of xDS unless it has one of its own.
-func (s *Server) MCPAddr() net.Addr {
-	if s.mcpListener == nil {
-		return s.XDSAddr()
+// addr returns the address of a field's first port, nil if there is none.
+func (s *Server) addr(field string) net.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.ports {
+		if p.field == field {
+			return p.Addr()
+		}
 	}
-	return s.mcpListener.Addr()
+	return nil
+}
+
+// MCPAddr returns the address of the legacy protocol after Listen: its port, or
+// that of xDS if it has none.
+func (s *Server) MCPAddr() net.Addr {
+	if a := s.addr(fieldMCP); a != nil {
+		return a
+	}
+	return s.XDSAddr()
 }
 
 // XDSAddr returns the address of the first xDS port after Listen.
-func (s *Server) XDSAddr() net.Addr { return s.xdsListeners[0].Addr() }
+func (s *Server) XDSAddr() net.Addr { return s.addr(fieldXDS) }
 
 // AdminAddr returns the address of the admin port after Listen.
-func (s *Server) AdminAddr() net.Addr { return s.adminListener.Addr() }
+func (s *Server) AdminAddr() net.Addr { return s.addr(fieldAdmin) }
 
-// sink hands a plugin's stream to the registry that it is for.
+// sink passes a plugin's stream to its registry.
 type sink struct{ *state.Registry }
 
-func (s sink) Begin(d supervisor.Description) { s.Registry.Begin(d.Collections) }
+func (s *sink) Begin(d supervisor.Description) { s.Registry.Begin(d.Collections) }
 
-func (s sink) Apply(m *pluginv1.WatchResponse) error {
+func (s *sink) Apply(m *pluginv1.WatchResponse) error {
 	s.Registry.Apply(m)
 	return nil
 }
 
-// Run follows the registries and serves sinks until ctx ends, and returns when everything that it started has ended.
+// Run follows the registries and serves sinks until ctx ends, and returns when
+// everything it started has ended. When ctx ends, new streams are refused and
+// existing ones are drained within the configured time; the registries are
+// followed until then.
 //
-// Sinks are served from the beginning, whatever the plugins do: they wait for the first listings. No registry is followed before every
-// plugin was asked about its configuration. If one refuses it, the server ends with a [config.Problems]; one that cannot be asked is
-// started again while the others serve.
+// Sinks can connect from the start and wait for the first listings. Registries
+// are followed once every plugin has validated its configuration. If a plugin
+// refuses it, Run returns [config.Problems]; a plugin that fails otherwise is
+// restarted while the others serve.
 func (s *Server) Run(ctx context.Context) error {
-	host, err := supervisor.NewHost("", s.log)
-	if err != nil {
-		return errors.Join(err, s.closeListeners())
+	defer close(s.ended)
+	if err := s.openStore(); err != nil {
+		return errors.Join(err, s.closePorts())
 	}
-	for _, spec := range s.specs {
-		sup, err := supervisor.New(host, spec, sink{s.db.Registry(spec.Registry)}, s.log.With("registry", spec.Registry), s.metrics)
-		if err != nil {
-			return errors.Join(err, host.Close(), s.closeListeners())
+	var err error
+	if s.host, err = supervisor.NewHost("", s.log); err != nil {
+		return errors.Join(err, s.closeStore(), s.closePorts())
+	}
+	for _, m := range s.members {
+		if err := s.supervise(m); err != nil {
+			return errors.Join(err, s.host.Close(), s.closeStore(), s.closePorts())
 		}
-		s.supervisors = append(s.supervisors, sup)
+		m.sink.Registry = s.db.Registry(m.registry.Name)
 	}
 	close(s.ready)
 
-	group, ctx := errgroup.WithContext(ctx)
-	if s.xdsListeners != nil {
-		group.Go(func() error { return s.serveXDS(ctx) })
-		if s.mcpListener != nil {
-			group.Go(func() error { return s.serveMCP(ctx) })
+	// Serving and following continue until the streams have ended.
+	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	group, inner := errgroup.WithContext(inner)
+	if len(s.ports) > 0 {
+		for _, p := range s.ports {
+			s.start(inner, group, p)
 		}
-		s.dialSinks(ctx, group)
-		group.Go(func() error {
-			a := admin.New(source{s}, admin.Options{Gatherer: s.options.Metrics, Pprof: s.cfg.Admin.Pprof, Log: s.log})
-			return a.Run(ctx, s.adminListener)
-		})
-		s.log.Info("serving", "xds", s.XDSAddr().String(), "admin", s.AdminAddr().String(), "mcp", s.MCPAddr().String(), "registries", len(s.specs), "version", s.options.Version)
+		s.dialSinks(inner, group, s.config().Sinks)
+		s.log.Info("serving", "xds", s.XDSAddr().String(), "admin", s.AdminAddr().String(), "mcp", s.MCPAddr().String(), "registries", len(s.members), "version", s.options.Version)
 	}
-	group.Go(func() error { return s.db.Run(ctx) })
 	group.Go(func() error {
-		s.view.Run(ctx)
+		select {
+		case <-ctx.Done():
+			s.drain(s.config().DrainTime())
+			cancel()
+		case <-inner.Done(): // an error
+			s.drain(0)
+		}
 		return nil
 	})
-	s.follow(ctx, group)
+	group.Go(func() error { return s.db.Run(inner) })
+	group.Go(func() error {
+		s.view.Run(inner)
+		return nil
+	})
+	if s.store == nil {
+		s.follow(inner, group)
+	} else {
+		group.Go(func() error { return s.store.Run(inner) })
+		group.Go(func() error {
+			timer := time.NewTimer(restoreWithin)
+			defer timer.Stop()
+			select {
+			case <-s.store.Restored():
+			case <-timer.C:
+				s.log.Error("the last good state was not read in time; the registries are followed without it", "dir", s.options.StateDir, "within", restoreWithin)
+			case <-inner.Done():
+			}
+			s.follow(inner, group)
+			return nil
+		})
+	}
 	err = group.Wait()
-	return errors.Join(err, host.Close())
+	return errors.Join(err, s.host.Close())
 }
 
-// follow runs the supervisors in group, once all plugins were asked about their configurations.
+// supervise creates the supervisor of a registry.
+func (s *Server) supervise(m *member) (err error) {
+	m.sup, err = supervisor.New(s.host, m.spec, m.sink, s.log.With("registry", m.spec.Registry), s.metrics)
+	return err
+}
+
+// drain refuses new streams and ends the existing ones, spread over the given
+// time. It returns when they have ended, or a bounded time later.
+func (s *Server) drain(over time.Duration) {
+	s.drained.Store(true)
+	s.xds.Drain(over)
+	s.mcp.Drain(over)
+	s.mu.Lock()
+	ports, dials := slices.Clone(s.ports), slices.Clone(s.dials)
+	s.mu.Unlock()
+	for _, p := range ports {
+		if p.isGRPC() {
+			p.end()
+		}
+	}
+	timeout := time.NewTimer(over + drainWithin)
+	defer timeout.Stop()
+	for _, p := range ports {
+		if p.isGRPC() {
+			<-p.ended
+		}
+	}
+	for _, d := range dials {
+		select {
+		case <-d.ended:
+		case <-timeout.C:
+			return // dialed sinks that are still open are abandoned
+		}
+	}
+}
+
+// restoreWithin bounds how long registries wait for a disk that does not
+// respond.
+const restoreWithin = 30 * time.Second
+
+// openStore opens the last good state, if enabled.
+func (s *Server) openStore() error {
+	if s.options.StateDir == "" {
+		return nil
+	}
+	var err error
+	s.store, err = lastgood.Open(s.db, lastgood.Options{
+		Dir: s.options.StateDir, Registries: keptOf(s.members), Log: s.log, Metrics: s.options.Metrics,
+	})
+	return err
+}
+
+// keptOf returns the registries in the terms of the last good state.
+func keptOf(members []*member) []lastgood.Registry {
+	out := make([]lastgood.Registry, len(members))
+	for i, m := range members {
+		out[i] = lastgood.Registry{Name: m.spec.Registry, Type: m.spec.Adapter}
+	}
+	return out
+}
+
+func (s *Server) closeStore() error {
+	if s.store == nil {
+		return nil
+	}
+	return s.store.Close()
+}
+
+// Restored names the registries that are served from disk, and the reason.
+// Without any, it costs one read of a flag.
+func (s *Server) Restored() []string {
+	select {
+	case <-s.ready:
+	default:
+		return nil
+	}
+	if !s.db.Restored() {
+		return nil
+	}
+	var out []string
+	for _, st := range s.db.Registries() {
+		if !st.Restored.IsZero() {
+			out = append(out, fmt.Sprintf("registry %s: restored, %s", st.Registry, s.restoredSince(st)))
+		}
+	}
+	return out
+}
+
+// restoredSince explains why a registry is restored.
+func (s *Server) restoredSince(st state.Status) string {
+	sup := s.supervisor(st.Registry)
+	text := fmt.Sprintf("it is served as it was %s ago, until its first listing is complete: %s", time.Since(st.Restored).Truncate(time.Second), sup.Phase)
+	if sup.Waiting != "" {
+		text += ", " + sup.Waiting
+	}
+	if why := cmp.Or(st.Error, st.Down, sup.LastError); why != "" {
+		text += ": " + why
+	}
+	return text
+}
+
+// stateProblem is the problem of every registry while the last good state
+// cannot be stored.
+func (s *Server) stateProblem() (state.Problem, bool) {
+	if s.store == nil {
+		return state.Problem{}, false
+	}
+	st := s.store.Status()
+	switch {
+	case st.Writing != "":
+		return state.Problem{ID: "last good state", Reason: "it cannot be written: " + st.Writing + "; a restart would begin with an older state or none"}, true
+	case st.Reading != "":
+		return state.Problem{ID: "last good state", Reason: "at the start: " + st.Reading}, true
+	}
+	return state.Problem{}, false
+}
+
+// follow runs the supervisors in group, once all plugins have validated their
+// configurations.
 func (s *Server) follow(ctx context.Context, group *errgroup.Group) {
 	type answer struct {
 		registry int
 		err      error
 	}
-	answers := make(chan answer, len(s.supervisors))
+	cfg, members := s.config(), s.members
+	answers := make(chan answer, len(members))
 	asked := make(chan struct{})
-	for i, sup := range s.supervisors {
+	for i, m := range members {
+		var own context.Context
+		own, m.end = context.WithCancel(ctx)
 		group.Go(func() error {
-			answers <- answer{i, sup.Prepare(ctx)}
+			defer close(m.ended)
+			defer m.end()
+			answers <- answer{i, m.sup.Prepare(ctx)}
 			select {
 			case <-asked:
-				return sup.Run(ctx)
+				return m.sup.Run(own)
 			case <-ctx.Done():
-				sup.Close()
+				m.sup.Close()
 				return nil
 			}
 		})
 	}
 	group.Go(func() error {
 		var found config.Problems
-		for range s.supervisors {
-			a := <-answers // there is one for each, as Prepare ends with ctx
+		for range members {
+			a := <-answers // one per member: Prepare ends with ctx
 			if e, ok := errors.AsType[*supervisor.ConfigError](a.err); ok {
 				for _, v := range e.Violations {
-					found = append(found, s.cfg.Problem(a.registry, v.Field, v.Reason))
+					found = append(found, cfg.Problem(a.registry, v.Field, v.Reason))
 				}
 			}
 		}
@@ -251,57 +472,21 @@ func (s *Server) follow(ctx context.Context, group *errgroup.Group) {
 			return found.Sort()
 		}
 		close(asked)
+		s.reloadLoop(ctx, group)
 		return nil
 	})
 }
 
-func (s *Server) closeListeners() (err error) {
-	for _, l := range append(s.xdsListeners, s.adminListener, s.mcpListener) {
-		if l != nil {
-			err = errors.Join(err, l.Close())
-		}
+func (s *Server) closePorts() (err error) {
+	for _, p := range s.ports {
+		err = errors.Join(err, p.Close())
 	}
-	s.xdsListeners, s.adminListener, s.mcpListener = nil, nil, nil
 	return err
 }
 
-func (s *Server) serveXDS(ctx context.Context) error {
-	server := grpc.NewServer(xds.ServerOptions()...)
-	s.xds.Register(server)
-	shutdown := s.xds.Shutdown
-	if s.mcpListener == nil {
-		s.mcp.Register(server)
-		shutdown = func() {
-			s.xds.Shutdown()
-			s.mcp.Shutdown()
-		}
-	}
-	return serveGRPC(ctx, server, s.xdsListeners, "xds", shutdown)
-}
-
-// serveGRPC serves until ctx ends. Streams last as long as the sink wants; at the end they are cut after what is on its way.
-func serveGRPC(ctx context.Context, server *grpc.Server, listeners []net.Listener, name string, shutdown func()) error {
-	stop := context.AfterFunc(ctx, func() {
-		timer := time.AfterFunc(drainWithin, server.Stop)
-		defer timer.Stop()
-		shutdown()
-		server.GracefulStop()
-	})
-	defer stop()
-	var group errgroup.Group
-	for _, l := range listeners {
-		group.Go(func() error {
-			if err := server.Serve(l); err != nil && ctx.Err() == nil {
-				server.Stop() // the others end with it
-				return fmt.Errorf("%s %v: %w", name, l.Addr(), err)
-			}
-			return nil
-		})
-	}
-	return group.Wait()
-}
-
-// NotSynced says of each registry whose first listing is not complete why that is so. Once there is none it reads a flag.
+// NotSynced explains for each registry whose first listing is incomplete why
+// that is so, and which collections it has held since when. It omits optional
+// registries whose wait is over. Without any, it costs one read of a flag.
 func (s *Server) NotSynced() []string {
 	select {
 	case <-s.ready:
@@ -312,11 +497,11 @@ func (s *Server) NotSynced() []string {
 		return nil
 	}
 	var reasons []string
-	for i, st := range s.db.Registries() {
-		if st.Synced {
+	for _, st := range s.db.Registries() {
+		if st.Listed() || st.Released || st.Late {
 			continue
 		}
-		sup := s.supervisors[i].Status()
+		sup := s.supervisor(st.Registry)
 		reason := fmt.Sprintf("registry %s: the first listing is not complete: %s", st.Registry, sup.Phase)
 		if sup.Waiting != "" {
 			reason += ", " + sup.Waiting
@@ -327,16 +512,29 @@ func (s *Server) NotSynced() []string {
 		if since := time.Since(st.ListingSince).Truncate(time.Second); !st.ListingSince.IsZero() && since > 0 {
 			reason += fmt.Sprintf("; it began %s ago", since)
 		}
+		if len(st.Holds) > 0 {
+			reason += "; " + heldWords(st)
+		}
 		reasons = append(reasons, reason)
 	}
 	return reasons
 }
 
-// WaitSynced returns when every registry has completed its first listing. The error says which ones have not when ctx ends.
+// notReady explains why the bridge is not ready for streams.
+func (s *Server) notReady() []string {
+	if s.drained.Load() {
+		return []string{"the bridge is ending; it takes no new streams"}
+	}
+	return s.NotSynced()
+}
+
+// WaitSynced returns when every registry has completed its first listing,
+// except for optional ones that cannot be reached; see [Server.Remarks]. If ctx
+// ends first, the error names the registries that are incomplete.
 func (s *Server) WaitSynced(ctx context.Context) error {
 	started := s.ready
 	for {
-		changed := s.db.Changed() // woken when a registry completes its first listing
+		changed := s.db.Changed() // closed when a first listing completes
 		if len(s.NotSynced()) == 0 {
 			return nil
 		}
@@ -350,31 +548,58 @@ func (s *Server) WaitSynced(ctx context.Context) error {
 	}
 }
 
-// Problem is something in a registry that cannot be served as it is.
+// Problem is something in a registry that cannot be served unchanged.
 type Problem struct {
 	Registry string
 	state.Problem
 }
 
-// Problems returns everything that cannot be served as it is, registry by registry in the order of the configuration.
+// Problems returns the problems of all registries in the order of the
+// configuration.
 func (s *Server) Problems() []Problem {
 	var out []Problem
-	for _, spec := range s.specs {
-		for _, p := range s.db.Registry(spec.Registry).Problems() {
-			out = append(out, Problem{spec.Registry, p})
+	for _, st := range s.db.Registries() {
+		for _, p := range s.problems(st.Registry) {
+			out = append(out, Problem{st.Registry, p})
 		}
 	}
 	return out
 }
 
-// Resource is one resource as sinks get it.
+// problems returns the problems of one registry, none if it no longer exists.
+func (s *Server) problems(registry string) []state.Problem {
+	r := s.db.Registry(registry)
+	if r == nil {
+		return nil
+	}
+	out := r.Problems()
+	if p, ok := s.stateProblem(); ok {
+		out = append(out, p)
+	}
+	return out
+}
+
+// supervisor returns the supervisor status of a registry, the zero value if the
+// registry no longer exists.
+func (s *Server) supervisor(registry string) supervisor.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.members {
+		if m.registry.Name == registry {
+			return m.sup.Status()
+		}
+	}
+	return supervisor.Status{}
+}
+
+// Resource is a resource in the form that sinks receive.
 type Resource struct {
 	Collection string
 	*mcp.Resource
 }
 
-// Resources returns everything that sinks of a shape get without workarounds,
-// by collection and name.
+// Resources returns all resources in a shape without workarounds, sorted by
+// collection and name.
 func (s *Server) Resources(shape encode.Shape) ([]Resource, error) {
 	var out []Resource
 	l := encode.NewLayout(encode.Form{Shape: shape})
@@ -401,35 +626,59 @@ func decode(r *state.Record, l *encode.Layout) (*mcp.Resource, error) {
 	return &res, nil
 }
 
-// source shows a server in the admin pages.
+// source implements admin.Source for a server.
 type source struct{ s *Server }
 
 // NotReady implements admin.Source.
-func (a source) NotReady() []string { return a.s.NotSynced() }
+func (a source) NotReady() []string { return a.s.notReady() }
+
+// Remarks implements admin.Source.
+func (a source) Remarks() []string { return slices.Concat(a.s.Restored(), a.s.Remarks()) }
+
+// Kept implements admin.Source.
+func (a source) Kept(registry string) iter.Seq[state.Kept] { return a.s.db.Kept(registry) }
+
+// Decide implements admin.Source.
+func (a source) Decide(registry string, accept bool) (state.Protection, error) {
+	r := a.s.db.Registry(registry)
+	switch {
+	case r == nil:
+		return state.Protection{}, admin.ErrNoRegistry
+	case accept:
+		return r.Accept()
+	default:
+		return r.Refuse()
+	}
+}
 
 // Overview implements admin.Source.
 func (a source) Overview() admin.Overview {
 	s := a.s
 	o := admin.Overview{
-		Version: s.options.Version, Started: s.started, Revision: uint64(s.db.Revision()), NotReady: s.NotSynced(),
-		Registries: []admin.Registry{}, Sinks: a.sinks(),
+		Version: s.options.Version, Started: s.started, Revision: s.db.Revision(), NotReady: s.notReady(), Remarks: a.Remarks(), Config: s.loadedConfig(),
+		Sinks: slices.Concat(s.xds.Status(), s.mcp.Status()), Conflicts: s.db.Conflicts(),
 	}
-	for i, st := range s.db.Registries() {
-		sup := s.supervisors[i].Status()
+	for i := range o.Sinks {
+		o.Sinks[i].Metadata = nil // the API omits it
+	}
+	if s.store != nil {
+		st := s.store.Status()
+		o.State = admin.State{Dir: st.Dir, Bytes: st.Bytes, WrittenAt: st.WrittenAt, Error: cmp.Or(st.Writing, st.Reading)}
+	}
+	for _, st := range s.db.Registries() {
+		sup := s.supervisor(st.Registry)
+		if p := st.Protection; p != nil && p.Pending && sup.Phase == supervisor.PhaseLive {
+			sup.Phase, sup.Sentence, sup.Since = supervisor.PhaseProtected, supervisor.PhaseProtected.Sentence(), p.Since
+		}
 		if sup.Waiting != "" {
 			sup.Sentence += " So far: " + sup.Waiting + "."
 		}
-		r := admin.Registry{
-			Name: st.Registry, Adapter: sup.Adapter, Version: sup.Version, Phase: sup.Phase.String(), Explanation: sup.Sentence, Since: sup.Since,
-			Error: cmp.Or(st.Down, st.Error), LastError: sup.LastError, LastErrorAt: sup.LastErrorAt, Detail: st.Detail, Synced: st.Synced, ListingSince: st.ListingSince, LastHeard: sup.LastHeard, Bytes: st.Bytes, PID: sup.PID, Restarts: sup.Restarts,
-			Revision: uint64(st.Revision), Services: int(st.Services), Instances: int(st.Instances), ProblemCount: st.Problems,
-			Problems: []admin.Problem{},
+		if !st.Restored.IsZero() {
+			sup.Phase, sup.Sentence = supervisor.PhaseRestored, "Read from disk: "+s.restoredSince(st)+"."
 		}
+		r := admin.Registry{Plugin: sup, Served: st, Error: cmp.Or(st.Down, st.Error), Problems: s.problems(st.Registry)}
 		for _, n := range st.Resources {
 			r.Resources += n
-		}
-		for _, p := range s.db.Registry(st.Registry).Problems() {
-			r.Problems = append(r.Problems, admin.Problem{ID: p.ID, Reason: p.Reason})
 		}
 		o.Registries = append(o.Registries, r)
 	}
@@ -437,18 +686,11 @@ func (a source) Overview() admin.Overview {
 }
 
 // Services implements admin.Source.
-func (a source) Services() iter.Seq[admin.Service] {
-	return func(yield func(admin.Service) bool) {
-		for s := range a.s.db.Services() {
-			if !yield(admin.Service{Registry: s.Registry, Name: s.Name, Hosts: s.Hosts, Endpoints: s.Endpoints, Version: s.Version, ShadowedBy: s.ShadowedBy}) {
-				return
-			}
-		}
-	}
-}
+func (a source) Services() iter.Seq[state.ServiceStatus] { return a.s.db.Services() }
 
-// Resources implements admin.Source: ServiceEntries with their endpoints, WorkloadEntries whether they belong to a service or not, and
-// whatever else there is.
+// Resources implements admin.Source. It yields ServiceEntries with their
+// endpoints, all WorkloadEntries, with or without a service, and all other
+// resources.
 func (a source) Resources() iter.Seq[admin.Resource] {
 	return func(yield func(admin.Resource) bool) {
 		for _, coll := range a.s.db.Collections() {
@@ -476,35 +718,4 @@ func (a source) Resources() iter.Seq[admin.Resource] {
 }
 
 // Changes implements admin.Source.
-func (a source) Changes() iter.Seq[admin.Change] {
-	return func(yield func(admin.Change) bool) {
-		for _, c := range a.s.db.History() {
-			if !yield(admin.Change{
-				Revision: uint64(c.Revision), Time: c.Time, Registry: c.Registry, Collection: c.Collection, Name: c.Name, Version: c.Version, Op: c.Op,
-			}) {
-				return
-			}
-		}
-	}
-}
-
-func (a source) sinks() []admin.Sink {
-	out := []admin.Sink{}
-	for _, st := range slices.Concat(a.s.xds.Status(), a.s.mcp.Status()) {
-		sink := admin.Sink{
-			Address: st.Address, Node: st.Node, Version: st.Version, Protocol: st.Protocol, Profile: st.Profile, Shape: st.Shape,
-			Connected: st.Connected, StaleNonces: st.StaleNonces, Subscriptions: []admin.Subscription{},
-		}
-		for _, sub := range st.Subscriptions {
-			sink.Subscriptions = append(sink.Subscriptions, admin.Subscription{
-				TypeURL: sub.TypeURL, Collection: sub.Collection, State: sub.State, Sent: sub.Sent,
-				SentVersion: sub.SentVersion, SentRevision: uint64(sub.SentRevision),
-				AckedVersion: sub.AckedVersion, AckedRevision: uint64(sub.AckedRevision),
-				Lag: sub.Lag, Nacks: sub.Nacks, LastNack: sub.LastNack, Resources: sub.Resources, Bytes: sub.Bytes,
-				Incremental: sub.Incremental, Oversize: sub.Oversize, Waiting: sub.Waiting,
-			})
-		}
-		out = append(out, sink)
-	}
-	return out
-}
+func (a source) Changes() []state.Event { return a.s.db.History() }

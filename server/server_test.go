@@ -23,15 +23,17 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/mcp"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
-	"github.com/isthmus-mesh/isthmus/server/supervisor"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
-// The test binary is the program that the server starts for a registry of a built-in type.
+// The test binary is the program that the server starts for a registry of a
+// built-in type.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "adapter" && os.Args[2] == "sim" {
 		sim.Main("test")
@@ -48,16 +50,28 @@ const (
 	synthetic = "istio/networking/v1alpha3/synthetic/serviceentries"
 )
 
-// serve runs a server of a configuration that is added to one with a registry of three services whose weights change all the time.
+// serve runs a server of a configuration that is added to one with a registry
+// of three services whose weights change all the time.
 func serve(t *testing.T, text string) *Server {
 	t.Helper()
-	cfg, err := config.Parse("isthmus.yaml", []byte(`
+	return serveWith(t, text, Options{})
+}
+
+// parse reads a configuration that is added to one with that registry.
+func parse(text string) (config.Config, error) {
+	return config.Parse("isthmus.yaml", []byte(`
 registries: [{name: load, type: sim, config: {services: 3, changes_per_second: 50, changes: {weight: 1}}}]
-`+text), config.Options{MCPProfiles: mcp.Profiles(), LookupEnv: func(name string) (string, bool) { return "of " + name, true }})
+`+text), config.Options{Adapters: []string{"sim"}, MCPProfiles: mcp.Profiles(), LookupEnv: func(name string) (string, bool) { return "of " + name, true }})
+}
+
+func serveWith(t *testing.T, text string, o Options) *Server {
+	t.Helper()
+	cfg, err := parse(text)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := New(cfg, Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	o.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	s, err := New(cfg, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +106,8 @@ func connect(t *testing.T, address net.Addr) *grpc.ClientConn {
 	return conn
 }
 
-// ask opens a stream of the legacy protocol on which collections are asked for with the permission to send incremental responses.
+// ask opens a stream of the legacy protocol on which collections are asked for
+// with the permission to send incremental responses.
 func ask(t *testing.T, address net.Addr, collections ...string) grpc.ClientStream {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -108,7 +123,8 @@ func ask(t *testing.T, address net.Addr, collections ...string) grpc.ClientStrea
 	return stream
 }
 
-// responses reads and acknowledges until a collection has had so many responses, and returns the last of them.
+// responses reads and acknowledges until a collection has had so many
+// responses, and returns the last of them.
 func responses(t *testing.T, stream grpc.ClientStream, collection string, count int) *mcpv1.Resources {
 	t.Helper()
 	for {
@@ -131,17 +147,18 @@ func responses(t *testing.T, stream grpc.ClientStream, collection string, count 
 // own for the legacy one.
 func TestListeners(t *testing.T) {
 	s := serve(t, "listen: {xds: ['127.0.0.1:0', {address: '127.0.0.1:0'}], admin: {address: '127.0.0.1:0'}}")
-	if len(s.xdsListeners) != 2 {
-		t.Fatalf("%d listeners", len(s.xdsListeners))
+	if len(s.ports) != 3 { // that of the admin pages is the last
+		t.Fatalf("%d listeners", len(s.ports))
 	}
-	for _, l := range s.xdsListeners {
+	for _, l := range s.ports[:2] {
 		if m := responses(t, ask(t, l.Addr(), entries), entries, 1); len(m.GetResources()) != 3 {
 			t.Errorf("%v: %d resources", l.Addr(), len(m.GetResources()))
 		}
 	}
 }
 
-// With a port of its own the legacy protocol is served there and nowhere else, and xDS is not; without one both have one port.
+// With a port of its own the legacy protocol is served there and nowhere else,
+// and xDS is not; without one both have one port.
 func TestMCPPort(t *testing.T) {
 	xds := func(t *testing.T, address net.Addr) error {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -181,10 +198,11 @@ func TestMCPPort(t *testing.T) {
 	}
 }
 
-// What the configuration says under mcp is what sinks get and what the admin pages show.
+// What the configuration says under mcp is what sinks get and what the admin
+// pages show.
 func TestMCPOptions(t *testing.T) {
 	const listen = "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
-	sinks := func(s *Server) []admin.Sink { return source{s}.Overview().Sinks }
+	sinks := func(s *Server) []stream.Status { return source{s}.Overview().Sinks }
 	for _, tt := range []struct {
 		name, config string
 		profile      string
@@ -223,7 +241,8 @@ func TestMCPOptions(t *testing.T) {
 		s := serve(t, listen)
 		collections, _ := mcp.Asks("pilot-1.8")
 		stream := ask(t, s.MCPAddr(), collections...)
-		// The others come at once; the one that waits for the entries does not. A nonce of nobody's is ignored.
+		// The others come at once; the one that waits for the entries does not.
+		// A nonce of nobody's is ignored.
 		first := responses(t, stream, entries, 1)
 		if err := stream.SendMsg(&mcpv1.RequestResources{Collection: entries, ResponseNonce: "nobody's"}); err != nil {
 			t.Fatal(err)
@@ -257,7 +276,8 @@ type sinkFunc func(grpc.ServerStream) error
 
 func (f sinkFunc) establish(s grpc.ServerStream) error { return f(s) }
 
-// The sinks of the configuration are dialled with their files, name and headers, and served.
+// The sinks of the configuration are dialled with their files, name and
+// headers, and served.
 func TestSinks(t *testing.T) {
 	theirs, ours := testcert.New(t, "sink.example.org"), testcert.New(t, "isthmus.example.org")
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -313,23 +333,20 @@ sinks:
   tls: {enabled: true, ca_file: %q, cert_file: %q, key_file: %q, server_name: sink.example.org}
   metadata: {authorization: "Bearer ${TOKEN}"}
 `, listener.Addr(), theirs.Cert, ours.Cert, ours.Key))
-	select {
-	case c := <-calls:
-		if c.err != nil || c.trigger != mcp.TriggerCollection || c.entries != 3 || !slices.Equal(c.token, []string{"Bearer of TOKEN"}) {
-			t.Errorf("the sink saw %+v", c)
-		}
-	case <-time.After(patience):
-		t.Fatal("the sink was not dialled, or not served")
+	c := testwait.Receive(t, patience, "the sink to be dialled and served", calls)
+	if c.err != nil || c.trigger != mcp.TriggerCollection || c.entries != 3 || !slices.Equal(c.token, []string{"Bearer of TOKEN"}) {
+		t.Errorf("the sink saw %+v", c)
 	}
 	if all := (source{s}).Overview().Sinks; len(all) != 1 || all[0].Protocol != "mcp reverse" || all[0].Address != listener.Addr().String() {
 		t.Errorf("sinks %+v", all)
 	}
 }
 
-// problematic is a server, not running, whose one registry is synced and has all the problems that are listed of one.
+// problematic is a server, not running, whose one registry is synced and has
+// all the problems that are listed of one.
 func problematic(tb testing.TB) *Server {
 	tb.Helper()
-	cfg, err := config.Parse("isthmus.yaml", []byte("registries: [{name: load, type: sim}]"), config.Options{})
+	cfg, err := config.Parse("isthmus.yaml", []byte("registries: [{name: load, type: sim}]"), config.Options{Adapters: []string{"sim"}})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -338,11 +355,10 @@ func problematic(tb testing.TB) *Server {
 		tb.Fatal(err)
 	}
 	r := s.db.Registry("load")
-	sup, err := supervisor.New(nil, s.specs[0], sink{r}, s.log, s.metrics)
-	if err != nil {
+	s.members[0].sink.Registry = r
+	if err := s.supervise(s.members[0]); err != nil {
 		tb.Fatal(err)
 	}
-	s.supervisors = append(s.supervisors, sup)
 	close(s.ready)
 	r.Begin(nil)
 	m := &pluginv1.WatchResponse{Synced: true}
@@ -363,6 +379,9 @@ func TestReadyIsAFlag(t *testing.T) {
 		if reasons := (source{s}).NotReady(); len(reasons) > 0 {
 			t.Error(reasons)
 		}
+		if remarks := (source{s}).Remarks(); len(remarks) > 0 {
+			t.Error(remarks)
+		}
 	}); n != 0 {
 		t.Errorf("%.0f allocations", n)
 	}
@@ -370,7 +389,7 @@ func TestReadyIsAFlag(t *testing.T) {
 
 // BenchmarkReadyz is one probe of a bridge with 10,000 problems.
 func BenchmarkReadyz(b *testing.B) {
-	h := admin.New(source{problematic(b)}, admin.Options{}).Handler()
+	h := admin.New(source{problematic(b)}, admin.Options{})
 	request := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/readyz", nil)
 	b.ReportAllocs()
 	for b.Loop() {

@@ -12,12 +12,14 @@ import (
 	mcp "istio.io/api/mcp/v1alpha1"
 )
 
-// CreateTime is the create_time of every resource that does not bring one of its own. It is a constant: Istio wants the field, takes a
-// moving one for a change of everything, and gives a host that two resources claim to the older one. A time far
-// ahead lets what an operator made by hand in the mesh win over what came out of a registry.
+// CreateTime is the create_time of every resource that does not set one. Istio
+// requires the field, treats a changed one as a change of the resource, and
+// gives a host claimed by two resources to the older one. So it is a constant,
+// far in the future to let resources made by an operator in the mesh win over
+// those of a registry.
 var CreateTime = time.Date(2100, time.January, 1, 0, 0, 0, 0, time.UTC)
 
-// createSeconds is CreateTime as it is encoded.
+// createSeconds is CreateTime in Unix seconds.
 const createSeconds = 4102444800
 
 const (
@@ -27,7 +29,8 @@ const (
 
 var deterministic = proto.MarshalOptions{Deterministic: true}
 
-// encodeResource encodes body under the given metadata. version is cleared and a missing create_time set in metadata.
+// encodeResource encodes body with the given metadata. It clears version and
+// sets a missing create_time in metadata.
 func encodeResource(metadata *mcp.Metadata, body proto.Message) ([]byte, error) {
 	value, err := deterministic.Marshal(body)
 	if err != nil {
@@ -43,7 +46,8 @@ func encodeResource(metadata *mcp.Metadata, body proto.Message) ([]byte, error) 
 	})
 }
 
-// workload is a WorkloadEntry on its way to bytes. ports and labels are sorted by name.
+// workload is a WorkloadEntry to be encoded. ports and labels are sorted by
+// name.
 type workload struct {
 	address        string
 	ports          []portNumber
@@ -52,6 +56,7 @@ type workload struct {
 	locality       string
 	weight         uint32
 	serviceAccount string
+	metadata       []pair // labels of the resource itself, sorted
 }
 
 type portNumber struct {
@@ -59,8 +64,10 @@ type portNumber struct {
 	number uint32
 }
 
-// The field numbers below are those of istio.mcp.v1alpha1.{Resource,Metadata}, google.protobuf.{Any,Timestamp} and
-// istio.networking.v1alpha3.WorkloadEntry. TestEncodeWorkload holds the outcome to what package proto writes, byte for byte.
+// Field numbers of istio.mcp.v1alpha1.{Resource,Metadata},
+// google.protobuf.{Any,Timestamp} and istio.networking.v1alpha3.WorkloadEntry.
+// TestEncodeWorkload compares the output with that of package proto, byte for
+// byte.
 
 // createTimeField is field 2 of Metadata.
 var createTimeField = func() []byte {
@@ -68,9 +75,13 @@ var createTimeField = func() []byte {
 	return protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), inner)
 }()
 
-// encode returns the encoded Resource of the workload under the given name. It is one allocation of the exact size.
+// encode returns the encoded Resource of the workload with the given name, in
+// one allocation.
 func (w *workload) encode(name string) []byte {
 	metadata := sizeString(1, name) + len(createTimeField)
+	for _, l := range w.metadata {
+		metadata += sizeLen(4, sizeKey(l.key)+1+protowire.SizeBytes(len(l.value)))
+	}
 	value := w.size()
 	body := sizeString(1, workloadEntryType)
 	if value > 0 {
@@ -81,6 +92,9 @@ func (w *workload) encode(name string) []byte {
 	b = appendLen(b, 1, metadata)
 	b = appendString(b, 1, name)
 	b = append(b, createTimeField...)
+	for _, l := range w.metadata {
+		b = appendPair(b, 4, l)
+	}
 	b = appendLen(b, 2, body)
 	b = appendString(b, 1, workloadEntryType)
 	if value > 0 {
@@ -94,10 +108,7 @@ func (w *workload) encode(name string) []byte {
 		b = protowire.AppendVarint(b, uint64(p.number))
 	}
 	for _, l := range w.labels {
-		b = appendLen(b, 3, sizeKey(l.key)+1+protowire.SizeBytes(len(l.value)))
-		b = appendKey(b, l.key)
-		b = protowire.AppendTag(b, 2, protowire.BytesType)
-		b = protowire.AppendString(b, l.value)
+		b = appendPair(b, 3, l)
 	}
 	b = appendString(b, 4, w.network)
 	b = appendString(b, 5, w.locality)
@@ -108,7 +119,7 @@ func (w *workload) encode(name string) []byte {
 	return appendString(b, 7, w.serviceAccount)
 }
 
-// size is the length of the WorkloadEntry itself.
+// size is the length of the encoded WorkloadEntry.
 func (w *workload) size() int {
 	n := sizeString(1, w.address) + sizeString(4, w.network) + sizeString(5, w.locality) + sizeString(7, w.serviceAccount)
 	for _, p := range w.ports {
@@ -123,7 +134,7 @@ func (w *workload) size() int {
 	return n
 }
 
-// sizeLen is the size of a field that holds n bytes, appendLen its beginning.
+// sizeLen is the size of a field of n bytes; appendLen appends its header.
 func sizeLen(field protowire.Number, n int) int {
 	return protowire.SizeTag(field) + protowire.SizeBytes(n)
 }
@@ -132,7 +143,7 @@ func appendLen(b []byte, field protowire.Number, n int) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.BytesType), uint64(n))
 }
 
-// sizeString and appendString leave an empty string out, as proto3 does.
+// sizeString and appendString omit an empty string, as proto3 does.
 func sizeString(field protowire.Number, s string) int {
 	if s == "" {
 		return 0
@@ -147,10 +158,18 @@ func appendString(b []byte, field protowire.Number, s string) []byte {
 	return append(appendLen(b, field, len(s)), s...)
 }
 
-// sizeKey and appendKey are for the key of a map's entry, which is written even if it is empty.
+// sizeKey and appendKey are for map keys, which are written even if empty.
 func sizeKey(s string) int { return sizeLen(1, len(s)) }
 
 func appendKey(b []byte, s string) []byte { return append(appendLen(b, 1, len(s)), s...) }
+
+// appendPair appends an entry of a map of strings.
+func appendPair(b []byte, field protowire.Number, l pair) []byte {
+	b = appendLen(b, field, sizeKey(l.key)+1+protowire.SizeBytes(len(l.value)))
+	b = appendKey(b, l.key)
+	b = protowire.AppendTag(b, 2, protowire.BytesType)
+	return protowire.AppendString(b, l.value)
+}
 
 func toMap(pairs []pair) map[string]string {
 	if len(pairs) == 0 {

@@ -23,9 +23,11 @@ import (
 
 var update = flag.Bool("update", false, "write what comes out into testdata")
 
-// input is the in.yaml of a golden: the neutral words of package registry, with health by name.
+// input is the in.yaml of a golden: the neutral words of package registry, with
+// health by name.
 type input struct {
 	Registry  string           `json:"registry"`
+	Adapter   string           `json:"adapter"`
 	Translate Options          `json:"translate"`
 	Service   registry.Service `json:"service"`
 	Instances []inputInstance  `json:"instances"`
@@ -55,7 +57,8 @@ func (in *input) instances(t *testing.T) []registry.Instance {
 	return all
 }
 
-// Each archive in testdata holds a service as a registry describes it (in.yaml) and what it becomes (out.yaml).
+// Each archive in testdata holds a service as a registry describes it (in.yaml)
+// and what it becomes (out.yaml).
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -78,6 +81,7 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []byte
+			in.Translate.Adapter = in.Adapter
 			tr, err := New(in.Registry, in.Translate)
 			if err != nil {
 				got = fmt.Appendf(nil, "# New: %s\n", strings.ReplaceAll(err.Error(), "\n", "\n# New: "))
@@ -113,7 +117,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// render writes a result for people: problems as comments, then the resources with their bodies. create_time is left out.
+// render writes a result for people: problems as comments, then the resources
+// with their bodies. create_time is left out.
 func render(t *testing.T, r *Result) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -125,6 +130,9 @@ func render(t *testing.T, r *Result) []byte {
 		fmt.Fprintf(&b, "# nothing is served\n")
 	} else {
 		all = append([]Encoded{*r.Entry}, all...)
+		if r.Rule != nil {
+			all = append(all, *r.Rule)
+		}
 	}
 	for _, e := range all {
 		res := &mcp.Resource{}
@@ -150,9 +158,10 @@ func diffResults(a, b *Result) string {
 	type visible struct {
 		Entry     *Encoded
 		Endpoints []Encoded
+		Rule      *Encoded
 		Problems  []Problem
 	}
-	va, vb := visible{a.Entry, a.Endpoints, a.Problems}, visible{b.Entry, b.Endpoints, b.Problems}
+	va, vb := visible{a.Entry, a.Endpoints, a.Rule, a.Problems}, visible{b.Entry, b.Endpoints, b.Rule, b.Problems}
 	if reflect.DeepEqual(va, vb) {
 		return ""
 	}

@@ -13,36 +13,37 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// maxWeight bounds a weight, so that the sum over a few thousand instances fits the 32 bits that Envoy has for it.
+// maxWeight bounds a weight so that the sum over a few thousand instances fits
+// into Envoy's 32 bits.
 const maxWeight = 1_000_000
 
-// weight returns the instance's weight, whether it had to be guessed, and why.
+// weight returns the instance's weight and, if it was replaced, the reason.
 func weight(inst *registry.Instance) (w float64, reason string) {
 	if inst.Weight == nil {
 		return 1, ""
 	}
 	w = *inst.Weight
 	if math.IsNaN(w) || math.IsInf(w, 0) || w < 0 {
-		return 1, fmt.Sprintf("has the weight %v: served with 1; register it with a number from 0 on", w)
+		return 1, fmt.Sprintf("has the weight %v: served with 1; register it with a number from 0 on, or set translate.weights", w)
 	}
 	return w, ""
 }
 
-// scaleWeight returns the weight that is served for w, which is more than 0.
+// scaleWeight returns the served weight for w, which is positive.
 func scaleWeight(w float64, fractional bool) (scaled uint32, reason string) {
 	s := w
 	if fractional {
 		s = max(1, math.Round(w*100))
 	}
 	if s > maxWeight {
-		return maxWeight, fmt.Sprintf("has the weight %v: served with %d, the most there is; use smaller weights", w, maxWeight)
+		return maxWeight, fmt.Sprintf("has the weight %v: served with %d, the most there is; use smaller weights, or set translate.weights", w, maxWeight)
 	}
 	return uint32(s), ""
 }
 
-// address is what an instance's address turned out to be.
+// address is the parsed address of an instance.
 type address struct {
-	text   string // as it is served; "" if it cannot be
+	text   string // as served; "" if it cannot be
 	isName bool
 	reason string // why it cannot be served
 }
@@ -79,12 +80,23 @@ func parseAddress(s string) address {
 	return address{reason: fmt.Sprintf("has the address %s, which is neither an IP address nor a host name: %s", quote(s), cure)}
 }
 
-// locality returns the instance's locality as "region/zone/subzone", cut after the last part that there is.
+// locality returns the instance's locality as "region/zone/subzone", without
+// trailing empty parts.
 func (c *call) locality(inst *registry.Instance) string {
 	o := &c.t.o.Locality
 	l := inst.Locality
+	if len(c.t.localities) > 0 {
+		if ip, err := netip.ParseAddr(parseAddress(inst.Address).text); err == nil {
+			for _, x := range c.t.localities {
+				if x.prefix.Contains(ip) {
+					l = x.locality
+					break
+				}
+			}
+		}
+	}
 	if whole := ofMeta(inst.Meta, o.Keys); whole != "" {
-		parts := strings.SplitN(whole, "/", 3)
+		parts := strings.SplitN(strings.ReplaceAll(whole, "%2F", "/"), "/", 3)
 		parts = append(parts, "", "")
 		l = registry.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}
 	}
@@ -107,7 +119,7 @@ func (c *call) locality(inst *registry.Instance) string {
 		c.once("locality", "instances have a zone without a region: served without locality; set translate.locality.region")
 		return ""
 	case zone == "" && subZone != "":
-		c.once("locality", "instances have a sub-zone without a zone: served with the region only; register the zone")
+		c.once("locality", "instances have a sub-zone without a zone: served with the region only; register the zone, or set translate.locality")
 		return region
 	case zone == "":
 		return region
@@ -127,11 +139,12 @@ func (c *call) localityPart(s string) string {
 		}
 		return r
 	}, s)
-	c.once("locality "+quote(s), fmt.Sprintf("has characters that a part of a locality cannot have: served as %s; rename it", quote(mended)))
+	c.once("locality "+quote(s), fmt.Sprintf("has characters that a part of a locality cannot have: served as %s; rename it, or set translate.locality.cidrs", quote(mended)))
 	return mended
 }
 
-// takesTraffic says whether the operator and the checks let the instance take traffic.
+// takesTraffic reports whether the instance is enabled and healthy enough to
+// take traffic.
 func (t *Translator) takesTraffic(inst *registry.Instance) bool {
 	switch {
 	case inst.Disabled:
@@ -144,8 +157,9 @@ func (t *Translator) takesTraffic(inst *registry.Instance) bool {
 	return true
 }
 
-// instance translates one instance. It returns false if the instance is left out, having said why unless that is as wanted. name is
-// the resource's name if that is known from before.
+// instance translates one instance. It returns false if the instance is
+// omitted, with a finding unless that is intended. name is the resource's name
+// if already known.
 func (c *call) instance(inst *registry.Instance, name string) (Encoded, bool) {
 	addr := parseAddress(inst.Address)
 	if addr.isName && !c.head.dns {
@@ -162,21 +176,28 @@ func (c *call) instance(inst *registry.Instance, name string) (Encoded, bool) {
 		return Encoded{}, false
 	}
 
-	out := workload{address: addr.text, network: c.t.o.Network, serviceAccount: c.t.o.ServiceAccount}
+	out := workload{address: addr.text, network: c.t.o.Network, serviceAccount: c.serviceAccount(inst), metadata: c.t.metadataLabels}
 	c.buf = namePorts(c.buf[:0], inst.Ports, nil)
 	c.numbers = c.numbers[:0]
-	for _, p := range c.buf {
-		if i := matchPort(c.head.ports, p.key, len(c.buf)); i >= 0 {
-			c.numbers = append(c.numbers, portNumber{c.head.ports[i].name, uint32(p.number)})
+	for i := range c.head.ports {
+		p := &c.head.ports[i]
+		if j := matchPort(c.buf, p); j >= 0 {
+			c.numbers = append(c.numbers, portNumber{p.name, uint32(c.buf[j].number)})
 		}
 	}
 	if len(c.numbers) == 0 {
-		c.ofInstance(inst.ID, "has none of the service's ports: left out; register it with one of them")
+		c.ofInstance(inst.ID, "has none of the service's ports: left out; register it with one of them, or set translate.extra_ports")
 		return Encoded{}, false
 	}
 	slices.SortFunc(c.numbers, func(a, b portNumber) int { return cmp.Compare(a.name, b.name) })
 	out.ports = c.numbers
 
+	switch c.t.o.Weights {
+	case "none":
+		w = 1
+	case "whole":
+		w = max(1, math.Trunc(w))
+	}
 	scaled, reason := scaleWeight(w, c.head.fractional)
 	if reason != "" {
 		c.ofInstance(inst.ID, reason)
@@ -184,12 +205,33 @@ func (c *call) instance(inst *registry.Instance, name string) (Encoded, bool) {
 	if scaled != 1 {
 		out.weight = scaled
 	}
-	out.locality = c.locality(inst)
+	if len(c.t.instances) > 0 {
+		inst = new(*inst) // rules may set its locality
+	}
 	out.labels = c.instanceLabels(inst)
+	out.locality = c.locality(inst)
 	if name == "" {
 		name = c.instanceName(inst.ID)
 	}
 	return Encoded{Name: name, Resource: out.encode(name)}, true
+}
+
+// serviceAccount returns the instance's own service account, else the
+// configured one.
+func (c *call) serviceAccount(inst *registry.Instance) string {
+	o := &c.t.o
+	if o.ServiceAccountKey == "" {
+		return o.ServiceAccount
+	}
+	account := inst.Meta[o.ServiceAccountKey]
+	switch {
+	case account == "":
+		return o.ServiceAccount
+	case !isSubdomain(account):
+		c.ofInstance(inst.ID, fmt.Sprintf("has the service account %s, which is no legal name: served with %s; correct it (translate.service_account_key)", quote(account), quote(o.ServiceAccount)))
+		return o.ServiceAccount
+	}
+	return account
 }
 
 func (c *call) instanceLabels(inst *registry.Instance) []pair {
@@ -197,6 +239,12 @@ func (c *call) instanceLabels(inst *registry.Instance) []pair {
 	l.candidates = append(l.candidates, candidate{pair: pair{SelectorLabel, c.head.selector}, from: fromBridge})
 	for _, p := range t.addLabels {
 		l.candidates = append(l.candidates, candidate{pair: p, from: fromOptions})
+	}
+	if len(t.instances) > 0 {
+		for _, p := range c.relabelInstance(inst) {
+			l.add(fromRule, p.key, p.key, p.value)
+		}
+		return l.settle()
 	}
 	if t.clusterLabel != "" {
 		l.add(fromCluster, t.clusterLabel, t.clusterLabel, inst.Cluster)
@@ -214,11 +262,13 @@ func (c *call) instanceLabels(inst *registry.Instance) []pair {
 	return l.settle()
 }
 
-// fingerprintSeed differs from process to process, and that shows nowhere: a fingerprint only tells whether an instance is the one
-// whose encoding is at hand already, and encoding it anew gives the same bytes.
+// fingerprintSeed differs between processes without visible effect: a
+// fingerprint only detects an unchanged instance, whose encoding is then
+// reused.
 var fingerprintSeed = maphash.MakeSeed()
 
-// fingerprint sums up all of an instance that its translation depends on, apart from the ID, which is compared itself.
+// fingerprint hashes all of an instance that its translation depends on, except
+// the ID, which has its own hash.
 func (t *Translator) fingerprint(inst *registry.Instance) uint64 {
 	x := hashString(inst.Address)
 	x = combine(x, uint64(len(inst.Ports)))
@@ -227,7 +277,7 @@ func (t *Translator) fingerprint(inst *registry.Instance) uint64 {
 		x = combine(x, uint64(p.Number))
 		x = combine(x, hashString(p.Protocol))
 	}
-	// The order of a map's pairs does not matter, so theirs is a sum.
+	// Summed, since the order of a map's pairs is random.
 	sum := uint64(len(inst.Meta))
 	for k, v := range inst.Meta {
 		sum += combine(combine(1, hashString(k)), hashString(v))
@@ -249,7 +299,19 @@ func (t *Translator) fingerprint(inst *registry.Instance) uint64 {
 	x = combine(x, hashString(inst.Locality.Region))
 	x = combine(x, hashString(inst.Locality.Zone))
 	x = combine(x, hashString(inst.Locality.SubZone))
+	if len(t.instances) > 0 {
+		x = combine(x, hashString(inst.Node))
+		x = combine(x, uint64(inst.Health))
+	}
 	return combine(x, hashString(inst.Cluster))
+}
+
+func hashKey(k *registry.Key) uint64 {
+	x := hashString(k.Name)
+	for _, part := range [...]string{k.Group, k.Namespace, k.Partition, k.Datacenter} {
+		x = combine(x, hashString(part))
+	}
+	return x
 }
 
 func hashString(s string) uint64 {
@@ -259,15 +321,15 @@ func hashString(s string) uint64 {
 	return maphash.String(fingerprintSeed, s)
 }
 
-// combine mixes v into x; for either, different values of the other give different outcomes.
+// combine mixes v into x. It is injective in each argument.
 func combine(x, v uint64) uint64 {
 	x = (x ^ v) * 0x9e3779b97f4a7c15
 	x = (x ^ x>>32) * 0xd6e8feb86659fd93
 	return x ^ x>>32
 }
 
-// compareInstances orders instances by ID and, where IDs are equal, by all that they hold, so that which one is served does not
-// depend on the order in which the registry lists them.
+// compareInstances orders instances by ID and then by content, so that the
+// result does not depend on the registry's order.
 func compareInstances(a, b *registry.Instance) int {
 	if n := cmp.Compare(a.ID, b.ID); n != 0 {
 		return n
@@ -288,6 +350,8 @@ func compareInstances(a, b *registry.Instance) int {
 	return cmp.Or(
 		compareBools(a.Disabled, b.Disabled),
 		cmp.Compare(a.Health, b.Health),
+		cmp.Compare(a.Check, b.Check),
+		cmp.Compare(a.Node, b.Node),
 		cmp.Compare(a.Address, b.Address),
 		slices.CompareFunc(a.Ports, b.Ports, comparePorts),
 		slices.Compare(weights(a.Weight), weights(b.Weight)),

@@ -8,9 +8,12 @@ import (
 )
 
 const (
-	// revisionLabel makes every istiod of another revision ignore a resource.
+	// revisionLabel makes istiods of other revisions ignore a resource.
 	revisionLabel = "istio.io/rev"
-	// healthChecksAnnotation makes Istio wait for a health condition that nobody sets.
+	// clusterIDLabel names the cluster of a workload in the mesh.
+	clusterIDLabel = "topology.istio.io/cluster"
+	// healthChecksAnnotation makes Istio wait for a health condition that is
+	// never set.
 	healthChecksAnnotation = "proxy.istio.io/health-checks-enabled"
 )
 
@@ -29,7 +32,7 @@ func sortedPairs(m map[string]string) []pair {
 	return pairs
 }
 
-// globs are patterns, of which any may match: * stands for any run of characters, ? for one byte.
+// globs are alternative patterns: * matches any run of characters, ? one byte.
 type globs []string
 
 func (g globs) match(s string) bool {
@@ -41,7 +44,7 @@ func (g globs) match(s string) bool {
 	return false
 }
 
-// glob matches in time proportional to the product of the lengths, at worst.
+// glob matches in time at most proportional to the product of the lengths.
 func glob(pattern, s string) bool {
 	star, mark, p, i := -1, 0, 0, 0
 	for i < len(s) {
@@ -62,48 +65,52 @@ func glob(pattern, s string) bool {
 	return strings.Trim(pattern[p:], "*") == ""
 }
 
-// Where a label comes from; the smaller one wins a key that two want.
+// Sources of labels; in a conflict the smaller one wins.
 const (
 	fromBridge = iota // the selector label
 	fromOptions
+	fromRule
 	fromCluster
 	fromMeta
 	fromTag
 )
 
-// candidate is a label before conflicts are settled.
+// candidate is a label before conflicts are resolved.
 type candidate struct {
 	pair
 	from    int
-	changed bool   // the key had to be mended
-	origin  string // the key or tag as the registry spells it
+	changed bool   // the key was made legal
+	origin  string // the key or tag in the registry's spelling
 }
 
-// labeler collects the labels of one resource after another.
+// labeler collects the labels of one resource at a time.
 type labeler struct {
 	call       *call
 	candidates []candidate
 	pairs      []pair
 }
 
-// add offers a label out of the registry, mended.
+// add offers a label from the registry and makes it legal.
 func (l *labeler) add(from int, origin, key, value string) {
 	if value == "" {
-		return // says nothing; see "Labels" in the package comment
+		return // no label; see "Labels" in the package comment
 	}
 	k := mendLabelKey(key)
 	switch {
 	case k == "":
-		l.find(origin, "has no letter or digit: cannot be a label, left out; rename it")
+		l.find(origin, "has no letter or digit: cannot be a label, left out; rename it, or leave it out by translate.labels")
 		return
 	case k == SelectorLabel || k == revisionLabel:
-		l.find(origin, fmt.Sprintf("the label %s is reserved: left out; rename it", k))
+		l.find(origin, fmt.Sprintf("the label %s is reserved: left out; rename it, or leave it out by translate.labels", k))
 		return
 	}
 	v := mendLabelValue(value)
 	switch {
 	case v == "":
 		l.find(origin, fmt.Sprintf("the value %s has no letter or digit: left out; correct it, or leave it out by translate.labels", quote(value)))
+		return
+	case (k != key || v != value) && l.call.t.o.Labels.Illegal == "drop":
+		l.find(origin, fmt.Sprintf("it or its value %s is not legal in a label: left out; correct it, or set translate.labels.illegal", quote(value)))
 		return
 	case k != key && v != value:
 		l.find(origin, fmt.Sprintf("neither it nor its value %s is legal in a label: served as %s=%s; correct both, or leave it out by translate.labels", quote(value), k, v))
@@ -117,20 +124,30 @@ func (l *labeler) add(from int, origin, key, value string) {
 
 func (l *labeler) find(origin, reason string) { l.call.once("label "+quote(origin), reason) }
 
-// tag offers the label of a tag, by its form: k=v, k:v, k|v, or a bare one.
+// tag offers the label of a tag.
 func (l *labeler) tag(tag string) {
-	if i := strings.IndexAny(tag, "=:|"); i > 0 {
-		if l.call.t.pairTags {
-			l.add(fromTag, tag[:i], tag[:i], tag[i+1:])
-		}
-		return
-	}
-	if l.call.t.bareTags && tag != "" {
-		l.add(fromTag, tag, tag, "true")
+	if key, value := l.call.t.tagLabel(tag); key != "" {
+		l.add(fromTag, key, key, value)
 	}
 }
 
-// settle returns the labels sorted by key, one for each, and begins anew. The slice is good until the next call.
+// tagLabel returns the label of a tag of the form k=v, k:v, k|v, or of a bare
+// tag. An empty key means none.
+func (t *Translator) tagLabel(tag string) (key, value string) {
+	if i := strings.IndexAny(tag, t.o.Labels.Separators); i > 0 {
+		if t.pairTags {
+			return tag[:i], tag[i+1:]
+		}
+		return "", ""
+	}
+	if t.bareTags {
+		return tag, "true"
+	}
+	return "", ""
+}
+
+// settle resolves conflicts, returns the labels sorted by key, and resets the
+// labeler. The slice is valid until the next call.
 func (l *labeler) settle() []pair {
 	slices.SortFunc(l.candidates, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.from, b.from), compareBools(a.changed, b.changed),
@@ -144,9 +161,9 @@ func (l *labeler) settle() []pair {
 			l.pairs = append(l.pairs, c.pair)
 			continue
 		}
-		// What the configuration overrules is as wanted.
+		// An override by the configuration is intended.
 		if winner.value != c.value && winner.from > fromOptions {
-			l.call.once("label "+quote(c.origin)+" conflict", fmt.Sprintf("the label %s is taken with the value %s: the value %s is left out; rename one of the two", c.key, quote(winner.value), quote(c.value)))
+			l.call.once("label "+quote(c.origin)+" conflict", fmt.Sprintf("the label %s is taken with the value %s: the value %s is left out; rename one of the two, or leave one out by translate.labels", c.key, quote(winner.value), quote(c.value)))
 		}
 	}
 	l.candidates = l.candidates[:0]

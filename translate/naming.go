@@ -9,22 +9,25 @@ import (
 // Lengths in bytes.
 const (
 	maxLabel     = 63  // a DNS label, a label value, the name part of a label key
-	maxHost      = 255 // a host, as istiod checks it
+	maxHost      = 255 // a host, as checked by istiod
 	maxSubdomain = 253 // RFC 1123 subdomain: names of resources, prefixes of label keys
-	cutHash      = 8   // characters of hash that stand for what was cut off a name
-	instanceHash = 10  // characters of hash (50 bits) that stand for an instance in a WorkloadEntry's name
+	cutHash      = 8   // characters of hash that replace the cut part of a name
+	instanceHash = 10  // characters of hash (50 bits) that identify an instance in a WorkloadEntry's name
 
-	// maxEntryName leaves room for "-" and the hash of an instance, so that the WorkloadEntries' names are legal too.
+	// maxEntryName reserves room for "-" and the hash of an instance, to keep
+	// the WorkloadEntries' names legal.
 	maxEntryName = maxSubdomain - 1 - instanceHash
 )
 
-// SelectorLabel is the label in the spec of every WorkloadEntry that says which ServiceEntry of its namespace it belongs to; its
-// value is [SelectorValue] of the ServiceEntry's name.
+// SelectorLabel is the label in the spec of every WorkloadEntry that identifies
+// its ServiceEntry in the same namespace; the value is [SelectorValue] of the
+// ServiceEntry's name.
 const SelectorLabel = "isthmus.io/service"
 
-// SelectorValue returns the value of [SelectorLabel] for the ServiceEntry of the given name. "namespace/name" counts as name,
-// since a selector does not reach beyond its namespace. A name that is a legal label value stands for itself; another one is
-// shortened and gets a hash.
+// SelectorValue returns the value of [SelectorLabel] for the named
+// ServiceEntry. Of "namespace/name" only name counts, since a selector is
+// limited to its namespace. A legal label value is returned unchanged; others
+// are shortened and get a hash.
 func SelectorValue(name string) string {
 	if _, after, ok := strings.Cut(name, "/"); ok {
 		name = after
@@ -36,7 +39,8 @@ func SelectorValue(name string) string {
 	return withHash(base, shortHash(instanceHash, name), maxLabel)
 }
 
-// shortHash returns the first n characters, at most 12, of the lower-case base32 of a hash of parts. Every character is a letter or a digit.
+// shortHash returns the first n characters, at most 12, of the lower-case
+// base32 of a hash of parts: letters and digits only.
 func shortHash(n int, parts ...string) string {
 	var buf [256]byte
 	b := buf[:0]
@@ -45,7 +49,7 @@ func shortHash(n int, parts ...string) string {
 		b = append(b, p...)
 	}
 	sum := sha256.Sum256(b)
-	// Not package encoding/base32, to which the array would escape; n is small.
+	// With encoding/base32 the array would escape; n is small.
 	var text [12]byte
 	bits := binary.BigEndian.Uint64(sum[:])
 	for i := range n {
@@ -55,9 +59,11 @@ func shortHash(n int, parts ...string) string {
 	return string(text[:n])
 }
 
-// mend returns s as a name of at most limit bytes that consists of bytes which ok allows, beginning and ending with a letter or a
-// digit. What is legal stays as it is. An illegal ASCII character becomes "-"; beyond ASCII that would make many names one, so
-// the name gets a hash of s too, as does one that is too long. It returns "" if nothing is left to tell s by.
+// mend returns s as a name of at most limit bytes allowed by ok that begins and
+// ends with a letter or a digit. A legal s is returned unchanged. An illegal
+// ASCII character becomes "-". A name with characters beyond ASCII, or one that
+// is too long, gets a hash of s to stay distinct. It returns "" if nothing of s
+// is left.
 func mend(s string, limit int, ok func(byte) bool) string {
 	if len(s) <= limit && legal(s, ok) {
 		return s
@@ -73,7 +79,7 @@ func mend(s string, limit int, ok func(byte) bool) string {
 	return withHash(base, shortHash(cutHash, s), limit)
 }
 
-// withHash returns base, cut to fit, and hash, joined by a dash.
+// withHash returns base, cut to fit, and hash, joined by "-".
 func withHash(base, hash string, limit int) string {
 	if room := limit - 1 - len(hash); len(base) > room {
 		base = trimName(base[:room])
@@ -84,7 +90,7 @@ func withHash(base, hash string, limit int) string {
 	return base + "-" + hash
 }
 
-// replaceBytes puts one "-" for each character of s that is not a byte which ok allows.
+// replaceBytes replaces each character that ok does not allow by "-".
 func replaceBytes(s string, ok func(byte) bool) string {
 	b := make([]byte, 0, len(s))
 	for _, r := range s {
@@ -109,7 +115,7 @@ func legal(s string, ok func(byte) bool) bool {
 	return true
 }
 
-// trimName cuts what a name may not begin or end with.
+// trimName removes illegal first and last characters of a name.
 func trimName(s string) string {
 	return strings.TrimFunc(s, func(r rune) bool { return r >= 0x80 || !isAlnum(byte(r)) })
 }
@@ -126,7 +132,8 @@ func isLabelByte(c byte) bool {
 	return isAlnum(c) || c == '-' || c == '_' || c == '.'
 }
 
-// lower maps A-Z only: unicode's lower case of the Kelvin sign is a plain k, which would hide a change.
+// lower maps A-Z only: unicode lowers the Kelvin sign to a plain k, which would
+// hide a change.
 func lower(s string) string {
 	for i := range len(s) {
 		if 'A' <= s[i] && s[i] <= 'Z' {
@@ -145,7 +152,8 @@ func lower(s string) string {
 func isDNSLabel(s string) bool   { return len(s) <= maxLabel && legal(s, isDNSByte) }
 func isLabelValue(s string) bool { return len(s) <= maxLabel && legal(s, isLabelByte) }
 
-// isSubdomain says whether s is an RFC 1123 subdomain: dot-separated labels, without a limit of each label's own.
+// isSubdomain reports whether s is an RFC 1123 subdomain: dot-separated labels
+// of any length.
 func isSubdomain(s string) bool {
 	if len(s) > maxSubdomain {
 		return false
@@ -165,7 +173,7 @@ func isLabelKey(s string) bool {
 	return isLabelValue(s)
 }
 
-// isHost says whether s is a host as istiod wants it.
+// isHost reports whether istiod accepts s as a host.
 func isHost(s string) bool {
 	if len(s) > maxHost {
 		return false
@@ -184,7 +192,8 @@ func allDigits(s string) bool {
 	return strings.Trim(s, "0123456789") == ""
 }
 
-// mendHost returns s as a legal host, or "" if a label of it has nothing to be told by. A trailing dot goes.
+// mendHost returns s as a legal host without trailing dot, or "" if nothing of
+// a label is left.
 func mendHost(s string) string {
 	s = strings.TrimSuffix(lower(s), ".")
 	if isHost(s) {
@@ -211,7 +220,8 @@ func mendHost(s string) string {
 	if len(host) <= maxHost {
 		return host
 	}
-	// Too long: the first label, which tells services apart, gets the hash; of the rest the end stays, which is the domain.
+	// Too long: the first label, which identifies the service, gets the hash;
+	// of the rest the end, which is the domain, is kept.
 	first := withHash(labels[0], shortHash(cutHash, s), maxLabel)
 	room := maxHost - len(first)
 	from := len(labels)
@@ -222,7 +232,8 @@ func mendHost(s string) string {
 	return first + "." + strings.Join(labels[from:], ".")
 }
 
-// mendSubdomain returns s as an RFC 1123 subdomain of at most limit bytes, or "" as mend does.
+// mendSubdomain returns s as an RFC 1123 subdomain of at most limit bytes, or
+// "" like mend.
 func mendSubdomain(s string, limit int) string {
 	s = lower(s)
 	if len(s) <= limit && isSubdomain(s) {
@@ -233,7 +244,7 @@ func mendSubdomain(s string, limit int) string {
 		if part == "" {
 			continue
 		}
-		// A label of a subdomain has no limit of its own, but the hash of what is beyond ASCII must fit.
+		// Labels of a subdomain have no limit of length, but the hash must fit.
 		part = mend(part, max(len(part)+1+cutHash, limit), isDNSByte)
 		if part == "" {
 			return ""
@@ -247,16 +258,17 @@ func mendSubdomain(s string, limit int) string {
 	return withHash(name, shortHash(cutHash, s), limit)
 }
 
-// mendNamespace returns s as an RFC 1123 label, or "" as mend does.
+// mendNamespace returns s as an RFC 1123 label, or "" like mend.
 func mendNamespace(s string) string { return mend(lower(s), maxLabel, isDNSByte) }
 
-// mendPortName returns s as a DNS label, or "" as mend does.
+// mendPortName returns s as a DNS label, or "" like mend.
 func mendPortName(s string) string { return mend(lower(s), maxLabel, isDNSByte) }
 
-// mendLabelValue returns s as a label's value, or "" as mend does.
+// mendLabelValue returns s as a label value, or "" like mend.
 func mendLabelValue(s string) string { return mend(s, maxLabel, isLabelByte) }
 
-// mendLabelKey returns s as a label's key with its optional prefix, or "" if nothing is left of the name part.
+// mendLabelKey returns s as a label key with optional prefix, or "" if nothing
+// of the name part is left.
 func mendLabelKey(s string) string {
 	if isLabelKey(s) {
 		return s
@@ -275,8 +287,9 @@ func mendLabelKey(s string) string {
 	return prefix + "/" + name
 }
 
-// entryName is the name of a service's ServiceEntry where no template gives one: the key's non-empty parts, from the one that tells
-// most, joined by dashes, made safe without a word: nobody chose this name, so there is nothing to be told of.
+// entryName returns the default name of a ServiceEntry, without a template: the
+// non-empty parts of the key, the most specific first, joined by "-" and made
+// legal without a finding.
 func entryName(parts ...string) string {
 	safe := parts[:0:0]
 	for _, p := range parts {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Names that are legal stay, case goes, and the rest is mended in a way that keeps different names different.
+// Names that are legal stay, case goes, and the rest is mended in a way that
+// keeps different names different.
 func TestMendHost(t *testing.T) {
 	long := strings.Repeat("a", 63)
 	tests := []struct{ in, want string }{
@@ -128,8 +129,9 @@ func seedNames(f *testing.F) {
 	}
 }
 
-// fuzzName holds a naming function to its promise: legal or empty, legal names unchanged, mending twice changes nothing, and
-// empty only if there is no letter or digit and nothing beyond ASCII.
+// fuzzName holds a naming function to its promise: legal or empty, legal names
+// unchanged, mending twice changes nothing, and empty only if there is no
+// letter or digit and nothing beyond ASCII.
 func fuzzName(f *testing.F, mend func(string) string, ok func(string) bool, mayGiveUp func(string) bool) {
 	seedNames(f)
 	f.Fuzz(func(t *testing.T, s string) {

@@ -9,31 +9,36 @@ import (
 	"unicode/utf8"
 )
 
-// Problem is something in the registry that cannot be used as it is.
+// Problem is something in the registry that cannot be used unchanged.
 type Problem struct {
-	// ID says what it is about, unique within the registry: "service web", "instance web/web-1".
+	// ID identifies the subject, unique within the registry: "service web",
+	// "instance web/web-1".
 	ID string
-	// Reason says what is wrong, what was done about it, and how to mend it.
+	// Reason describes the problem, what was done and the remedy.
 	Reason string
 }
 
 const (
-	// maxProblems bounds the problems of one service's own, and those of its instances, each. What is beyond is counted.
+	// maxProblems bounds the problems of a service, and those of its instances.
+	// The rest is counted.
 	maxProblems = 100
-	// maxQuoted is how much of a registry's text a problem repeats, in bytes.
+	// maxQuoted bounds how much of a registry's text a problem quotes, in
+	// bytes.
 	maxQuoted = 120
 )
 
-// finding is a problem on its way into the list.
+// finding is a problem before it is listed.
 type finding struct {
 	Problem
-	// once keeps the first finding of the ID only: several instances say the same.
+	// once keeps only the first finding of the ID, for findings that instances
+	// share.
 	once bool
 }
 
-// list sorts findings into problems: by ID, reasons of one ID joined, and not too many. Findings of one ID must come in an
-// order that depends on nothing but content.
-func list(service string, findings []finding) []Problem {
+// list converts findings to problems: sorted by ID, with the reasons of an ID
+// joined, and bounded. The order of findings of one ID must depend on content
+// only.
+func list(c *call, findings []finding) []Problem {
 	if len(findings) == 0 {
 		return nil
 	}
@@ -60,7 +65,7 @@ func list(service string, findings []finding) []Problem {
 	all = append(all[:min(len(all), maxProblems)], instances[:min(len(instances), maxProblems)]...)
 	if more > 0 {
 		all = append(all, Problem{
-			ID:     "service " + service + " more problems",
+			ID:     "service " + c.key() + " more problems",
 			Reason: fmt.Sprintf("%d more problems of this service and its instances are not listed; mend the ones that are", more),
 		})
 	}
@@ -68,7 +73,7 @@ func list(service string, findings []finding) []Problem {
 	return all
 }
 
-// quote returns s in quotes, escaped and not too long.
+// quote returns s quoted, escaped and clipped.
 func quote(s string) string {
 	if len(s) > maxQuoted {
 		return strconv.Quote(s[:cutAt(s, maxQuoted)]) + "..."
@@ -76,7 +81,8 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// plain returns s fit for a problem's ID: valid UTF-8 and not too long. Long texts stay apart by a hash.
+// plain returns s in a form for a problem's ID: valid UTF-8 and clipped. A hash
+// keeps clipped texts distinct.
 func plain(s string) string {
 	if len(s) > 2*maxQuoted {
 		s = s[:cutAt(s, 2*maxQuoted)] + "..." + shortHash(cutHash, s)
@@ -84,7 +90,7 @@ func plain(s string) string {
 	return strings.ToValidUTF8(s, string(utf8.RuneError))
 }
 
-// cutAt returns the largest length up to n at which s can be cut between characters.
+// cutAt returns the largest length up to n that ends s between characters.
 func cutAt(s string, n int) int {
 	for n > 0 && !utf8.RuneStart(s[n]) {
 		n--

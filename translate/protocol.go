@@ -8,7 +8,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// protocols maps what registries write to the protocols that Istio knows. Keys and values are lower case.
+// protocols maps spellings in registries to Istio's protocols, both in lower
+// case.
 var protocols = map[string]string{
 	"tcp": "tcp", "udp": "udp", "grpc": "grpc", "grpc-web": "grpc-web", "http": "http", "http_proxy": "http_proxy",
 	"http2": "http2", "https": "https", "tls": "tls", "mongo": "mongo", "redis": "redis", "mysql": "mysql",
@@ -28,13 +29,14 @@ var protocols = map[string]string{
 	"postgresql": "tcp", "memcached": "tcp", "rmi": "tcp", "raw": "tcp",
 }
 
-// normalProtocol returns the protocol of Istio's, in lower case, that s stands for.
+// normalProtocol returns Istio's name of protocol s, in lower case.
 func normalProtocol(s string) (string, bool) {
 	p, ok := protocols[lower(strings.TrimSpace(s))]
 	return p, ok
 }
 
-// protocolOfName returns the protocol that a port's name says by Istio's convention: "http", "grpc-orders".
+// protocolOfName returns the protocol in a port name by Istio's convention:
+// "http", "grpc-orders".
 func protocolOfName(name string) (string, bool) {
 	if strings.HasPrefix(name, "grpc-web") && (len(name) == len("grpc-web") || name[len("grpc-web")] == '-') {
 		return "grpc-web", true
@@ -43,7 +45,8 @@ func protocolOfName(name string) (string, bool) {
 	return normalProtocol(first)
 }
 
-// votes counts what instances say of a protocol. What no instance knows counts once, under its smallest spelling.
+// votes counts the protocols stated by instances. Unknown protocols count once,
+// under the smallest spelling.
 type votes struct {
 	known   []vote
 	unknown string
@@ -54,7 +57,7 @@ type vote struct {
 	n        int
 }
 
-// add counts one statement; an empty one says nothing.
+// add counts one statement; an empty one is ignored.
 func (v *votes) add(said string) {
 	if said == "" {
 		return
@@ -75,10 +78,11 @@ func (v *votes) add(said string) {
 	v.known = append(v.known, vote{p, 1})
 }
 
-// empty says whether nothing was said.
+// empty reports whether there were no statements.
 func (v *votes) empty() bool { return len(v.known) == 0 && v.unknown == "" }
 
-// winner returns the protocol that most say, of equals the one first in the alphabet; "" if only unknown ones were named.
+// winner returns the most frequent known protocol, the first in the alphabet on
+// a tie, or "" if there is none.
 func (v *votes) winner() string {
 	best := vote{}
 	for _, c := range v.known {
@@ -89,7 +93,7 @@ func (v *votes) winner() string {
 	return best.protocol
 }
 
-// disputed says in words that instances say different things, or "".
+// disputed describes a conflict between instances, or returns "".
 func (v *votes) disputed() string {
 	if len(v.known) < 2 {
 		return ""
@@ -102,7 +106,7 @@ func (v *votes) disputed() string {
 	return fmt.Sprintf("its instances say different protocols (%s)", strings.Join(all, ", "))
 }
 
-// wireProtocol returns the protocol as Istio's documentation writes it.
+// wireProtocol returns the protocol in the spelling of Istio's documentation.
 func wireProtocol(p string) string { return strings.ToUpper(p) }
 
 // protocolTags is the compiled form of ProtocolOptions.Tags.
@@ -111,7 +115,8 @@ type protocolTags struct {
 	bare     []string
 }
 
-// of returns what tags say of the protocol, or "". A prefixed tag wins over a bare one, then the alphabet decides.
+// of returns the protocol stated by tags, or "". A prefixed tag wins over a
+// bare one, then the alphabet decides.
 func (p *protocolTags) of(tags []string) string {
 	prefixed, bare := "", ""
 	for _, tag := range tags {
@@ -132,7 +137,7 @@ func (p *protocolTags) of(tags []string) string {
 	return bare
 }
 
-// ofMeta returns what the first key that says anything says.
+// ofMeta returns the first non-empty value of keys.
 func ofMeta(meta map[string]string, keys []string) string {
 	if len(meta) == 0 {
 		return ""
@@ -145,8 +150,9 @@ func ofMeta(meta map[string]string, keys []string) string {
 	return ""
 }
 
-// commonProtocol returns the votes of the first source that says anything of the service as a whole: the service's metadata, the
-// instances' metadata, the service's tags, the instances' tags.
+// commonProtocol returns the votes of the first source that states a protocol
+// for the service as a whole: its metadata, the instances' metadata, its tags,
+// the instances' tags.
 func (t *Translator) commonProtocol(svc *registry.Service, instances []*registry.Instance) votes {
 	var v votes
 	if v.add(ofMeta(svc.Meta, t.o.Protocol.Keys)); !v.empty() {
@@ -169,4 +175,46 @@ func (t *Translator) commonProtocol(svc *registry.Service, instances []*registry
 		}
 	}
 	return v
+}
+
+// knownNumbers are port numbers registered for a protocol that Istio knows.
+var knownNumbers = map[int]string{80: "http", 443: "https", 3306: "mysql", 6379: "redis", 27017: "mongo", 50051: "grpc"}
+
+// guess returns the protocol of a port without a stated one, guessed from the
+// configured sources, and a description of the source; "" if there is none.
+func (t *Translator) guess(svc *registry.Service, g *portGroup, instances []*registry.Instance) (protocol, from string) {
+	for _, source := range t.o.Protocol.Guess {
+		switch source {
+		case "check":
+			var v votes
+			for _, inst := range instances {
+				if inst.Check != "tcp" { // any protocol passes a tcp check
+					if _, ok := normalProtocol(inst.Check); ok {
+						v.add(inst.Check)
+					}
+				}
+			}
+			if p := v.winner(); p != "" {
+				return p, "the registry's checks"
+			}
+		case "name":
+			words := strings.FieldsFunc(lower(svc.Key.Name), func(r rune) bool { return strings.ContainsRune("-_.:/ ", r) })
+			for _, i := range []int{0, len(words) - 1} {
+				if len(words) > 1 {
+					if p, ok := normalProtocol(words[i]); ok {
+						return p, "the word " + words[i] + " in the service's name"
+					}
+				}
+			}
+		case "number":
+			number := g.fixed
+			if number == 0 && g.agree*2 > g.total {
+				number = g.candidate
+			}
+			if p := knownNumbers[number]; p != "" {
+				return p, fmt.Sprintf("the number %d", number)
+			}
+		}
+	}
+	return "", ""
 }

@@ -10,16 +10,18 @@ import (
 	"google.golang.org/protobuf/proto"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
-	_ "istio.io/api/networking/v1beta1" // the bodies that package collection names
+	_ "istio.io/api/networking/v1beta1" // bodies named by package collection
 	_ "istio.io/api/security/v1beta1"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 )
 
-// Resource checks and encodes a resource that is in Istio's words already: its name is "namespace/name", its kind is one that
-// package collection knows, its body decodes, and if it is a ServiceEntry or a WorkloadEntry, istiod will accept it. The error
-// joins one for each thing that is wrong. The version is left out and a missing create_time becomes [CreateTime]; one that is set
-// must be constant. Equal resources give equal bytes. res is not changed.
+// Resource validates and encodes an Istio resource: its name must be
+// "namespace/name", its kind known to package collection, its body decodable
+// and, for a ServiceEntry or a WorkloadEntry, acceptable to istiod. All errors
+// are joined. The version is omitted and a missing create_time becomes
+// [CreateTime]; one that is set must be constant. Equal resources give equal
+// bytes. res is not modified.
 func Resource(res *mcp.Resource) (Encoded, error) {
 	switch {
 	case res == nil:
@@ -57,7 +59,7 @@ func Resource(res *mcp.Resource) (Encoded, error) {
 	return Encoded{Name: name, Resource: b}, nil
 }
 
-// CheckName says why a text cannot be the name of a resource.
+// CheckName returns why a text cannot be the name of a resource.
 func CheckName(text string) error {
 	namespace, name, ok := strings.Cut(text, "/")
 	switch {
@@ -104,13 +106,13 @@ func checkLabels(field string, labels map[string]string) (errs []error) {
 	return errs
 }
 
-// istioProtocols are the protocols that istiod's validation knows.
+// istioProtocols are the protocols that istiod accepts.
 var istioProtocols = map[string]bool{
 	"tcp": true, "udp": true, "grpc": true, "grpc-web": true, "http": true, "http_proxy": true, "http2": true, "https": true,
 	"tls": true, "mongo": true, "redis": true, "mysql": true,
 }
 
-// hostProtocols are those in which a connection names the host.
+// hostProtocols are the protocols whose connections name the host.
 var hostProtocols = map[string]bool{
 	"http": true, "http2": true, "http_proxy": true, "grpc": true, "grpc-web": true, "https": true, "tls": true,
 }
@@ -137,7 +139,7 @@ func checkServiceEntry(e *networking.ServiceEntry) (errs []error) {
 		}
 	}
 	names, numbers := map[string]bool{}, map[uint32]bool{}
-	tellsHosts := true // a connection tells which host it is for
+	tellsHosts := true // connections name their host
 	for i, p := range e.Ports {
 		if p == nil {
 			bad("ports[%d] is null", i)
@@ -158,7 +160,7 @@ func checkServiceEntry(e *networking.ServiceEntry) (errs []error) {
 		if p.TargetPort != 0 && !validPort(int(p.TargetPort)) {
 			bad("ports[%d].target_port: %d is no port number", i, p.TargetPort)
 		}
-		// Istio guesses the protocol where none is given.
+		// Istio detects the protocol if none is given.
 		if p.Protocol != "" && !istioProtocols[lower(p.Protocol)] {
 			bad("ports[%d].protocol: %s", i, unknownProtocol(p.Protocol))
 		}

@@ -38,7 +38,8 @@ body:
   exportTo: [., team-a]
 `
 
-// A good resource is encoded without its version, with a create_time, and the caller's copy stays as it was.
+// A good resource is encoded without its version, with a create_time, and the
+// caller's copy stays as it was.
 func TestResource(t *testing.T) {
 	res := parseResource(t, goodEntry)
 	before := proto.CloneOf(res)
@@ -166,7 +167,8 @@ func TestResourceRefuses(t *testing.T) {
 	}
 }
 
-// FuzzResource: no bytes make it panic, and what it accepts it accepts again, with the same outcome.
+// FuzzResource: no bytes make it panic, and what it accepts it accepts again,
+// with the same outcome.
 func FuzzResource(f *testing.F) {
 	good, err := proto.Marshal(parseResource(f, goodEntry))
 	if err != nil {

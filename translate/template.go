@@ -4,21 +4,52 @@ import (
 	"fmt"
 	"strings"
 	"text/template"
+
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// ServiceData is what the templates of host, namespace and name see.
+// ServiceData is the input of the templates of host, namespace and name.
 type ServiceData struct {
-	// The parts of the service's key, as the registry spells them.
+	// The parts of the service's key, in the registry's spelling.
 	Name, Group, Namespace, Partition, Datacenter string
 	// Registry is the configured name of the registry.
 	Registry string
-	// Meta is the registry's metadata of the service (not of its instances).
+	// Meta is the registry's metadata of the service, not of its instances.
 	Meta map[string]string
-	// Tags are the registry's bare labels of the service (not of its instances).
+	// Tags are the registry's bare labels of the service, not of its instances.
 	Tags []string
+
+	instances []*registry.Instance
+	asked     bool // instance metadata was read
 }
 
-// templateFuncs take the value last, so that they can stand in a pipe: {{.Group | dash | default "main"}}.
+// InstanceMeta returns the most frequent value of a key in the instances'
+// metadata, the first in the alphabet on a tie, or "" if there is none.
+func (d *ServiceData) InstanceMeta(key string) string {
+	d.asked = true
+	best, count := "", map[string]int{}
+	for _, inst := range d.instances {
+		v := inst.Meta[key]
+		if v == "" {
+			continue
+		}
+		count[v]++
+		if n := count[v] - count[best]; best == "" || n > 0 || n == 0 && v < best {
+			best = v
+		}
+	}
+	return best
+}
+
+// PortData is the input of the template of a port's name.
+type PortData struct {
+	Name     string // the registry's name, made a DNS label; may be empty
+	Number   int
+	Protocol string // lower case
+}
+
+// templateFuncs take the value last, for use in pipes: {{.Group | dash |
+// default "main"}}.
 var templateFuncs = template.FuncMap{
 	"lower": strings.ToLower,
 	"upper": strings.ToUpper,
@@ -36,24 +67,37 @@ var templateFuncs = template.FuncMap{
 	"split":      func(sep, s string) []string { return strings.Split(s, sep) },
 }
 
-// parseTemplate compiles text and finds out whether it names fields that do not exist.
+// parseTemplate compiles text and rejects unknown fields.
 func parseTemplate(text string) (*template.Template, error) {
 	tmpl, err := template.New("").Funcs(templateFuncs).Option("missingkey=error").Parse(text)
 	if err != nil {
 		return nil, templateError(err)
 	}
-	// A trial with every field set shows a misspelt one. Other failures depend on the service, and show when it comes.
+	// A trial run with every field set detects unknown fields. Other errors
+	// depend on the service and are reported then.
 	_, err = execute(tmpl, &ServiceData{
 		Name: "name", Group: "group", Namespace: "namespace", Partition: "partition", Datacenter: "datacenter",
 		Registry: "registry", Meta: map[string]string{"key": "value"}, Tags: []string{"tag"},
 	})
 	if err != nil && strings.Contains(err.Error(), "can't evaluate field") {
-		return nil, fmt.Errorf("%w; there are Name, Group, Namespace, Partition, Datacenter, Registry, Meta and Tags", err)
+		return nil, fmt.Errorf("%w; there are Name, Group, Namespace, Partition, Datacenter, Registry, Meta, Tags and InstanceMeta", err)
 	}
 	return tmpl, nil
 }
 
-func execute(tmpl *template.Template, data *ServiceData) (string, error) {
+// parsePortName compiles the template of port names.
+func parsePortName(text string) (*template.Template, error) {
+	tmpl, err := template.New("").Funcs(templateFuncs).Option("missingkey=error").Parse(text)
+	if err != nil {
+		return nil, templateError(err)
+	}
+	if _, err = execute(tmpl, &PortData{"name", 80, "http"}); err != nil && strings.Contains(err.Error(), "can't evaluate field") {
+		return nil, fmt.Errorf("%w; there are Name, Number and Protocol", err)
+	}
+	return tmpl, nil
+}
+
+func execute(tmpl *template.Template, data any) (string, error) {
 	var b strings.Builder
 	if err := tmpl.Execute(&b, data); err != nil {
 		return "", templateError(err)
@@ -61,7 +105,7 @@ func execute(tmpl *template.Template, data *ServiceData) (string, error) {
 	return b.String(), nil
 }
 
-// templateError is err without the name of the template, which is always empty here.
+// templateError returns err without the template's name, which is always empty.
 func templateError(err error) error {
 	return fmt.Errorf("%s", strings.TrimPrefix(strings.TrimPrefix(err.Error(), "template: "), ":"))
 }

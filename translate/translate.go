@@ -3,19 +3,26 @@ package translate
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"text/template"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// Translator turns one registry's services into resources. It is immutable and may be used from any goroutine.
+// Translator translates the services of one registry. It is immutable and safe
+// for concurrent use.
 type Translator struct {
 	registry string
-	o        Options // complete: defaults are in
+	o        Options // with defaults applied
 
-	host, namespace, name *template.Template // name is nil where the key's parts make the name
+	host, namespace, name *template.Template // name is nil for the default, the key's parts
+	aliases               []*template.Template
+	portName              *template.Template // nil for default names
 	portRules             map[string]PortOptions
 	protocolTags          protocolTags
 	defaultProtocol       string
@@ -23,10 +30,22 @@ type Translator struct {
 	addLabels             []pair // sorted by key
 	bareTags, pairTags    bool
 	clusterLabel          string
+
+	selector            selector
+	cidrs, excludeCIDRs []netip.Prefix
+	localities          []locatedCIDR // narrowest first
+	services, instances rules
+	metadataLabels      []pair // of every resource
 }
 
-// New returns a translator for the registry of the given name. The error joins a *[FieldError] for each thing that is wrong with
-// the options.
+// locatedCIDR is a network and its locality.
+type locatedCIDR struct {
+	prefix   netip.Prefix
+	locality registry.Locality
+}
+
+// New returns a translator for the named registry. The error joins a
+// *[FieldError] for each error in the options.
 func New(registryName string, o Options) (*Translator, error) {
 	var errs []error
 	bad := func(field, format string, args ...any) {
@@ -35,7 +54,17 @@ func New(registryName string, o Options) (*Translator, error) {
 	if registryName == "" {
 		errs = append(errs, &FieldError{"name", "is empty; give the registry a name"})
 	}
+	if _, ok := presets[o.Preset]; !ok && o.Preset != "" {
+		bad("preset", "%s", notOneOf(o.Preset, sortedNames(presets)...))
+	}
 	o = o.Over(defaults)
+	for _, s := range []*string{&o.ServiceAccount, &o.ServiceAccountKey} {
+		if *s == "none" {
+			*s = ""
+		}
+	}
+	takeBack(o.Labels.Add)
+	takeBack(o.ServiceLabels.Add)
 	t := &Translator{registry: registryName, o: o, portRules: map[string]PortOptions{}}
 
 	parse := func(field, text string) *template.Template {
@@ -49,6 +78,16 @@ func New(registryName string, o Options) (*Translator, error) {
 	t.namespace = parse("namespace", o.Namespace)
 	if o.Name != "" {
 		t.name = parse("name", o.Name)
+	}
+
+	for i, a := range o.Aliases {
+		t.aliases = append(t.aliases, parse(fmt.Sprintf("aliases[%d]", i), a))
+	}
+	if o.PortName != "" {
+		var err error
+		if t.portName, err = parsePortName(o.PortName); err != nil {
+			bad("port_name", "is no usable template: %v", err)
+		}
 	}
 
 	for i, p := range o.Ports {
@@ -71,6 +110,26 @@ func New(registryName string, o Options) (*Translator, error) {
 			bad(field, "fixes nothing; give number, protocol or both")
 		}
 		t.portRules[p.Name] = p
+	}
+	for i, p := range o.ExtraPorts {
+		field := fmt.Sprintf("extra_ports[%d]", i)
+		if !isDNSLabel(p.Name) {
+			bad(field+".name", "%s is no DNS label; use lower-case letters, digits and dashes, at most 63", quote(p.Name))
+		}
+		if !validPort(p.Number) {
+			bad(field+".number", "%d is no port number; give one from 1 to 65535", p.Number)
+		}
+		if p.Protocol != "" {
+			if _, ok := normalProtocol(p.Protocol); !ok {
+				bad(field+".protocol", "%s", unknownProtocol(p.Protocol))
+			}
+		}
+		if slices.ContainsFunc(o.ExtraPorts[:i], func(q ExtraPort) bool { return q.Name == p.Name || q.Number == p.Number }) {
+			bad(field, "another one has its name or its number; keep one")
+		}
+	}
+	if !slices.Contains([]string{"auto", "instance", "fixed"}, o.PortPolicy) {
+		bad("port_policy", "%s", notOneOf(o.PortPolicy, "auto", "instance", "fixed"))
 	}
 	if !validPort(o.FallbackPort) {
 		bad("fallback_port", "%d is no port number; give one from 1 to 65535", o.FallbackPort)
@@ -96,7 +155,20 @@ func New(registryName string, o Options) (*Translator, error) {
 		}
 	}
 
+	t.o.Protocol.Guess = orNone(o.Protocol.Guess)
+	for i, g := range t.o.Protocol.Guess {
+		if !slices.Contains([]string{"check", "name", "number"}, g) {
+			bad(fmt.Sprintf("protocol.guess[%d]", i), "%s", notOneOf(g, "check", "name", "number"))
+		}
+	}
+
 	t.meta = orNone(o.Labels.Meta)
+	if o.Labels.Illegal != "mend" && o.Labels.Illegal != "drop" {
+		bad("labels.illegal", "%s", notOneOf(o.Labels.Illegal, "mend", "drop"))
+	}
+	if strings.ContainsFunc(o.Labels.Separators, func(r rune) bool { return r > unicode.MaxASCII }) {
+		bad("labels.separators", "%s has characters beyond ASCII; use others", quote(o.Labels.Separators))
+	}
 	t.serviceMeta = orNone(o.ServiceLabels.Meta)
 	switch o.Labels.Tags {
 	case "all":
@@ -140,6 +212,10 @@ func New(registryName string, o Options) (*Translator, error) {
 	if strings.ContainsFunc(o.Locality.Region, badInLocality) {
 		bad("locality.region", "%s has characters that a region cannot have (/ is one)", quote(o.Locality.Region))
 	}
+	t.compileRules(bad)
+	if !slices.Contains([]string{"exact", "whole", "none"}, o.Weights) {
+		bad("weights", "%s", notOneOf(o.Weights, "exact", "whole", "none"))
+	}
 	if !slices.Contains([]string{"passing", "warning", "any"}, o.Health) {
 		bad("health", "%s", notOneOf(o.Health, "passing", "warning", "any"))
 	}
@@ -165,10 +241,74 @@ func New(registryName string, o Options) (*Translator, error) {
 	if o.Network != "" && !isLabelValue(o.Network) {
 		bad("network", "%s is no name of a network; use at most 63 letters, digits, - _ and .", quote(o.Network))
 	}
+	if o.ClusterID != "" {
+		if !isLabelValue(o.ClusterID) {
+			bad("cluster_id", "%s is no id of a cluster; use at most 63 letters, digits, - _ and .", quote(o.ClusterID))
+		}
+		t.addLabels = append(slices.DeleteFunc(t.addLabels, func(p pair) bool { return p.key == clusterIDLabel }), pair{clusterIDLabel, o.ClusterID})
+	}
+	if o.Revision != "" {
+		if !isLabelValue(o.Revision) {
+			bad("revision", "%s is no revision; use at most 63 letters, digits, - _ and .", quote(o.Revision))
+		}
+		t.metadataLabels = []pair{{revisionLabel, o.Revision}}
+	}
+	if o.Subsets.Key != "" && !isLabelKey(o.Subsets.Key) {
+		bad("subsets.key", "%s is no label; use at most 63 letters, digits, - _ and ., after an optional DNS name and /", quote(o.Subsets.Key))
+	}
+	if o.Subsets.DestinationRule && o.Subsets.Key == "" {
+		bad("subsets.key", "is missing; name the label that tells the versions apart, or leave subsets.destination_rule out")
+	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
 	return t, nil
+}
+
+// takeBack deletes the labels with an empty value, which cancels a default.
+func takeBack(labels map[string]string) {
+	maps.DeleteFunc(labels, func(_, v string) bool { return v == "" })
+}
+
+// compileRules compiles selectors and rules.
+func (t *Translator) compileRules(bad func(field, format string, args ...any)) {
+	prefixes := func(field string, list []string) (all []netip.Prefix) {
+		for i, text := range list {
+			p, err := netip.ParsePrefix(text)
+			if err != nil {
+				bad(fmt.Sprintf("%s[%d]", field, i), "%s is no network; write it like 10.1.0.0/16", quote(text))
+				continue
+			}
+			all = append(all, p.Masked())
+		}
+		return all
+	}
+	o := &t.o
+	t.cidrs = prefixes("instances.cidrs", o.Instances.CIDRs)
+	t.excludeCIDRs = prefixes("instances.exclude_cidrs", o.Instances.ExcludeCIDRs)
+	for i, l := range o.Locality.CIDRs {
+		field := fmt.Sprintf("locality.cidrs[%d]", i)
+		p, err := netip.ParsePrefix(l.CIDR)
+		if err != nil {
+			bad(field+".cidr", "%s is no network; write it like 10.1.0.0/16", quote(l.CIDR))
+		}
+		if slices.ContainsFunc(t.localities, func(x locatedCIDR) bool { return err == nil && x.prefix == p.Masked() }) {
+			bad(field+".cidr", "%s is given twice; keep one", quote(l.CIDR))
+		}
+		parts := strings.Split(l.Locality, "/")
+		if len(parts) > 3 || slices.ContainsFunc(parts, func(s string) bool { return s == "" || strings.ContainsFunc(s, badInLocality) }) {
+			bad(field+".locality", "%s is no locality; write region, region/zone or region/zone/subzone", quote(l.Locality))
+		}
+		parts = append(parts, "", "")
+		t.localities = append(t.localities, locatedCIDR{p.Masked(), registry.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}})
+	}
+	slices.SortStableFunc(t.localities, func(a, b locatedCIDR) int { return b.prefix.Bits() - a.prefix.Bits() })
+	var err error
+	if t.selector, err = parseSelector(o.Instances.Selector); err != nil {
+		bad("instances.selector", "%v", err)
+	}
+	t.services = compile("relabel.services", o.Relabel.Services, serviceFacts, bad)
+	t.instances = compile("relabel.instances", o.Relabel.Instances, instanceFacts, bad)
 }
 
 func unknownProtocol(p string) string {
@@ -187,7 +327,7 @@ func orNone(list []string) []string {
 	return list
 }
 
-// checkLabelKey says why key cannot be a configured label, or "".
+// checkLabelKey returns why key cannot be a configured label, or "".
 func checkLabelKey(key string) string {
 	switch {
 	case key == SelectorLabel, key == revisionLabel:

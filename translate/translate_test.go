@@ -51,7 +51,8 @@ func clone(instances []registry.Instance) []registry.Instance {
 	return out
 }
 
-// One instance that changes is one WorkloadEntry that changes: the ServiceEntry and the others keep their very bytes.
+// One instance that changes is one WorkloadEntry that changes: the ServiceEntry
+// and the others keep their very bytes.
 func TestOneInstanceChanges(t *testing.T) {
 	tests := map[string]func(*registry.Instance){
 		"address": func(i *registry.Instance) { i.Address = "10.9.9.9" },
@@ -101,7 +102,8 @@ func TestOneInstanceChanges(t *testing.T) {
 	}
 }
 
-// What does not show in the mesh changes nothing, and gives the earlier result itself.
+// What does not show in the mesh changes nothing, and gives the earlier result
+// itself.
 func TestNothingChanges(t *testing.T) {
 	tests := map[string]func(*registry.Instance){
 		"nothing":             func(*registry.Instance) {},
@@ -129,7 +131,8 @@ func TestNothingChanges(t *testing.T) {
 	}
 }
 
-// An instance that comes, goes, or stops taking traffic leaves all other resources as they are.
+// An instance that comes, goes, or stops taking traffic leaves all other
+// resources as they are.
 func TestInstanceComesAndGoes(t *testing.T) {
 	tr := mustNew(t, Options{})
 	svc, all := service(6)
@@ -445,7 +448,8 @@ func FuzzHostTemplate(f *testing.F) {
 		f.Add(s, "web", "x", "y")
 	}
 	f.Fuzz(func(t *testing.T, text, name, key, value string) {
-		// A pattern like {{range 1000000000}} or %99999999d is the configuration's own doing, and slow.
+		// A pattern like {{range 1000000000}} or %99999999d is the
+		// configuration's own doing, and slow.
 		if strings.Contains(text, "range") || strings.Contains(text, "%") || strings.Contains(text, "template") || strings.Contains(text, "block") {
 			t.Skip()
 		}
@@ -475,14 +479,34 @@ func serviceTranslators(t testing.TB) (all []*Translator) {
 			Ports:    []PortOptions{{Name: "http", Number: 80}, {Number: 80, Protocol: "grpc"}},
 			Locality: LocalityOptions{Keys: []string{"version"}, ZoneKey: "team", Region: "eu"}, Health: "passing",
 		},
+		{
+			Preset: "slime", Aliases: []string{"{{.Name}}.alias"}, Subsets: SubsetOptions{Key: "version", DestinationRule: true}, Revision: "r", ClusterID: "c",
+			Instances: InstanceOptions{Selector: "team!=http", ExcludeCIDRs: []string{"10.0.0.2/32"}}, Protocol: ProtocolOptions{Guess: []string{"check", "name", "number"}},
+		},
+		{
+			Preset: "nacos-istio", Subsets: SubsetOptions{Key: "version", DestinationRule: true}, Locality: LocalityOptions{CIDRs: []LocalityCIDR{{"10.0.0.0/31", "eu/a"}}},
+			Relabel: RelabelOptions{
+				Services: []RelabelRule{
+					{Source: []string{"__instance_meta_team"}, Regex: new("(.+)"), Target: "host"},
+					{Action: "labelmap", Regex: new("__meta_(.+)"), Replacement: new("annotation.$1")},
+					{Source: []string{"__tags"}, Target: "tags"},
+				},
+				Instances: []RelabelRule{
+					{Source: []string{"__node"}, Regex: new("(web|grpc)"), Action: "drop"},
+					{Source: []string{"__health", "team"}, Target: "version"},
+					{Source: []string{"__cluster"}, Target: "__region"},
+				},
+			},
+		},
 	} {
 		all = append(all, mustNew(t, o))
 	}
 	return all
 }
 
-// checkService builds a service, and a second state of it, from bytes: strings from a pool that holds a, b and c, everything
-// else from numbers. Whatever comes, the outcome is valid, does not depend on order, and not on prev.
+// checkService builds a service, and a second state of it, from bytes: strings
+// from a pool that holds a, b and c, everything else from numbers. Whatever
+// comes, the outcome is valid, does not depend on order, and not on prev.
 func checkService(t *testing.T, translators []*Translator, data []byte, a, b, c string) {
 	g := &source{data: data, pool: []string{
 		"", a, b, c, "web", "http", "grpc", "tcp", "protocol", "version", "v1", "team", "10.0.0.1", "10.0.0.2", "2001:db8::1", "db.example.org",
@@ -540,7 +564,8 @@ func FuzzService(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, a, b, c string) { checkService(t, translators, data, a, b, c) })
 }
 
-// Random services, more of them and fuller ones than the fuzzer comes by in a short time.
+// Random services, more of them and fuller ones than the fuzzer comes by in a
+// short time.
 func TestRandomServices(t *testing.T) {
 	translators := serviceTranslators(t)
 	random := rand.NewChaCha8([32]byte{1})
@@ -627,7 +652,8 @@ func (s *source) service() (registry.Service, []registry.Instance) {
 	return svc, instances
 }
 
-// BenchmarkService translates a service of which one instance changes each time.
+// BenchmarkService translates a service of which one instance changes each
+// time.
 func BenchmarkService(b *testing.B) {
 	for _, n := range []int{10, 1000} {
 		svc, instances := service(n)

@@ -7,9 +7,10 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// ValidateBody says what istiod would reject in the body of a resource: istiod itself tells nobody, so it has to be known before
-// serving. The error joins one for each thing that is wrong. A ServiceEntry may lack its endpoints. Of kinds besides
-// ServiceEntry and WorkloadEntry nothing is checked.
+// ValidateBody returns what istiod would reject in the body of a resource.
+// istiod rejects silently, so validate before serving. All errors are joined. A
+// ServiceEntry may lack endpoints. Kinds other than ServiceEntry and
+// WorkloadEntry are not checked.
 func ValidateBody(body proto.Message) error {
 	switch body := body.(type) {
 	case *networking.ServiceEntry:

@@ -14,7 +14,8 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// The rules by which istiod accepts a resource, written down a second time and by other means than the package's own.
+// The rules by which istiod accepts a resource, written down a second time and
+// by other means than the package's own.
 var (
 	dnsLabelRE   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 	subdomainRE  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
@@ -40,7 +41,8 @@ func okHost(s string) bool {
 		!digitsRE.MatchString(labels[len(labels)-1])
 }
 
-// decodeResult checks everything that can be said of a result whatever the input was, and returns its resources.
+// decodeResult checks everything that can be said of a result whatever the
+// input was, and returns its resources.
 func decodeResult(t testing.TB, r *Result) (*networking.ServiceEntry, []*networking.WorkloadEntry) {
 	t.Helper()
 	for i, p := range r.Problems {
@@ -65,6 +67,11 @@ func decodeResult(t testing.TB, r *Result) (*networking.ServiceEntry, []*network
 	if err := validEntry(entry); err != nil {
 		t.Errorf("ServiceEntry %s: %v", r.Entry.Name, err)
 	}
+	if r.Rule != nil {
+		if m := decodeEncoded(t, *r.Rule, &networking.DestinationRule{}); m.Name != r.Entry.Name {
+			t.Errorf("the DestinationRule of %s is called %s", r.Entry.Name, m.Name)
+		}
+	}
 	namespace, name, _ := strings.Cut(r.Entry.Name, "/")
 	var workloads []*networking.WorkloadEntry
 	for i, e := range r.Endpoints {
@@ -87,7 +94,8 @@ func decodeResult(t testing.TB, r *Result) (*networking.ServiceEntry, []*network
 	return entry, workloads
 }
 
-// decodeEncoded decodes e into body and checks the metadata, and that package proto would have written the same bytes.
+// decodeEncoded decodes e into body and checks the metadata, and that package
+// proto would have written the same bytes.
 func decodeEncoded(t testing.TB, e Encoded, body proto.Message) *mcp.Metadata {
 	t.Helper()
 	res := &mcp.Resource{}
@@ -106,7 +114,7 @@ func decodeEncoded(t testing.TB, e Encoded, body proto.Message) *mcp.Metadata {
 		t.Errorf("%s: create_time %v, version %q", e.Name, m.CreateTime.AsTime(), m.Version)
 	}
 	for k, v := range m.Labels {
-		if !okKey(k) || !okValue(v) || k == "istio.io/rev" {
+		if !okKey(k) || !okValue(v) {
 			t.Errorf("%s: label %q=%q", e.Name, k, v)
 		}
 	}
@@ -125,8 +133,15 @@ func decodeEncoded(t testing.TB, e Encoded, body proto.Message) *mcp.Metadata {
 }
 
 func validEntry(e *networking.ServiceEntry) error {
-	if len(e.Hosts) != 1 || !okHost(e.Hosts[0]) {
+	if len(e.Hosts) == 0 || slices.ContainsFunc(e.Hosts, func(h string) bool { return !okHost(h) }) {
 		return fmt.Errorf("hosts %q", e.Hosts)
+	}
+	if len(e.Hosts) > 1 {
+		for _, p := range e.Ports {
+			if p.Protocol != "HTTP" && p.Protocol != "HTTP2" && p.Protocol != "HTTP_PROXY" && p.Protocol != "GRPC" && p.Protocol != "GRPC-WEB" && p.Protocol != "HTTPS" && p.Protocol != "TLS" {
+				return fmt.Errorf("several hosts %q and port %v", e.Hosts, p)
+			}
+		}
 	}
 	if len(e.Endpoints) > 0 || e.WorkloadSelector != nil {
 		return fmt.Errorf("endpoints or selector are set")

@@ -17,10 +17,12 @@ import (
 )
 
 const (
-	// listEvery is the shortest time between two listings of services in one scope. A listing wakes for every change of the catalog and
-	// costs the server time that grows with the number of services.
+	// listEvery is the shortest interval of listings of services in one scope.
+	// Every change of the catalog wakes a listing, whose cost to the server
+	// grows with the number of services.
 	listEvery = time.Second
-	// doubtfulWait is how long a query waits after an answer that the token did not see whole.
+	// doubtfulWait bounds the wait of a query after an answer that the token
+	// may not read in full.
 	doubtfulWait = 15 * time.Second
 )
 
@@ -28,11 +30,12 @@ const (
 type Adapter struct {
 	config  Config
 	env     plugin.Env
-	clients *clients
+	clients *clients // nil in the mode peering
 	convert converter
 }
 
-// New returns an adapter for a configuration that Validate accepts. It reads the files that are named and starts nothing.
+// New returns an adapter for a configuration that Validate accepts. It reads
+// the files that are named and starts nothing.
 func New(c Config, env plugin.Env) (plugin.Adapter, error) {
 	a, err := newAdapter(c, env)
 	if err != nil {
@@ -46,27 +49,30 @@ func newAdapter(c Config, env plugin.Env) (*Adapter, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	cl, err := newClients(c)
-	if err != nil {
-		return nil, err
-	}
 	if env.Log == nil {
 		env.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Adapter{config: c, env: env, clients: cl, convert: newConverter(c)}, nil
+	a := &Adapter{config: c, env: env, convert: newConverter(c)}
+	if c.Mode == modePeering {
+		return a, c.Peering.check()
+	}
+	var err error
+	a.clients, err = newClients(c)
+	return a, err
 }
 
-// Run follows the catalog until ctx ends and returns nil then. It has no other end: whatever Consul does is a matter for trying again.
+// Run follows the catalog until ctx ends, and then returns nil. No failure of
+// Consul ends it; queries are retried.
 func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	st := newState(catalog)
-	detail := func(string) {}
-	if d, ok := catalog.(plugin.Detailer); ok {
-		detail = d.Detail
+	if a.config.Mode == modePeering {
+		newPeer(a, st, catalog).run(ctx)
+		return nil
 	}
-	if err := a.preferTLS(ctx, st, detail); err != nil {
+	if err := a.preferTLS(ctx, st, catalog.Detail); err != nil {
 		a.env.Log.Info("the agent's https port is not used", slog.Any("err", err))
 	}
-	a.clients.turns.detail = detail
+	a.clients.turns.detail = catalog.Detail
 
 	scopes := a.scopes(st, catalog)
 	var wg sync.WaitGroup
@@ -81,8 +87,9 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	return nil
 }
 
-// preferTLS follows the agent over its https port, where the configuration names a plain one and both are the same agent's. It returns why not, if there is such a
-// port. It waits until the agent can be reached.
+// preferTLS switches to the agent's https port if the configuration names a
+// plain one and both belong to the same agent. If there is such a port that
+// cannot be used, it returns the reason. It waits until the agent is reachable.
 func (a *Adapter) preferTLS(ctx context.Context, st *state, detail func(string)) error {
 	const part = "catalog https"
 	t := a.clients.target
@@ -94,7 +101,7 @@ func (a *Adapter) preferTLS(ctx context.Context, st *state, detail func(string))
 	for {
 		err := a.clients.self(ctx, &plain)
 		if _, unreachable := errors.AsType[*url.Error](err); !unreachable || ctx.Err() != nil {
-			break // a token that may not read the agent sees no port
+			break // a token that may not read the agent gets no port
 		}
 		st.set(part, classify(err, t))
 		if !plugin.Pause(ctx, retry.Next(), nil) {
@@ -130,13 +137,13 @@ func (a *Adapter) preferTLS(ctx context.Context, st *state, detail func(string))
 	return nil
 }
 
-// agent is what an agent says of itself.
+// agent is the identity and ports that an agent reports.
 type agent struct {
 	Config      struct{ NodeID, NodeName, Datacenter string }
 	DebugConfig struct{ HTTPSPort int }
 }
 
-// self asks an agent for itself.
+// self queries the agent about itself.
 func (c *clients) self(ctx context.Context, into *agent) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -146,7 +153,7 @@ func (c *clients) self(ctx context.Context, into *agent) error {
 	return err
 }
 
-// closeIdle closes the connections of every slot. Nothing may be under way.
+// closeIdle closes the connections of every slot. No query may be in progress.
 func (c *clients) closeIdle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,7 +163,8 @@ func (c *clients) closeIdle() {
 	c.slots = nil
 }
 
-// scopes returns one scope for each datacenter and namespace that is configured. All of them are expected before any begins.
+// scopes returns one scope for each configured datacenter and namespace. All
+// are awaited before any starts.
 func (a *Adapter) scopes(st *state, catalog plugin.Catalog) []*scope {
 	orNone := func(names []string) []string {
 		if len(names) == 0 {

@@ -43,7 +43,8 @@ func status(code int, body string) func(http.ResponseWriter, *http.Request) bool
 	}
 }
 
-// TestFollow shows the ordinary life of services: listed, changed, gone and back, each told once.
+// TestFollow shows the ordinary life of services: listed, changed, gone and
+// back, each told once.
 func TestFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -72,7 +73,8 @@ func TestFollow(t *testing.T) {
 		synctest.Wait()
 		wantView(t, r, both)
 
-		// A new service is found by the listing, which is asked for once a second.
+		// A new service is found by the listing, which is asked for once a
+		// second.
 		time.Sleep(2 * time.Second)
 		f.set("db", entry("db", "db-1", 5432))
 		synctest.Wait()
@@ -84,7 +86,8 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// TestWakesWithoutChange shows that a wake with nothing new reaches nobody, and that a storm of them is asked for at a bounded rate.
+// TestWakesWithoutChange shows that a wake with nothing new reaches nobody, and
+// that a storm of them is asked for at a bounded rate.
 func TestWakesWithoutChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -113,7 +116,8 @@ func TestWakesWithoutChange(t *testing.T) {
 	})
 }
 
-// TestQuiet shows that nothing is polled: a quiet hour costs each query one renewal in some minutes.
+// TestQuiet shows that nothing is polled: a quiet hour costs each query one
+// renewal in some minutes.
 func TestQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -132,8 +136,9 @@ func TestQuiet(t *testing.T) {
 	})
 }
 
-// TestErrorsRemoveNothing goes through every answer that is no answer: what is known stays, the reason is shown in one state, and
-// afterwards everything is as Consul says.
+// TestErrorsRemoveNothing goes through every answer that is no answer: what is
+// known stays, the reason is shown in one state, and afterwards everything is
+// as Consul says.
 func TestErrorsRemoveNothing(t *testing.T) {
 	answer := func(w http.ResponseWriter, header, body string) bool {
 		w.Header().Set("X-Consul-Index", "500")
@@ -250,8 +255,9 @@ func TestErrorsRemoveNothing(t *testing.T) {
 	}
 }
 
-// TestReplacedEmpty shows the grace period: an agent killed and started again without its state lacks everything, which is kept until
-// the grace is over; what registers again meanwhile never left.
+// TestReplacedEmpty shows the grace period: an agent killed and started again
+// without its state lacks everything, which is kept until the grace is over;
+// what registers again meanwhile never left.
 func TestReplacedEmpty(t *testing.T) {
 	for name, low := range map[string]uint64{"index lower": 20, "index higher": 2000} {
 		t.Run(name, func(t *testing.T) {
@@ -293,8 +299,10 @@ func TestReplacedEmpty(t *testing.T) {
 	}
 }
 
-// TestReplacedUnseen shows that a server replaced behind a load balancer, without any connection breaking, is noticed by its index when the
-// first wait ends, and that all watches then begin again instead of waiting at an index that the server does not have.
+// TestReplacedUnseen shows that a server replaced behind a load balancer,
+// without any connection breaking, is noticed by its index when the first wait
+// ends, and that all watches then begin again instead of waiting at an index
+// that the server does not have.
 func TestReplacedUnseen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -315,7 +323,8 @@ func TestReplacedUnseen(t *testing.T) {
 	})
 }
 
-// TestReplacedNoticedByOne shows that one query which sees the index go backwards makes all others begin again.
+// TestReplacedNoticedByOne shows that one query which sees the index go
+// backwards makes all others begin again.
 func TestReplacedNoticedByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -336,7 +345,8 @@ func TestReplacedNoticedByOne(t *testing.T) {
 	})
 }
 
-// TestOneServiceFails shows that the grace period holds for one service too, where only its own queries failed or went backwards.
+// TestOneServiceFails shows that the grace period holds for one service too,
+// where only its own queries failed or went backwards.
 func TestOneServiceFails(t *testing.T) {
 	both := []string{"n1/web-1 10.0.0.1:80 passing", "n1/web-2 10.0.0.1:80 passing"}
 	t.Run("error", func(t *testing.T) {
@@ -376,7 +386,8 @@ func TestOneServiceFails(t *testing.T) {
 	})
 }
 
-// TestComesBackWhileConfirmed shows a service that registers again between the listing that confirms its end and the end of its watch.
+// TestComesBackWhileConfirmed shows a service that registers again between the
+// listing that confirms its end and the end of its watch.
 func TestComesBackWhileConfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -406,7 +417,8 @@ func TestComesBackWhileConfirmed(t *testing.T) {
 	})
 }
 
-// TestIdleConnectionsCut shows that a proxy which closes what waits too long is no outage: removals stay immediate and the state is untouched.
+// TestIdleConnectionsCut shows that a proxy which closes what waits too long is
+// no outage: removals stay immediate and the state is untouched.
 func TestIdleConnectionsCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -426,7 +438,8 @@ func TestIdleConnectionsCut(t *testing.T) {
 	})
 }
 
-// TestSlowAnswers shows that a server that answers late, or not within the time limit, removes nothing.
+// TestSlowAnswers shows that a server that answers late, or not within the time
+// limit, removes nothing.
 func TestSlowAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -451,7 +464,8 @@ func TestSlowAnswers(t *testing.T) {
 	})
 }
 
-// TestNotSyncedWhilePartial shows that the first listing is not called complete before each service was answered for once.
+// TestNotSyncedWhilePartial shows that the first listing is not called complete
+// before each service was answered for once.
 func TestNotSyncedWhilePartial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -476,7 +490,8 @@ func TestNotSyncedWhilePartial(t *testing.T) {
 	})
 }
 
-// TestUnreachableAtStart shows that a registry that is away at start is a state, not an end.
+// TestUnreachableAtStart shows that a registry that is away at start is a
+// state, not an end.
 func TestUnreachableAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -498,7 +513,8 @@ func TestUnreachableAtStart(t *testing.T) {
 	})
 }
 
-// TestEmptyRegistry shows that a registry that holds nothing but Consul's own service is synced and empty.
+// TestEmptyRegistry shows that a registry that holds nothing but Consul's own
+// service is synced and empty.
 func TestEmptyRegistry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startFake(t, newFake(t))
@@ -510,7 +526,8 @@ func TestEmptyRegistry(t *testing.T) {
 	})
 }
 
-// TestAcceptFiltered shows that a token which is meant to see a part can follow that part: it syncs, and what goes is removed.
+// TestAcceptFiltered shows that a token which is meant to see a part can follow
+// that part: it syncs, and what goes is removed.
 func TestAcceptFiltered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -538,8 +555,9 @@ func TestAcceptFiltered(t *testing.T) {
 	})
 }
 
-// TestStreamHidesInstances shows that an answer to a query that waited, which does not say what was filtered by ACL, removes nothing
-// by itself: the answer at index 0 decides.
+// TestStreamHidesInstances shows that an answer to a query that waited, which
+// does not say what was filtered by ACL, removes nothing by itself: the answer
+// at index 0 decides.
 func TestStreamHidesInstances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -560,7 +578,8 @@ func TestStreamHidesInstances(t *testing.T) {
 	})
 }
 
-// TestSelection shows what services, kinds, tags, meta and filter select, and that a service of which nothing is selected is not there.
+// TestSelection shows what services, kinds, tags, meta and filter select, and
+// that a service of which nothing is selected is not there.
 func TestSelection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tagged := func(e *api.ServiceEntry, tags ...string) *api.ServiceEntry { e.Service.Tags = tags; return e }
@@ -581,7 +600,8 @@ func TestSelection(t *testing.T) {
 		if n := f.count("/v1/health/service/other") + f.count("/v1/health/service/web-internal"); n != 0 {
 			t.Errorf("%d queries about services that are not selected", n)
 		}
-		// The last instance that is selected goes; the service itself stays in Consul.
+		// The last instance that is selected goes; the service itself stays in
+		// Consul.
 		f.set("web", entry("web", "web-2", 80))
 		time.Sleep(2 * time.Second)
 		wantView(t, r, map[string][]string{})
@@ -592,7 +612,8 @@ func TestSelection(t *testing.T) {
 	})
 }
 
-// TestScopes shows that each datacenter is asked for by name and that one of them being away leaves the others alone.
+// TestScopes shows that each datacenter is asked for by name and that one of
+// them being away leaves the others alone.
 func TestScopes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -616,7 +637,8 @@ func TestScopes(t *testing.T) {
 	})
 }
 
-// TestManyServices shows the first listing of many services: few queries at once, one Set each, Synced once; and that one change is one Set.
+// TestManyServices shows the first listing of many services: few queries at
+// once, one Set each, Synced once; and that one change is one Set.
 func TestManyServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 1000
@@ -665,7 +687,8 @@ func TestManyServices(t *testing.T) {
 		f.setDown(errRefused)
 		time.Sleep(5 * time.Minute)
 		f.setDown(nil)
-		// The listing is tried every 5 s at most, and its return wakes all others.
+		// The listing is tried every 5 s at most, and its return wakes all
+		// others.
 		time.Sleep(7 * time.Second)
 		if _, calls := r.state(); calls > 4 {
 			t.Errorf("degraded was called %d times for one outage of %d services: %q", calls, n, r.degraded)
@@ -677,7 +700,8 @@ func TestManyServices(t *testing.T) {
 	})
 }
 
-// TestUnaskableName shows that a name which HTTP cannot carry is listed and holds up nothing.
+// TestUnaskableName shows that a name which HTTP cannot carry is listed and
+// holds up nothing.
 func TestUnaskableName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
@@ -697,7 +721,8 @@ func TestUnaskableName(t *testing.T) {
 	})
 }
 
-// TestNewRefuses shows that New names each field that is wrong, also where it is a file that shows it.
+// TestNewRefuses shows that New names each field that is wrong, also where it
+// is a file that shows it.
 func TestNewRefuses(t *testing.T) {
 	_, err := New(Config{Address: "ftp://x", Wait: 1}, plugin.Env{})
 	if err == nil || !strings.Contains(err.Error(), "address") || !strings.Contains(err.Error(), "wait") {
@@ -721,7 +746,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// TestAtRest goes through what other tests show, with watches that never have a connection to wait on.
+// TestAtRest goes through what other tests show, with watches that never have a
+// connection to wait on.
 func TestAtRest(t *testing.T) {
 	atRest = true
 	defer func() { atRest = false }()

@@ -3,7 +3,6 @@ package consul
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"net/http/httptrace"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,34 +22,38 @@ import (
 )
 
 const (
-	// perTransport is how many watches share one http.Transport over HTTP/2, of which Consul allows 250 streams on a connection, so that
-	// these are one connection. Over HTTP/1.1 all watches share one transport, which bounds their connections.
+	// perTransport is how many watches share one http.Transport over HTTP/2.
+	// Consul allows 250 streams on a connection, so each transport needs one
+	// connection. Over HTTP/1.1 all watches share one transport, which bounds
+	// their connections.
 	perTransport = 200
-	// maxBody bounds one answer, in bytes. Consul's own limit for what one service can hold is far below.
+	// maxBody bounds one answer, in bytes. Consul's own limit for one service
+	// is far lower.
 	maxBody = 512 << 20
-	// answerTimeout is what one query may take beyond the wait that was asked for.
+	// answerTimeout bounds one query, in addition to the requested wait.
 	answerTimeout = time.Minute
 )
 
 // httpTokenHeader is the header that carries the ACL token.
 const httpTokenHeader = "X-Consul-Token"
 
-// errTooLong is the error of an answer beyond maxBody.
+// errTooLong reports an answer larger than maxBody.
 var errTooLong = fmt.Errorf("answer is longer than %d MiB", maxBody>>20)
 
-// clients hands out API clients that share connections: over HTTP/2 perTransport users to a transport, over HTTP/1.1 all of them.
+// clients provides API clients that share connections: over HTTP/2 perTransport
+// users per transport, over HTTP/1.1 all users one transport.
 type clients struct {
 	target target
 	auth   auth
 	turns  *turns
-	// newTransport makes one http.RoundTripper; tests put their own here.
+	// newTransport returns an http.RoundTripper; tests replace it.
 	newTransport func() http.RoundTripper
 
 	mu    sync.Mutex // guards slots and each slot's users
-	slots []*slot    // the first one stays
+	slots []*slot    // the first one is permanent
 }
 
-// slot is one transport with its users.
+// slot is one transport and the number of its users.
 type slot struct {
 	client    *api.Client
 	transport http.RoundTripper
@@ -63,7 +65,7 @@ func newClients(c Config) (*clients, error) {
 	if err != nil {
 		return nil, &plugin.FieldError{Field: "address", Reason: err.Error()}
 	}
-	tlsConfig, err := newTLS(c.TLS)
+	tlsConfig, err := plugin.TLS(c.TLS).Config("tls")
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +75,8 @@ func newClients(c Config) (*clients, error) {
 		token: string(c.Token), tokenFile: c.TokenFile,
 		namespaced: len(c.Namespaces) > 0, partitioned: c.Partition != "",
 	}
-	// As for the files of TLS: what is missing at the start is a mistake in the configuration, and later a fault that may pass.
+	// A file missing at the start is a configuration error, later a fault that
+	// may pass. The same is true of TLS files.
 	if _, err := cl.auth.current(); err != nil {
 		return nil, &plugin.FieldError{Field: "token_file", Reason: errors.Unwrap(err).Error()}
 	}
@@ -85,7 +88,7 @@ func newClients(c Config) (*clients, error) {
 			MaxConnsPerHost:     cl.turns.connections,
 			MaxIdleConnsPerHost: cl.turns.connections,
 			IdleConnTimeout:     90 * time.Second,
-			// A connection that died without a word is noticed by a ping rather than after the whole wait.
+			// Pings detect a dead connection before the wait ends.
 			HTTP2: &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},
 		}
 		transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -108,76 +111,20 @@ func newClients(c Config) (*clients, error) {
 	return cl, nil
 }
 
-// newTLS builds the TLS configuration. The client's certificate is read at each handshake, so that a renewed one is used.
-func newTLS(c TLSConfig) (*tls.Config, error) {
-	conf := &tls.Config{
-		MinVersion:         tls.VersionTLS12,
-		ServerName:         c.ServerName,
-		InsecureSkipVerify: c.InsecureSkipVerify, //nolint:gosec // asked for by the operator, whom the schema warns
-	}
-	bad := func(field string, err error) error {
-		return &plugin.FieldError{Field: "tls." + field, Reason: err.Error()}
-	}
-	addCA := func(file string) error {
-		pem, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		if conf.RootCAs == nil {
-			conf.RootCAs = x509.NewCertPool()
-		}
-		if !conf.RootCAs.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("%s holds no PEM certificate", file)
-		}
-		return nil
-	}
-	if c.CAFile != "" {
-		if err := addCA(c.CAFile); err != nil {
-			return nil, bad("ca_file", err)
-		}
-	}
-	if c.CAPath != "" {
-		entries, err := os.ReadDir(c.CAPath)
-		if err != nil {
-			return nil, bad("ca_path", err)
-		}
-		for _, e := range entries {
-			if e.IsDir() {
-				continue
-			}
-			if err := addCA(filepath.Join(c.CAPath, e.Name())); err != nil {
-				return nil, bad("ca_path", err)
-			}
-		}
-		if conf.RootCAs == nil {
-			return nil, bad("ca_path", fmt.Errorf("folder %s has no files", c.CAPath))
-		}
-	}
-	if c.CertFile != "" {
-		load := func() (*tls.Certificate, error) {
-			cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-			return &cert, err
-		}
-		if _, err := load(); err != nil {
-			return nil, bad("cert_file", err)
-		}
-		conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
-	}
-	return conf, nil
-}
-
-// newSlot makes a transport with its client.
+// newSlot returns a transport with its client.
 func (c *clients) newSlot() (*slot, error) {
 	transport := c.newTransport()
 	client, err := api.NewClient(&api.Config{
 		Address:    c.target.host,
 		Scheme:     c.target.scheme,
 		PathPrefix: c.target.prefix,
-		// authTransport has the last word on the token; one of its own keeps the client from reading a file that the environment names.
+		// authTransport sets the token; a value here keeps the client from
+		// reading a file that the environment names.
 		Token: "set by authTransport",
 		HttpClient: &http.Client{
 			Transport: &authTransport{auth: c.auth, multiplexed: &c.turns.multiplexed, next: transport, first: make(chan struct{}, 1)},
-			// Consul redirects only what is no proper path; following it would answer another question.
+			// Consul redirects only malformed paths; a redirect would lead to
+			// the answer of another query.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	})
@@ -187,7 +134,7 @@ func (c *clients) newSlot() (*slot, error) {
 	return &slot{client: client, transport: transport}, nil
 }
 
-// acquire returns a client for one watch, which must release it.
+// acquire returns a slot for one watch, which must release it.
 func (c *clients) acquire() *slot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -206,7 +153,7 @@ func (c *clients) acquire() *slot {
 	return s
 }
 
-// of returns the API client for the next query of who has the slot.
+// of returns the API client for the next query of a slot's user.
 func (c *clients) of(s *slot) *api.Client {
 	if c.turns.multiplexed.Load() {
 		return s.client
@@ -216,7 +163,8 @@ func (c *clients) of(s *slot) *api.Client {
 	return c.slots[0].client
 }
 
-// release gives back what acquire returned. The connections of a slot without users are closed once idle.
+// release releases a slot. The connections of a slot without users are closed
+// once idle.
 func (c *clients) release(s *slot) {
 	c.mu.Lock()
 	s.users--
@@ -233,13 +181,13 @@ func (s *slot) closeIdle() {
 	}
 }
 
-// auth is what every request carries, and what none may.
+// auth holds the headers that every request carries, and those that none may.
 type auth struct {
 	token, tokenFile        string
 	namespaced, partitioned bool
 }
 
-// current returns the token to use now, "" for none.
+// current returns the current token, "" for none.
 func (a auth) current() (string, error) {
 	if a.tokenFile == "" {
 		return a.token, nil
@@ -255,24 +203,26 @@ func (a auth) current() (string, error) {
 	return token, nil
 }
 
-// anonymous reports whether requests carry no identity. Consul does not say of an anonymous request what it filtered.
+// anonymous reports whether requests carry no token. Consul does not report to
+// anonymous clients what it filtered.
 func (a auth) anonymous() bool { return a.tokenFile == "" && (a.token == "" || a.token == "anonymous") }
 
-// tokenError is the error of a token_file that holds no token at the moment.
+// tokenError reports a token_file without a readable token.
 type tokenError struct{ err error }
 
 func (e *tokenError) Error() string { return "token_file: " + e.err.Error() }
 func (e *tokenError) Unwrap() error { return e.err }
 
-// authTransport makes requests say what the configuration says and nothing else: api.NewClient fills in tokens, namespaces and
-// partitions from CONSUL_* variables of the environment.
+// authTransport makes requests carry the configured values only: api.NewClient
+// reads tokens, namespaces and partitions from CONSUL_* variables of the
+// environment.
 type authTransport struct {
 	auth
-	multiplexed *atomic.Bool // to be told how answers come
+	multiplexed *atomic.Bool // set to whether the last answer was multiplexed
 	next        http.RoundTripper
 
-	// Over https requests share a connection, but only once there is one: as long as connected is false they go one at a time, with
-	// a place in first, or each would dial.
+	// Requests over https share a connection once there is one. While connected
+	// is false they are sent one at a time, holding first, or each would dial.
 	first     chan struct{}
 	connected atomic.Bool
 }
@@ -308,7 +258,7 @@ func (t *authTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// send sends the request, alone while there is no connection that it could share.
+// send sends the request, alone while there is no connection to share.
 func (t *authTransport) send(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme != "https" || t.connected.Load() {
 		res, err := t.next.RoundTrip(r)
@@ -324,7 +274,8 @@ func (t *authTransport) send(r *http.Request) (*http.Response, error) {
 	}
 	done := sync.OnceFunc(func() { <-t.first })
 	defer done()
-	// The turn ends with the connection and not with the answer, which may take minutes.
+	// The turn ends when there is a connection, not with the answer, which may
+	// take minutes.
 	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
 		t.connected.Store(true)
 		done()
@@ -332,7 +283,7 @@ func (t *authTransport) send(r *http.Request) (*http.Response, error) {
 	return t.next.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
 }
 
-// boundedBody fails once more than its bound was read.
+// boundedBody fails when more than its bound has been read.
 type boundedBody struct {
 	io.ReadCloser
 	left int64
@@ -347,8 +298,8 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// clientConn is a connection on which a server that answers before it was asked is one that refuses the connection. Consul does so above its limit of
-// connections.
+// clientConn detects a server that responds before a request was sent, and so
+// refuses the connection. Consul does so above its limit of connections.
 type clientConn struct {
 	net.Conn
 	asked atomic.Bool
@@ -373,43 +324,50 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// refusedError is the error of a connection on which 429 was the answer to no question.
+// refusedError reports a connection on which a 429 arrived before any request.
 type refusedError struct{ body string }
 
 func (e *refusedError) Error() string { return "connection refused with status 429: " + e.body }
 
-// faultKind sorts what keeps a watch from being followed, from what concerns everything to what concerns one service, which is the order
-// in which they are shown.
+// faultKind is a kind of fault, ordered from those that concern the registry to
+// those that concern one service. Faults are shown in this order.
 type faultKind uint8
 
 const (
-	// faultUnreachable means that no answer came: nothing listens, the network or TLS fails, or the answer took too long.
+	// faultUnreachable means that no answer came: no listener, a network or TLS
+	// error, or a timeout.
 	faultUnreachable faultKind = iota
-	// faultServer means that Consul answered with an error of its own, such as having no leader.
+	// faultServer means that Consul answered with a server error, such as a
+	// missing leader.
 	faultServer
-	// faultDenied means that Consul knows no such token, or refuses it.
+	// faultDenied means that Consul does not accept the token.
 	faultDenied
-	// faultLimit means that Consul, or what stands before it, has a limit of connections or requests.
+	// faultLimit means that Consul, or a proxy before it, limits connections or
+	// requests.
 	faultLimit
-	// faultRequest means that Consul does not accept the query, usually because of the filter expression.
+	// faultRequest means that Consul rejects the query, usually for its filter
+	// expression.
 	faultRequest
-	// faultFiltered means that the token cannot see everything.
+	// faultFiltered means that the token may not read everything.
 	faultFiltered
-	// faultEmpty means that an answer is empty where it cannot be.
+	// faultEmpty means that an answer is implausibly empty.
 	faultEmpty
-	// faultHeld means that something is missing since an outage and is kept for the grace period.
+	// faultHeld means that instances missing since an outage are retained for
+	// the grace period.
 	faultHeld
 )
 
-// fault is an error with what follows from it.
+// fault is an error and its consequences.
 type fault struct {
 	kind faultKind
-	// outage says that the registry may have lost what it held: removals wait for the grace period.
+	// outage means that the registry may have lost data: removals wait for the
+	// grace period.
 	outage bool
-	// interrupted says that an answer that was under way broke off, which by itself is no outage: proxies and load balancers close what
-	// they think is idle.
+	// interrupted means that the connection broke during an answer. That alone
+	// is not an outage: proxies and load balancers close connections that they
+	// consider idle.
 	interrupted bool
-	// connections says of a faultLimit that it is about connections.
+	// connections means that a faultLimit concerns connections.
 	connections bool
 	err         error
 }
@@ -417,10 +375,10 @@ type fault struct {
 func (f *fault) Error() string { return f.err.Error() }
 func (f *fault) Unwrap() error { return f.err }
 
-// errAnswerTimeout is the cause of a query's end when no answer came in time.
+// errAnswerTimeout is the cause of a query's cancellation at its timeout.
 var errAnswerTimeout = errors.New("no answer in time")
 
-// classify sorts an error of the API client.
+// classify converts an error of the API client to a fault.
 func classify(err error, t target) *fault {
 	if f, ok := errors.AsType[*fault](err); ok {
 		return f
@@ -435,13 +393,13 @@ func classify(err error, t target) *fault {
 		return &fault{kind: faultDenied, err: fmt.Errorf("%w; put the token there, readable for this process", e)}
 	}
 	f := &fault{kind: faultUnreachable, outage: true}
-	// url.Error repeats the whole query, which differs for each service.
+	// url.Error contains the whole query, which differs for each service.
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
 	var op *net.OpError
 	if errors.As(err, &op) && op.Err == nil {
-		// Its text would be a panic.
+		// Its text would be a panic's.
 		op = &net.OpError{Op: op.Op, Net: op.Net, Source: op.Source, Addr: op.Addr, Err: errors.New("it broke")}
 		err = op
 	}
@@ -449,7 +407,7 @@ func classify(err error, t target) *fault {
 	case errors.Is(err, errAnswerTimeout) || errors.Is(err, context.DeadlineExceeded):
 		err = errAnswerTimeout
 	case op != nil && op.Op == "dial":
-		err = op // without the ports of this side
+		err = op // without the local port
 	case errors.Is(err, errTooLong):
 		f.kind, f.outage = faultServer, false
 	case isTLS(err):
@@ -474,7 +432,7 @@ func isTLS(err error) bool {
 	return ok
 }
 
-// classifyStatus sorts an answer with a status other than 200.
+// classifyStatus converts an answer with a status other than 200 to a fault.
 func classifyStatus(s api.StatusError) *fault {
 	body := s.Body
 	if len(body) > 300 {
@@ -498,7 +456,8 @@ func classifyStatus(s api.StatusError) *fault {
 	}
 }
 
-// connectionLimit is the fault of a connection that Consul did not take, with its words.
+// connectionLimit returns the fault of a refused connection, with the text of
+// Consul's answer.
 func connectionLimit(body string) *fault {
 	return &fault{kind: faultLimit, connections: true, err: fmt.Errorf(
 		"consul refuses more connections from here (429: %s); use an https address, which needs few, lower max_connections, "+

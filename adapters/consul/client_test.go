@@ -44,8 +44,9 @@ func connections(server *httptest.Server) *atomic.Int64 {
 	return n
 }
 
-// TestHTTPSConnections shows that over https hundreds of watches share a few connections, and that the authority and name of the
-// configuration are what is verified.
+// TestHTTPSConnections shows that over https hundreds of watches share a few
+// connections, and that the authority and name of the configuration are what is
+// verified.
 func TestHTTPSConnections(t *testing.T) {
 	const n = 450
 	f := newFake(t)
@@ -71,7 +72,8 @@ func TestHTTPSConnections(t *testing.T) {
 	}
 }
 
-// TestUntrustedCertificate shows that a certificate of another authority is refused, with words.
+// TestUntrustedCertificate shows that a certificate of another authority is
+// refused, with words.
 func TestUntrustedCertificate(t *testing.T) {
 	server := httptest.NewUnstartedServer(newFake(t))
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
@@ -82,7 +84,8 @@ func TestUntrustedCertificate(t *testing.T) {
 	wantState(t, r, "certificate")
 }
 
-// TestRequests shows that the token file is read again for each request, and that nothing of the environment reaches Consul.
+// TestRequests shows that the token file is read again for each request, and
+// that nothing of the environment reaches Consul.
 func TestRequests(t *testing.T) {
 	for name, value := range map[string]string{
 		"CONSUL_HTTP_ADDR": "127.0.0.1:1", "CONSUL_HTTP_TOKEN": "env", "CONSUL_HTTP_TOKEN_FILE": "/does/not/exist", "CONSUL_HTTP_AUTH": "u:p",
@@ -153,7 +156,8 @@ func TestUnixSocket(t *testing.T) {
 	wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:80 passing"}})
 }
 
-// TestConnectionRefused shows a server that answers connections before they ask anything, as Consul does above its limit: it is said what that is, and
+// TestConnectionRefused shows a server that answers connections before they ask
+// anything, as Consul does above its limit: it is said what that is, and
 // net/http has nothing to wonder about.
 func TestConnectionRefused(t *testing.T) {
 	const answer = "HTTP/1.1 429 Too Many Requests\r\nContent-Type: text/plain\r\nContent-Length: 23\r\nConnection: close\r\n\r\ntoo many, and from here"
@@ -199,7 +203,8 @@ func TestConnectionRefused(t *testing.T) {
 		s := cl.acquire()
 		_, _, err := s.client.Catalog().Services(nil)
 		cl.release(s)
-		// The connection may also be gone when the question is written, which tells nothing.
+		// The connection may also be gone when the question is written, which
+		// tells nothing.
 		if f := classify(err, cl.target); f.kind != faultLimit && !f.interrupted {
 			t.Fatalf("%v: %+v", err, f)
 		}
@@ -210,7 +215,8 @@ func TestConnectionRefused(t *testing.T) {
 	}
 }
 
-// TestClassifyWithoutCause shows that an error which wraps nothing is one like others.
+// TestClassifyWithoutCause shows that an error which wraps nothing is one like
+// others.
 func TestClassifyWithoutCause(t *testing.T) {
 	f := classify(&url.Error{Op: "Get", URL: "http://x", Err: &net.OpError{Op: "read"}}, target{scheme: "http", host: "x:1"})
 	if f.kind != faultUnreachable || !f.interrupted || strings.Contains(f.Error(), "%!") {

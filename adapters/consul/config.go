@@ -16,11 +16,13 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
-// Config is the config block of a registry of type consul. What is left out comes from DefaultConfig.
+// Config is the config block of a registry of type consul. Missing fields
+// default to DefaultConfig.
 type Config struct {
 	Address   string        `json:"address,omitempty" jsonschema_description:"Consul agent or server: http://host:port, https://host:port, host:port (see scheme) or unix:///path/to/socket. A path after the port is a prefix of every request."`
 	Scheme    string        `json:"scheme,omitempty" jsonschema:"enum=http,enum=https" jsonschema_description:"Scheme of an address that names none. Default: http."`
-	Mode      string        `json:"mode,omitempty" jsonschema:"enum=auto,enum=address" jsonschema_description:"auto: where address is plain HTTP and the same agent has an https port with a certificate that tls or the system trusts, use that port. address: use address and nothing else. A tls block beside a plain address needs mode: auto in writing. Default: auto."`
+	Mode      string        `json:"mode,omitempty" jsonschema:"enum=auto,enum=address,enum=peering" jsonschema_description:"auto: where address is plain HTTP and the same agent has an https port with a certificate that tls or the system trusts, use that port. address: use address and nothing else. peering: be a cluster peer, told of every change over one connection; see peering. A tls block beside a plain address needs mode: auto in writing. Default: auto."`
+	Peering   PeeringConfig `json:"peering,omitempty" jsonschema_description:"For mode: peering."`
 	Token     plugin.Secret `json:"token,omitempty" jsonschema_description:"ACL token, usually as ${NAME} from the environment. It needs service_prefix \"\" read and node_prefix \"\" read."`
 	TokenFile string        `json:"token_file,omitempty" jsonschema_description:"File that holds the ACL token. It must be there at the start, and is read again for every request, so a rotated token is picked up."`
 	TLS       TLSConfig     `json:"tls,omitempty" jsonschema_description:"TLS towards Consul, for https."`
@@ -44,7 +46,7 @@ type Config struct {
 	AcceptFiltered bool            `json:"accept_filtered,omitempty" jsonschema_description:"Say true for a token that is meant to see only a part of the registry: that part then counts as the whole. Otherwise an answer that Consul filtered by ACL removes nothing and leaves the registry degraded."`
 }
 
-// TLSConfig is TLS towards Consul.
+// TLSConfig configures TLS to Consul.
 type TLSConfig struct {
 	CAFile             string `json:"ca_file,omitempty" jsonschema_description:"PEM file of the authorities that may sign Consul's certificate. Default: the system's."`
 	CAPath             string `json:"ca_path,omitempty" jsonschema_description:"Folder of such PEM files. Not together with ca_file."`
@@ -54,28 +56,36 @@ type TLSConfig struct {
 	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty" jsonschema_description:"Do not verify Consul's certificate. For trials only: whoever sits between can then add instances."`
 }
 
-// The modes.
+// PeeringConfig configures the mode peering.
+type PeeringConfig struct {
+	TokenFile  string `json:"token_file,omitempty" jsonschema_description:"File with the peering token that consul peering generate-token printed, for this registry of this bridge alone. It must stay there: it names the servers and their authority. A new token is picked up when the connection is made again."`
+	SecretFile string `json:"secret_file,omitempty" jsonschema_description:"File that the adapter keeps the lasting secret in, for which it exchanges the token at the first start. Its folder must be writable, and kept over restarts: a token can be exchanged once."`
+}
+
+// Values of Config.Mode.
 const (
 	modeAuto    = "auto"
 	modeAddress = "address"
+	modePeering = "peering"
 )
 
-// kindTypical is what the configuration calls the kind that Consul leaves empty.
+// kindTypical is the configuration's name of the kind that Consul leaves empty.
 const kindTypical = "typical"
 
-// DefaultConfig is what a configuration is laid over.
+// DefaultConfig holds the defaults that a configuration is decoded over.
 var DefaultConfig = Config{
 	Address:  "http://127.0.0.1:8500",
 	Scheme:   "http",
 	Services: plugin.Selection{Exclude: plugin.Globs{"consul"}},
 	Kinds:    []string{kindTypical},
 	Wait:     plugin.Duration(5 * time.Minute),
-	// Under two thirds of what an agent takes from one address.
+	// Less than two thirds of what an agent accepts from one address.
 	MaxConnections: 128,
 	RemoveGrace:    plugin.Duration(30 * time.Second),
 }
 
-// Validate returns everything that is wrong with the configuration, as *plugin.FieldError joined.
+// Validate returns all errors of the configuration, as *plugin.FieldError
+// joined.
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(field, format string, args ...any) {
@@ -103,10 +113,15 @@ func (c Config) Validate() error {
 	}
 	switch c.Mode {
 	case "", modeAuto, modeAddress:
+		if c.Peering != (PeeringConfig{}) {
+			bad("peering", "is used with mode: peering only; set that, or remove the block")
+		}
+	case modePeering:
+		c.validatePeering(bad)
 	default:
-		bad("mode", "%q is neither auto nor address", c.Mode)
+		bad("mode", "%q is none of auto, address, peering", c.Mode)
 	}
-	if err == nil && target.scheme != "https" && c.TLS != (TLSConfig{}) && c.Mode != modeAuto {
+	if err == nil && target.scheme != "https" && c.TLS != (TLSConfig{}) && c.Mode != modeAuto && c.Mode != modePeering {
 		bad("tls", "address %q is not https, so TLS would not be used; write https://, or mode: auto if the agent has an https port, or remove the tls block", c.Address)
 	}
 
@@ -154,11 +169,43 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// scopes returns how many datacenters and namespaces are followed.
+// validatePeering checks the fields that a peering requires, and those that it
+// cannot use: a peering delivers everything exported to it, of one datacenter.
+func (c Config) validatePeering(bad func(field, format string, args ...any)) {
+	if c.Peering.TokenFile == "" {
+		bad("peering.token_file", "is needed with mode: peering; consul peering generate-token -name NAME prints what belongs in it")
+	}
+	if c.Peering.SecretFile == "" || c.Peering.SecretFile == c.Peering.TokenFile {
+		bad("peering.secret_file", "is needed with mode: peering; name a file of its own that the adapter may write")
+	}
+	for _, unused := range []struct {
+		field string
+		set   bool
+	}{
+		{"address", c.Address != "" && c.Address != DefaultConfig.Address},
+		{"token", c.Token != ""},
+		{"token_file", c.TokenFile != ""},
+		{"tls", c.TLS != (TLSConfig{})},
+		{"datacenters", len(c.Datacenters) > 0},
+		{"namespaces", len(c.Namespaces) > 0},
+		{"partition", c.Partition != ""},
+		{"filter", c.Filter != ""},
+		{"accept_filtered", c.AcceptFiltered},
+	} {
+		if unused.set {
+			bad(unused.field, "is not used with mode: peering; remove it, or the mode")
+		}
+	}
+	if len(c.Kinds) > 0 && !slices.Equal(c.Kinds, DefaultConfig.Kinds) {
+		bad("kinds", "a peering tells of %s instances only; remove it, or the mode", kindTypical)
+	}
+}
+
+// scopes returns the number of followed datacenters and namespaces.
 func (c Config) scopes() int { return max(len(c.Datacenters), 1) * max(len(c.Namespaces), 1) }
 
-// withDefaults returns the configuration with what cannot be empty filled in. Lists that are empty stay so: an empty exclude list
-// means that nothing is excluded.
+// withDefaults returns the configuration with required values filled in. Empty
+// lists stay empty: an empty exclude list excludes nothing.
 func (c Config) withDefaults() Config {
 	c.Address = cmp.Or(c.Address, DefaultConfig.Address)
 	c.Scheme = cmp.Or(c.Scheme, DefaultConfig.Scheme)
@@ -170,7 +217,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// target is where requests go.
+// target is the address of requests.
 type target struct {
 	scheme string // http or https
 	host   string // host:port; "localhost" for a unix socket
@@ -178,7 +225,7 @@ type target struct {
 	socket string // path of a unix socket, or ""
 }
 
-// parseAddress splits an address as Config.Address describes it.
+// parseAddress parses an address in the syntax of Config.Address.
 func parseAddress(address, scheme string) (target, error) {
 	if socket, ok := strings.CutPrefix(address, "unix://"); ok {
 		if !strings.HasPrefix(socket, "/") {
@@ -219,7 +266,7 @@ func parseAddress(address, scheme string) (target, error) {
 	return target{scheme: u.Scheme, host: host, prefix: strings.TrimSuffix(u.Path, "/")}, nil
 }
 
-// String returns the target as errors name it.
+// String returns the target as shown in errors.
 func (t target) String() string {
 	if t.socket != "" {
 		return "unix://" + t.socket

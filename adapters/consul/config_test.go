@@ -64,7 +64,16 @@ func TestValidate(t *testing.T) {
 		"too few for scopes":    {func(c *Config) { c.MaxConnections, c.Datacenters = 23, []string{"a", "b", "c"} }, []string{"max_connections"}},
 		"enough for scopes":     {func(c *Config) { c.MaxConnections, c.Datacenters = 24, []string{"a", "b", "c"} }, nil},
 		"few, and need no more": {func(c *Config) { c.Address, c.MaxConnections, c.Datacenters = "https://x", 16, []string{"a", "b"} }, nil},
-		"several things":        {func(c *Config) { c.Scheme = "x"; c.Address = "http://"; c.Kinds = []string{"x"} }, []string{"scheme", "address", "kinds[0]"}},
+		"mode":                  {func(c *Config) { c.Mode = "grpc" }, []string{"mode"}},
+		"peering without mode":  {func(c *Config) { c.Peering.TokenFile = "/t" }, []string{"peering"}},
+		"peering":               {func(c *Config) { c.Mode, c.Peering = "peering", PeeringConfig{"/t", "/s"} }, nil},
+		"peering without files": {func(c *Config) { c.Mode = "peering" }, []string{"peering.token_file", "peering.secret_file"}},
+		"one file for both":     {func(c *Config) { c.Mode, c.Peering = "peering", PeeringConfig{"/t", "/t"} }, []string{"peering.secret_file"}},
+		"peering and queries": {func(c *Config) {
+			c.Mode, c.Peering = "peering", PeeringConfig{"/t", "/s"}
+			c.Address, c.Token, c.Filter, c.Kinds, c.TLS.CAFile = "https://h", "t", "a == b", []string{"mesh-gateway"}, "/c"
+		}, []string{"address", "token", "tls", "filter", "kinds"}},
+		"several things": {func(c *Config) { c.Scheme = "x"; c.Address = "http://"; c.Kinds = []string{"x"} }, []string{"scheme", "address", "kinds[0]"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +101,8 @@ func TestParseAddress(t *testing.T) {
 	}
 }
 
-// FuzzParseAddress shows that no address makes parsing panic, and that an accepted one names a host.
+// FuzzParseAddress shows that no address makes parsing panic, and that an
+// accepted one names a host.
 func FuzzParseAddress(f *testing.F) {
 	for _, seed := range []string{"http://h:1", "h", "unix:///a", "https://[::1]/p", "://", ""} {
 		f.Add(seed, "http")

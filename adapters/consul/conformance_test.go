@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
@@ -13,13 +14,16 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
-// TestConformance runs the adapter as a plugin against a real server: one changed instance is one resource on the wire.
+// TestConformance runs the adapter as a plugin against a real server: one
+// changed instance is one resource on the wire.
 func TestConformance(t *testing.T) {
 	server := startConsul(t, testenv.ConsulConfig{})
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
+	gate := testenv.NewGate(t, strings.TrimPrefix(server.Addr, "http://"))
+	gate.Open(t)
 	web := func(id, port int) testenv.ConsulInstance {
 		return testenv.ConsulInstance{Service: "web", ID: "web-" + strconv.Itoa(id), Address: "10.1.0." + strconv.Itoa(id), Port: port}
 	}
@@ -34,11 +38,16 @@ func TestConformance(t *testing.T) {
 		}
 	}
 	plugintest.Conformance(t, plugintest.Config{
-		Command: []string{self}, Env: []string{"ISTHMUS_TEST_CONSUL=1"}, Adapter: "consul",
-		Config: json.RawMessage(fmt.Sprintf(`{"address": %q}`, server.Addr)),
+		Command: []string{self}, Env: []string{"ISTHMUS_TEST_CONSUL=1"}, Adapter: "consul", Within: testenv.Patience,
+		Config: json.RawMessage(fmt.Sprintf(`{"address": "http://%s"}`, gate.Addr)),
 		Changes: []plugintest.Change{
 			{Name: "instance added", MaxUpserts: 1, Want: endpoints(5), Do: func(context.Context) error { server.Register(t, web(4, 80)); return nil }},
 			{Name: "instance removed", Want: endpoints(4), Do: func(context.Context) error { server.Deregister(t, "web-4"); return nil }},
 		},
+		Outages: []plugintest.Outage{{
+			Name:    "cut off",
+			Cut:     func(context.Context) error { gate.Shut(); return nil },
+			Restore: func(context.Context) error { gate.Open(t); return nil },
+		}},
 	})
 }

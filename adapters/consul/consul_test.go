@@ -23,7 +23,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// within bounds every wait of these tests for something that takes a moment at most.
+// within bounds every wait of these tests for something that takes a moment at
+// most.
 const within = 30 * time.Second
 
 // catalog keeps what the adapter says.
@@ -36,7 +37,8 @@ type catalog struct {
 	degraded string
 	reasons  string // every one that degraded had
 	detail   string
-	// waiting is for a change of one service: what it waits for, and what is closed then.
+	// waiting is for a change of one service: what it waits for, and what is
+	// closed then.
 	waiting map[string]waiter
 	changed chan struct{} // closed and replaced at each call
 }
@@ -71,7 +73,7 @@ func (c *catalog) when(t testing.TB, name string, shows func([]registry.Instance
 	}
 }
 
-// Detail implements plugin.Detailer.
+// Detail implements plugin.Catalog.
 func (c *catalog) Detail(text string) { c.do(func() { c.detail = text }) }
 
 func (c *catalog) do(fn func()) {
@@ -181,7 +183,8 @@ func one(cond func(registry.Instance) bool) func([]registry.Instance) bool {
 	return func(i []registry.Instance) bool { return len(i) == 1 && cond(i[0]) }
 }
 
-// TestConsulLife goes through what happens to an instance that an agent registers, on a real server.
+// TestConsulLife goes through what happens to an instance that an agent
+// registers, on a real server.
 func TestConsulLife(t *testing.T) {
 	server := startConsul(t, testenv.ConsulConfig{})
 	c := follow(t, server)
@@ -245,7 +248,8 @@ func TestConsulLife(t *testing.T) {
 	c.awaitState(t, "")
 }
 
-// TestConsulACL shows what each kind of token leads to on a real server with access control.
+// TestConsulACL shows what each kind of token leads to on a real server with
+// access control.
 func TestConsulACL(t *testing.T) {
 	server := startConsul(t, testenv.ConsulConfig{ACL: true})
 	server.Register(t,
@@ -320,7 +324,8 @@ func TestConsulACL(t *testing.T) {
 			}
 		}
 		update(services)
-		// A change of db wakes db's watch, and of the catalog the listing: both see nothing from now on.
+		// A change of db wakes db's watch, and of the catalog the listing: both
+		// see nothing from now on.
 		server.Register(t, testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.9", Port: 5432})
 		c.awaitState(t, `node_prefix "" read`)
 		c.await(t, "everything kept", func() bool { return len(c.services) == 2 && len(c.services["web"]) == 2 && c.removes == 0 })
@@ -337,8 +342,9 @@ func TestConsulACL(t *testing.T) {
 	})
 }
 
-// TestConsulKilled shows a development server killed and started again, which then holds nothing: what is known stays for the grace
-// period, and what registers again within it never leaves.
+// TestConsulKilled shows a development server killed and started again, which
+// then holds nothing: what is known stays for the grace period, and what
+// registers again within it never leaves.
 func TestConsulKilled(t *testing.T) {
 	server := startConsul(t, testenv.ConsulConfig{})
 	web := testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80}
@@ -357,7 +363,8 @@ func TestConsulKilled(t *testing.T) {
 	c.awaitState(t, "")
 }
 
-// TestConsulKeepsItsCatalog shows a server with a disk killed and started again: nothing changes but the state, there and back.
+// TestConsulKeepsItsCatalog shows a server with a disk killed and started
+// again: nothing changes but the state, there and back.
 func TestConsulKeepsItsCatalog(t *testing.T) {
 	server := startConsul(t, testenv.ConsulConfig{Persistent: true})
 	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
@@ -423,7 +430,8 @@ func newRelay(t testing.TB, target string) *relay {
 			if err != nil {
 				return
 			}
-			// Owned by the test; ends with either side of the connection, which both have ended before the relay does.
+			// Owned by the test; ends with either side of the connection, which
+			// both have ended before the relay does.
 			r.running.Go(func() { r.forward(client) })
 		}
 	})
@@ -469,7 +477,8 @@ func (r *relay) count(n int) {
 	r.most = max(r.most, r.open)
 }
 
-// TestConsulTurns shows plain HTTP with more services than connections, at Consul's own limits: all are followed, there are never more connections than
+// TestConsulTurns shows plain HTTP with more services than connections, at
+// Consul's own limits: all are followed, there are never more connections than
 // configured, and other programs on the machine go on registering.
 func TestConsulTurns(t *testing.T) {
 	const n = 400
@@ -479,7 +488,8 @@ func TestConsulTurns(t *testing.T) {
 		id := strconv.Itoa(i)
 		instances[i] = testenv.ConsulInstance{Service: "svc" + id, ID: id, Address: "10.1.0.1", Port: 80}
 	}
-	// set registers the services of every step-th number again, with a port and a check.
+	// set registers the services of every step-th number again, with a port and
+	// a check.
 	set := func(step, port int, critical bool) {
 		t.Helper()
 		var some []testenv.ConsulInstance
@@ -491,7 +501,8 @@ func TestConsulTurns(t *testing.T) {
 	}
 	set(1, 80, false)
 
-	// The other program makes a connection for each of its requests, without a pause.
+	// The other program makes a connection for each of its requests, without a
+	// pause.
 	other, err := api.NewClient(&api.Config{Address: server.Addr, Transport: &http.Transport{DisableKeepAlives: true}})
 	if err != nil {
 		t.Fatal(err)
@@ -556,7 +567,8 @@ func TestConsulTurns(t *testing.T) {
 	c.await(t, "nothing else removed", func() bool { return c.removes == 1 })
 }
 
-// TestConsulPrefersHTTPS shows a plain address of an agent that has an https port: it is used if its certificate is trusted.
+// TestConsulPrefersHTTPS shows a plain address of an agent that has an https
+// port: it is used if its certificate is trusted.
 func TestConsulPrefersHTTPS(t *testing.T) {
 	cert := testcert.New(t, "localhost")
 	server := startConsul(t, testenv.ConsulConfig{CertFile: cert.Cert, KeyFile: cert.Key})
@@ -582,8 +594,9 @@ func TestConsulPrefersHTTPS(t *testing.T) {
 	}
 }
 
-// TestConsulConnectionLimit shows a server that takes fewer connections than are configured: the first listing is complete, the state names the
-// cures, and then all services are followed over fewer connections.
+// TestConsulConnectionLimit shows a server that takes fewer connections than
+// are configured: the first listing is complete, the state names the cures, and
+// then all services are followed over fewer connections.
 func TestConsulConnectionLimit(t *testing.T) {
 	const n = 120
 	server := startConsul(t, testenv.ConsulConfig{ExtraHCL: "limits { http_max_conns_per_client = 80 }"})
@@ -614,7 +627,8 @@ func TestConsulConnectionLimit(t *testing.T) {
 	c.await(t, "nothing removed", func() bool { return c.removes == 0 })
 }
 
-// TestConsulFilter shows a filter expression in Consul's language, a wrong one, and a service that is there and not selected.
+// TestConsulFilter shows a filter expression in Consul's language, a wrong one,
+// and a service that is there and not selected.
 func TestConsulFilter(t *testing.T) {
 	server := startConsul(t, testenv.ConsulConfig{})
 	server.Register(t,
@@ -635,7 +649,8 @@ func TestConsulFilter(t *testing.T) {
 	})
 }
 
-// TestConsulElsewhere shows that a server without namespaces, or without the datacenter, says so.
+// TestConsulElsewhere shows that a server without namespaces, or without the
+// datacenter, says so.
 func TestConsulElsewhere(t *testing.T) {
 	server := startConsul(t, testenv.ConsulConfig{})
 	t.Run("namespace", func(t *testing.T) {
@@ -650,7 +665,8 @@ func TestConsulElsewhere(t *testing.T) {
 	})
 }
 
-// TestConsulMany shows a thousand services of ten instances, and that one change among them is one Set with what changed.
+// TestConsulMany shows a thousand services of ten instances, and that one
+// change among them is one Set with what changed.
 func TestConsulMany(t *testing.T) {
 	c, change := many(t, 1000, 10)
 	sets := func() int { c.mu.Lock(); defer c.mu.Unlock(); return c.sets }
@@ -666,10 +682,12 @@ func TestConsulMany(t *testing.T) {
 	}
 }
 
-// many starts a server with n services of m instances and follows it until synced. change sets the port of the first instance of svc500.
+// many starts a server with n services of m instances and follows it until
+// synced. change sets the port of the first instance of svc500.
 func many(t testing.TB, n, m int) (c *catalog, change func(port int)) {
 	server := startConsul(t, testenv.ConsulConfig{})
-	// One node for each hundred services: a transaction takes Consul a time that grows with what its node has.
+	// One node for each hundred services: a transaction takes Consul a time
+	// that grows with what its node has.
 	op := func(s, i, port int) *api.TxnOp {
 		name := "svc" + strconv.Itoa(s)
 		return &api.TxnOp{Service: &api.ServiceTxnOp{Verb: api.ServiceSet, Node: "node" + strconv.Itoa(s/100), Service: api.AgentService{
@@ -704,11 +722,13 @@ func many(t testing.TB, n, m int) (c *catalog, change func(port int)) {
 	return c, func(port int) { send(api.TxnOps{op(500, 0, port)}) }
 }
 
-// BenchmarkConsulChange measures a change from the request that makes it to the catalog, in a registry of 1,000 services of 10.
+// BenchmarkConsulChange measures a change from the request that makes it to the
+// catalog, in a registry of 1,000 services of 10.
 func BenchmarkConsulChange(b *testing.B) {
 	c, change := many(b, 1000, 10)
 	port := 1000
-	// The first change arrives once every watch waits, which takes a moment for a thousand connections.
+	// The first change arrives once every watch waits, which takes a moment for
+	// a thousand connections.
 	change(port)
 	c.await(b, "the first change", func() bool { return c.services["svc500"][0].Ports[0].Number == port })
 	for b.Loop() {

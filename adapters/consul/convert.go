@@ -12,7 +12,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// converter turns Consul's words into the registry's. It holds nothing that changes.
+// converter converts entries of Consul to instances of package registry. It is
+// immutable.
 type converter struct {
 	kinds         []string
 	tags          []string
@@ -25,8 +26,9 @@ func newConverter(c Config) converter {
 	return converter{kinds: c.Kinds, tags: c.Tags, meta: c.Meta, taggedAddress: c.TaggedAddress, nodeMeta: c.NodeMeta}
 }
 
-// instances converts an answer of /v1/health/service, leaves out what the configuration does not select, and sorts by ID.
-// An entry without node or service says nothing that could be used, and is left out too.
+// instances converts an answer of /v1/health/service, without instances that
+// the configuration does not select, sorted by ID. Entries without node or
+// service are skipped.
 func (c converter) instances(entries []*api.ServiceEntry) []registry.Instance {
 	out := make([]registry.Instance, 0, len(entries))
 	for _, e := range entries {
@@ -39,7 +41,7 @@ func (c converter) instances(entries []*api.ServiceEntry) []registry.Instance {
 	return slices.CompactFunc(out, func(a, b registry.Instance) bool { return a.ID == b.ID })
 }
 
-// selects reports whether the configuration takes the instance.
+// selects reports whether the configuration selects the instance.
 func (c converter) selects(s *api.AgentService) bool {
 	if !slices.Contains(c.kinds, cmp.Or(string(s.Kind), kindTypical)) {
 		return false
@@ -57,10 +59,10 @@ func (c converter) selects(s *api.AgentService) bool {
 	return true
 }
 
-// instance converts one entry, whose Node and Service are set.
+// instance converts one entry, whose Node and Service are not nil.
 func (c converter) instance(e *api.ServiceEntry) registry.Instance {
 	i := registry.Instance{
-		// A service ID is unique on its node only.
+		// A service ID is unique only on its node.
 		ID:       e.Node.Node + "/" + e.Service.ID,
 		Tags:     e.Service.Tags,
 		Meta:     c.instanceMeta(e),
@@ -70,16 +72,19 @@ func (c converter) instance(e *api.ServiceEntry) registry.Instance {
 	i.Address, i.Ports = c.endpoint(e)
 	status := ""
 	i.Health, i.Disabled, status = health(e.Checks)
+	i.Check = checkProtocol(e.Checks)
 	i.Weight = weight(e.Service.Weights, status)
 	return i
 }
 
-// endpoint returns where the instance is reached: at the preferred tagged address, else at the service's address, else at the node's.
+// endpoint returns the address and ports of the instance: of the preferred
+// tagged address, else of the service, else of the node.
 func (c converter) endpoint(e *api.ServiceEntry) (string, []registry.Port) {
 	address, ports := e.Service.Address, ports(e.Service)
 	if c.taggedAddress != "" {
 		if tagged, ok := e.Service.TaggedAddresses[c.taggedAddress]; ok && tagged.Address != "" {
-			// The port of a tagged address stands for the service's one port. It says nothing of named ports.
+			// The port of a tagged address replaces the service's only port. It
+			// does not apply to named ports.
 			if tagged.Port > 0 && len(e.Service.Ports) == 0 {
 				ports = []registry.Port{{Number: tagged.Port}}
 			}
@@ -92,7 +97,8 @@ func (c converter) endpoint(e *api.ServiceEntry) (string, []registry.Port) {
 	return cmp.Or(address, e.Node.Address), ports
 }
 
-// ports returns the instance's ports: the named ones, which Consul has from 1.22 on, with the default one first, else the only one.
+// ports returns the instance's ports: the named ones (Consul 1.22 and later),
+// the default one first, else the only one.
 func ports(s *api.AgentService) []registry.Port {
 	if len(s.Ports) == 0 {
 		if s.Port == 0 {
@@ -112,7 +118,8 @@ func ports(s *api.AgentService) []registry.Port {
 	return out
 }
 
-// instanceMeta returns the service's metadata, with the selected metadata of the node beneath it.
+// instanceMeta returns the selected metadata of the node, overridden by the
+// service's metadata.
 func (c converter) instanceMeta(e *api.ServiceEntry) map[string]string {
 	if len(c.nodeMeta) == 0 {
 		return e.Service.Meta
@@ -127,8 +134,9 @@ func (c converter) instanceMeta(e *api.ServiceEntry) map[string]string {
 	return meta
 }
 
-// health returns what the instance's checks say, whether somebody set it or its node to maintenance, and Consul's own word for the
-// state without the maintenance ("" for no checks). The worst check decides, as in api.HealthChecks.AggregatedStatus.
+// health returns the health of the instance, whether it or its node is in
+// maintenance, and Consul's status apart from maintenance ("" without checks).
+// The worst check decides, as in api.HealthChecks.AggregatedStatus.
 func health(checks api.HealthChecks) (h registry.Health, disabled bool, status string) {
 	rest := make(api.HealthChecks, 0, len(checks))
 	for _, c := range checks {
@@ -154,8 +162,23 @@ func health(checks api.HealthChecks) (h registry.Health, disabled bool, status s
 	return h, disabled, status
 }
 
-// weight returns the weight that Consul gives to the instance in this state. Consul refuses a passing weight below 1, so one is a
-// registration that says nothing of weights; and it has no weight for the critical state, where its DNS leaves instances out.
+// checkProtocol returns the protocol of the service's checks, "" for none. The
+// most specific one takes precedence.
+func checkProtocol(checks api.HealthChecks) string {
+	for _, p := range [...]struct{ checkType, protocol string }{{"grpc", "grpc"}, {"h2ping", "http2"}, {"http", "http"}, {"tcp", "tcp"}} {
+		for _, c := range checks {
+			if c != nil && c.ServiceID != "" && c.Type == p.checkType {
+				return p.protocol
+			}
+		}
+	}
+	return ""
+}
+
+// weight returns Consul's weight of the instance in the given status. Consul
+// refuses a passing weight below 1, so a lower one means that the registration
+// has no weights. The critical status has no weight, as Consul's DNS omits such
+// instances.
 func weight(w api.AgentWeights, status string) *float64 {
 	switch {
 	case w.Passing < 1, status == api.HealthCritical:

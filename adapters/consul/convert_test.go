@@ -14,7 +14,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// TestConvert shows what each field of an answer becomes. The answers are written as Consul writes them.
+// TestConvert shows what each field of an answer becomes. The answers are
+// written as Consul writes them.
 func TestConvert(t *testing.T) {
 	const node = `"Node":{"Node":"n1","Address":"10.0.0.1","Meta":{"rack":"r1","secret":"x"},"TaggedAddresses":{"wan":"198.51.100.1"}}`
 	passing := registry.HealthPassing
@@ -34,6 +35,11 @@ func TestConvert(t *testing.T) {
 		"usual": {
 			answer: `[{` + node + `,"Service":{"ID":"web-1","Service":"web","Address":"10.1.0.1","Port":80,"Tags":["a","b"],"Meta":{"k":"v"},` + weights + `},` + ok + `}]`,
 			want:   with(func(i *registry.Instance) { i.Tags, i.Meta = []string{"a", "b"}, map[string]string{"k": "v"} }),
+		},
+		"what checks speak": {
+			answer: `[{` + node + `,"Service":{"ID":"web-1","Service":"web","Address":"10.1.0.1","Port":80,` + weights + `},"Checks":[{"CheckID":"serfHealth","Status":"passing","Type":"http"},` +
+				`{"CheckID":"a","Status":"passing","ServiceID":"web-1","Type":"http"},{"CheckID":"b","Status":"passing","ServiceID":"web-1","Type":"grpc"}]}]`,
+			want: with(func(i *registry.Instance) { i.Check = "grpc" }),
 		},
 		"node's address": {
 			answer: `[{` + node + `,"Service":{"ID":"web-1","Port":80,` + weights + `},` + ok + `}]`,
@@ -156,7 +162,8 @@ func TestConvert(t *testing.T) {
 	}
 }
 
-// TestHostTemplate shows the default hosts, which are the names that Consul's own DNS has.
+// TestHostTemplate shows the default hosts, which are the names that Consul's
+// own DNS has.
 func TestHostTemplate(t *testing.T) {
 	tmpl := template.Must(template.New("").Parse(hostTemplate))
 	for want, key := range map[string]registry.Key{
@@ -176,7 +183,8 @@ func TestHostTemplate(t *testing.T) {
 	}
 }
 
-// FuzzConvert shows that no answer makes the conversion panic, that its result is sorted by unique IDs, and that it equals itself.
+// FuzzConvert shows that no answer makes the conversion panic, that its result
+// is sorted by unique IDs, and that it equals itself.
 func FuzzConvert(f *testing.F) {
 	for _, seed := range []string{
 		`[]`, `null`, `[null]`, `[{}]`, `[{"Node":{},"Service":{}}]`,

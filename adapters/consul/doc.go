@@ -2,31 +2,38 @@
 //
 // # How it watches
 //
-// A scope is one datacenter and namespace. Each scope has one blocking query on /v1/catalog/services, which says what
-// services there are, and one blocking query per service on /v1/health/service/NAME, which says everything about its
-// instances. A change of one instance therefore costs one small answer, whatever the size of the catalog. A watched service costs one
-// goroutine here, one stream or connection, and about 80 KB on the server.
+// A scope is one datacenter and namespace. Each scope has one blocking query on
+// /v1/catalog/services, which lists the services, and one blocking query per
+// service on /v1/health/service/NAME, which returns its instances. A change of
+// one instance therefore costs one small answer, whatever the size of the
+// catalog. A watched service costs one goroutine here, one stream or
+// connection, and about 80 KB on the server.
 //
-// Where each query takes a connection of its own, which is so over plain HTTP,
-// connections are bounded (max_connections). Where there are more services, each
-// connection goes to a group of services whose names begin alike and waits for
-// changes of their checks; the members are then asked for their index alone, and
-// those whose index differs in full. Every service is asked for its index when the
-// listing of services says that something else has changed. See plan.go, which
-// decides which service is asked for when.
+// Over plain HTTP each query needs its own connection, so the number of
+// connections is bounded (max_connections). If there are more services, each
+// connection serves a group of services with a common prefix, and waits for
+// changes of their checks. The adapter then queries the index of each member,
+// and requests a member in full if its index differs. It queries the index of
+// every service if the listing of services shows that something else has
+// changed. See plan.go, which schedules the queries.
+//
+// The mode peering uses no queries: see peering.go.
 //
 // # What is believed
 //
-// What an answer holds is always believed. What it lacks is believed only of an answer that can be trusted to be whole, since Consul
-// says nothing (200 and an empty list) where a token may not read, where an agent was replaced by an empty one, and in
-// several other cases that have nothing to do with instances that went away:
+// What an answer contains is always applied. What it lacks is removed only if
+// the answer is known to be complete. Consul returns 200 and an empty list to a
+// token without read permission, from an empty agent that replaced another, and
+// in several other cases in which no instance was removed. Therefore:
 //
-//   - an error of any kind removes nothing;
-//   - an answer that Consul filtered by ACL adds and updates, and removes nothing;
-//   - an empty answer counts once a listing asked for afterwards has the service no more, and that listing can be trusted itself: it
-//     is not empty, and it holds the servers' own service "consul" where nothing else proves that the view is whole;
-//   - for a while after an outage or a replaced agent (remove_grace) what is missing is kept, so that agents may register
-//     again what they run.
+//   - an error removes nothing;
+//   - an answer filtered by ACL adds and updates, and removes nothing;
+//   - an empty answer counts once a later listing lacks the service and that
+//     listing can be trusted: it is not empty, and it contains the servers' own
+//     service "consul" unless something else proves that it is complete;
+//   - for remove_grace after an outage or a replacement of the agent, missing
+//     instances are retained, so that agents may register them again.
 //
-// While any of this holds the registry is degraded, with the reason in words.
+// While one of these rules retains anything, the registry is degraded and
+// states the reason.
 package consul

@@ -24,7 +24,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// fakeConsul answers the queries that the adapter makes as Consul does, waits included. Any other query fails the test.
+// fakeConsul answers the queries that the adapter makes as Consul does, waits
+// included. Any other query fails the test.
 type fakeConsul struct {
 	t testing.TB
 	// http1 makes each query take a connection, as over plain HTTP.
@@ -42,10 +43,12 @@ type fakeConsul struct {
 	failing  map[string]api.HealthChecks // of nodes, by the path that shows them
 	// answer, when it returns true, has answered in Consul's stead.
 	answer func(w http.ResponseWriter, r *http.Request) bool
-	// down makes every request fail, those that wait too, without an answer: err is what the client sees.
+	// down makes every request fail, those that wait too, without an answer:
+	// err is what the client sees.
 	down  error
 	calls map[string]int // by path
-	// cuts counts the times that what waited was cut off, and cutting is the path that the last one was about, "" for all.
+	// cuts counts the times that what waited was cut off, and cutting is the
+	// path that the last one was about, "" for all.
 	cuts    int
 	cutting string
 }
@@ -54,7 +57,8 @@ type fakeService struct {
 	index   uint64
 	checked uint64 // when its checks last changed
 	entries []*api.ServiceEntry
-	// filtered says that the token may not read everything: it sees only the first instances, as many as visible says.
+	// filtered says that the token may not read everything: it sees only the
+	// first instances, as many as visible says.
 	filtered bool
 	visible  int
 }
@@ -98,7 +102,8 @@ func (f *fakeConsul) setLocked(name string, entries ...*api.ServiceEntry) {
 	f.services[name] = &fakeService{index: f.index, checked: f.index, entries: entries}
 }
 
-// flip changes a service in one table alone: its checks', the nodes', or with index the services'.
+// flip changes a service in one table alone: its checks', the nodes', or with
+// index the services'.
 func (f *fakeConsul) flip(table *uint64, name string, entries ...*api.ServiceEntry) {
 	f.change(func() {
 		*table = max(f.index, f.checks, f.nodes) + 1
@@ -110,7 +115,8 @@ func (f *fakeConsul) flip(table *uint64, name string, entries ...*api.ServiceEnt
 	})
 }
 
-// replace puts an empty server in the place of this one: everything but its own service is gone, and its index is low.
+// replace puts an empty server in the place of this one: everything but its own
+// service is gone, and its index is low.
 func (f *fakeConsul) replace(index uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,7 +131,8 @@ func (f *fakeConsul) setAnswer(fn func(w http.ResponseWriter, r *http.Request) b
 	f.change(func() { f.answer = fn })
 }
 
-// cut breaks the connections of the requests that wait, those to one path or with "" all.
+// cut breaks the connections of the requests that wait, those to one path or
+// with "" all.
 func (f *fakeConsul) cut(path string) { f.change(func() { f.cuts++; f.cutting = path }) }
 
 // count returns how many requests there were to the path since the last call.
@@ -168,7 +175,7 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(r.URL.Path, checksPath) && !q.Has("filter"):
 	case strings.HasPrefix(r.URL.Path, lookPath) && q.Get("tag") == noTag && index == 0:
 	case (r.URL.Path == criticalPath || r.URL.Path == warningPath) && q.Get("filter") == ofNodes:
-	case r.URL.Path == nodesPath && q.Get("filter") == nothingOfNodes:
+	case r.URL.Path == nodesPath:
 	default:
 		f.t.Errorf("unknown call %s %s", r.Method, r.URL)
 		w.WriteHeader(http.StatusNotFound)
@@ -191,7 +198,8 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("X-Consul-Query-Backend", "blocking-query")
 			w.Header().Set("X-Consul-Knownleader", "true")
 			if streamed := isHealth && index > 0; streamed {
-				// As Consul 1.22 does: a stream's answer knows of no leader, and of nothing that was filtered.
+				// As Consul 1.22 does: a stream's answer knows of no leader,
+				// and of nothing that was filtered.
 				w.Header().Set("X-Consul-Query-Backend", "streaming")
 				w.Header().Set("X-Consul-Knownleader", "false")
 			} else if filtered {
@@ -223,13 +231,14 @@ const (
 	criticalPath = "/v1/health/state/critical"
 	warningPath  = "/v1/health/state/warning"
 	nodesPath    = "/v1/catalog/nodes"
-	// checksPath and lookPath begin those of the queries about groups, and of looks.
+	// checksPath and lookPath begin those of the queries about groups, and of
+	// looks.
 	checksPath = "/v1/health/checks/"
 	lookPath   = "/v1/catalog/service/"
 )
 
-// probed returns when the checks last changed of a service that sorts beside a name which no service has, and begins as it does. The caller
-// holds mu.
+// probed returns when the checks last changed of a service that sorts beside a
+// name which no service has, and begins as it does. The caller holds mu.
 func (f *fakeConsul) probed(probe string) (index uint64) {
 	prefix := probe[:len(probe)-1]
 	for name, s := range f.services {
@@ -287,7 +296,8 @@ func (f *fakeConsul) look(path, name, filter string) (body any, index uint64, fi
 	return s.entries, s.index, false
 }
 
-// direct is a transport that calls the fake without a network, so that time can be fake too.
+// direct is a transport that calls the fake without a network, so that time can
+// be fake too.
 type direct struct{ f *fakeConsul }
 
 func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -306,7 +316,8 @@ func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	rec := httptest.NewRecorder()
 	done := make(chan error, 1)
-	// Ends with the request's context at the latest; the caller of RoundTrip waits for it.
+	// Ends with the request's context at the latest; the caller of RoundTrip
+	// waits for it.
 	go func() {
 		defer func() {
 			if p := recover(); p != nil {
@@ -378,7 +389,8 @@ func (r *recorder) Degraded(err error) {
 	})
 }
 
-// state returns the present reason of the degraded state, "" for none, and how often it was set.
+// state returns the present reason of the degraded state, "" for none, and how
+// often it was set.
 func (r *recorder) state() (reason string, calls int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -402,7 +414,8 @@ func (r *recorder) problem(id string) string {
 	return r.problems[id]
 }
 
-// view returns what the catalog holds: by service, "id address:port health" of each instance in order.
+// view returns what the catalog holds: by service, "id address:port health" of
+// each instance in order.
 func (r *recorder) view() map[string][]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -461,7 +474,8 @@ func config(change ...func(*Config)) Config {
 	return c
 }
 
-// start runs an adapter until the test, or the function that it returns, ends it.
+// start runs an adapter until the test, or the function that it returns, ends
+// it.
 func start(t testing.TB, a *Adapter) (r *recorder, stop func()) {
 	t.Helper()
 	r = newRecorder()
@@ -478,7 +492,8 @@ func start(t testing.TB, a *Adapter) (r *recorder, stop func()) {
 	return r, stop
 }
 
-// atRest makes startFake leave no connection to any watch, so that all of them rest. TestAtRest sets it.
+// atRest makes startFake leave no connection to any watch, so that all of them
+// rest. TestAtRest sets it.
 var atRest bool
 
 // startFake runs an adapter against the fake, without a network.

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// TestHeard shows that a quiet Consul is heard from each time that a query's wait is over, and one that cannot be reached is not.
+// TestHeard shows that a quiet Consul is heard from each time that a query's
+// wait is over, and one that cannot be reached is not.
 func TestHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)

@@ -19,6 +19,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -50,14 +51,14 @@ type instance struct {
 
 func serviceName(i int) string { return fmt.Sprintf("svc-%04d", i) }
 
-// newWorld starts a server with n services of m instances, a hundred on each
+// newWorld starts a server with n services of m instances, so many on each
 // node.
-func newWorld(t testing.TB, n, m int, persistent bool) *world {
+func newWorld(t testing.TB, n, m, perNode int, persistent bool) *world {
 	t.Helper()
 	testenv.SkipIfShort(t)
 	cert := testcert.New(t, "localhost")
 	w := &world{
-		server: testenv.StartConsul(t, testenv.ConsulConfig{CertFile: cert.Cert, KeyFile: cert.Key, Persistent: persistent}), ca: cert.Cert,
+		server: testenv.StartConsul(t, testenv.ConsulConfig{CertFile: cert.Cert, KeyFile: cert.Key, Persistent: persistent, Peering: true}), ca: cert.Cert,
 		busy: map[int]bool{},
 	}
 	config := api.Config{Address: w.server.HTTPSAddr, Scheme: "https", TLSConfig: api.TLSConfig{CAFile: w.ca}}
@@ -69,14 +70,15 @@ func newWorld(t testing.TB, n, m int, persistent bool) *world {
 	w.direct = direct
 	t.Cleanup(config.Transport.CloseIdleConnections)
 	var ops api.TxnOps
-	for node := range n*m/100 + 1 {
+	nodes := n*m/perNode + 1
+	for node := range nodes {
 		ops = append(ops, &api.TxnOp{Node: &api.NodeTxnOp{Verb: api.NodeSet, Node: api.Node{Node: fmt.Sprintf("node-%d", node), Address: "127.0.0.1"}}})
 	}
 	for i := range n {
 		instances := make([]*instance, m)
 		for j := range m {
 			// The instances of a service are on different nodes.
-			instances[j] = &instance{id: fmt.Sprintf("%s-%d", serviceName(i), j), node: fmt.Sprintf("node-%d", (i+j*n)/100%(n*m/100+1)), port: 80}
+			instances[j] = &instance{id: fmt.Sprintf("%s-%d", serviceName(i), j), node: fmt.Sprintf("node-%d", (i+j*n)/perNode%nodes), port: 80}
 			ops = append(ops, w.register(i, instances[j])...)
 		}
 		w.services = append(w.services, instances)
@@ -117,14 +119,19 @@ func (w *world) send(t testing.TB, ops api.TxnOps) {
 var kinds = []string{"flip", "come-go", "other"}
 
 // take returns a service that nothing changes at the moment, and its instances.
+// It waits while half of them are being changed.
 func (w *world) take() (i int, instances []*instance) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	for {
-		if i = rand.IntN(len(w.services)); !w.busy[i] { //nolint:gosec // any service will do
+		w.mu.Lock()
+		i = rand.IntN(len(w.services)) //nolint:gosec // any service will do
+		if !w.busy[i] && len(w.busy) < len(w.services)/2 {
 			w.busy[i] = true
-			return i, w.services[i]
+			instances = w.services[i]
+			w.mu.Unlock()
+			return i, instances
 		}
+		w.mu.Unlock()
+		<-time.After(time.Millisecond)
 	}
 }
 
@@ -165,12 +172,16 @@ func (w *world) change(t testing.TB, kind string, i int, instances []*instance) 
 	}
 }
 
-// follow follows the server over http or https.
+// follow follows the server over http or https, or as a peer.
 func (w *world) follow(t testing.TB, scheme string, address string) {
 	w.c = follow(t, w.server, func(c *consul.Config) {
-		if c.Address = "http://" + address; scheme == "https" {
+		switch c.Address = "http://" + address; scheme {
+		case "https":
 			c.Address, c.TLS.CAFile = "https://"+w.server.HTTPSAddr, w.ca
+		case "peering":
+			newPeering(t, w.direct, address).config(c)
 		}
+		c.RemoveGrace = plugin.Duration(within / 3) // or what an outage removes would be there for as long as the tests wait
 	})
 	w.c.awaitSynced(t)
 	w.c.await(t, "all services", func() bool { return len(w.c.services) == len(w.services) })
@@ -211,20 +222,24 @@ func (w *world) equal(t testing.TB) {
 	})
 }
 
-// TestConsulEveryChange makes changes of every kind at random over plain HTTP
-// with more services than connections, and compares with Consul's own catalog
-// again and again. The second run restarts the agent and refuses connections
-// meanwhile.
+// TestConsulEveryChange makes changes of every kind at random, over plain HTTP
+// with more services than connections and as a peer, and compares with Consul's
+// own catalog again and again. The second run of each restarts the agent and
+// refuses connections meanwhile.
 func TestConsulEveryChange(t *testing.T) {
 	services, changes, rounds := 250, 600, 3
 	if *long {
 		services, changes, rounds = 1000, 10_000, 10
 	}
-	for _, disturbed := range []bool{false, true} {
-		t.Run(fmt.Sprintf("disturbed=%t", disturbed), func(t *testing.T) {
-			w := newWorld(t, services, 4, true)
-			relay := newRelay(t, w.server.Addr)
-			w.follow(t, "http", relay.Addr().String())
+	for _, run := range []struct {
+		scheme    string
+		disturbed bool
+	}{{"http", false}, {"http", true}, {"peering", false}, {"peering", true}} {
+		disturbed := run.disturbed
+		t.Run(fmt.Sprintf("%s/disturbed=%t", run.scheme, disturbed), func(t *testing.T) {
+			w := newWorld(t, services, 4, 20, true)
+			relay := newRelay(t, map[string]string{"http": w.server.Addr, "peering": w.server.PeeringAddr()}[run.scheme])
+			w.follow(t, run.scheme, relay.Addr().String())
 			start, made := time.Now(), 0
 			for round := range rounds {
 				for ; made < changes*(round+1)/rounds; made++ {
@@ -267,10 +282,10 @@ func TestConsulEveryChange(t *testing.T) {
 //	make bench-consul
 func BenchmarkConsulLoad(b *testing.B) {
 	for _, n := range []int{1000, 5000} {
-		for _, scheme := range []string{"http", "https"} {
+		for _, scheme := range []string{"http", "https", "peering"} {
 			b.Run(fmt.Sprintf("services=%d/%s", n, scheme), func(b *testing.B) {
-				w := newWorld(b, n, 10, false)
-				w.follow(b, scheme, w.server.Addr)
+				w := newWorld(b, n, 10, 100, false)
+				w.follow(b, scheme, map[string]string{"http": w.server.Addr, "peering": w.server.PeeringAddr()}[scheme])
 				pause(b, 10*time.Second) // until every query waits
 				used := w.server.CPU()
 				pause(b, 10*time.Second)

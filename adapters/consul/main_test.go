@@ -14,6 +14,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asPlugin) != "" {
 		Main("test")
 	}
-	// Package testenv has a goroutine of its own from the start, which on Linux starts the servers.
+	// Package testenv has a goroutine of its own from the start, which on Linux
+	// starts the servers.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/isthmus-mesh/isthmus/internal/testenv.init.func1.1"))
 }

@@ -9,77 +9,87 @@ import (
 )
 
 const (
-	// turnTime bounds the waits while connections are being handed over, and
-	// how often the same news is told.
+	// turnTime bounds the waits while connections are being reassigned, and the
+	// interval of repeated reports.
 	turnTime = 30 * time.Second
-	// refusedFor is how long a refused connection keeps the number of
-	// connections down.
+	// refusedFor is how long a refused connection lowers the number of
+	// connections.
 	refusedFor = time.Hour
-	// regroupEvery is the shortest time between two divisions of the services
-	// into groups.
+	// regroupEvery is the shortest interval of divisions of the services into
+	// groups.
 	regroupEvery = 2 * time.Second
-	// groupGap is the shortest time between two rounds of looks at the members
-	// of one group, for each member.
+	// groupGap is the shortest interval of rounds of looks at the members of
+	// one group, per member.
 	groupGap = 500 * time.Microsecond
-	// sweepEvery is the shortest time from the beginning of one sweep to the
-	// next.
-	sweepEvery = 750 * time.Millisecond
-	// sweepGrace is how long a group has to find what the services' table tells
-	// of too.
+	// sweepEvery is the shortest interval of sweeps, from start to start.
+	sweepEvery = 400 * time.Millisecond
+	// Sweeps look at nodes instead of services from sweepNodes nodes and
+	// servicesPerNode services per node on.
+	sweepNodes, servicesPerNode = 16, 4
+	// sweepGrace is how long a group has to find a change that the services'
+	// table reports too.
 	sweepGrace = 100 * time.Millisecond
-	// sweepAnyway is how long a sweep is put off at most because the last
-	// change of the table is known already.
+	// sweepAnyway bounds the postponement of a sweep because the table's last
+	// change is known. For a sweep over nodes the bound is lower in proportion
+	// to its cost.
 	sweepAnyway = 5 * time.Second
-	// sweepInDoubt is how long after a sweep the next one begins if only checks
-	// have changed.
+	// sweepInDoubt is the interval of sweeps if only checks have changed.
 	sweepInDoubt = 30 * time.Second
 )
 
-// plan decides which service is asked for when, over connections of which each
-// carries one query at a time. It is a state machine: it has no goroutine, lock
-// or clock, and starts nothing.
+// plan schedules the queries of services over connections that carry one query
+// at a time. It is a state machine: it has no goroutine, lock or clock, and
+// starts nothing.
 //
-// Up to as many services as there are places, each waits on a connection of its
-// own. Where there are more, each place goes to a group of services whose names
-// begin alike. A group waits on the checks of a name that no service has but
-// that would sort among its members: Consul wakes such a query when a check
-// changes whose service shares the beginning of the name. The members are then
-// looked at, which is to ask for the index of the service alone; one whose
-// index differs is asked for in full. What changes without a check changing is
-// found by sweeps, which look at every service; one begins when the services'
-// table has changed.
+// While there are at most as many services as places, each waits on its own
+// connection. Otherwise each place serves a group of services whose names have
+// a common prefix. A group waits on the checks of a name that no service has
+// but that would sort among its members: Consul wakes such a query when a check
+// of a service with that prefix changes. Then each member is looked at: its
+// index is queried, and if that differs the member is requested in full.
+// Changes without a change of a check are found by sweeps over all nodes, if
+// these are few, or over all services. A sweep starts when the services' table
+// has changed.
 //
-// All of this only decides how soon a change is found. Every service is asked
-// for in full once it is due, whatever happened before.
+// All of this affects only how soon a change is found. Every service is
+// requested in full when due, regardless of earlier answers.
 type plan struct {
 	most     int // places, as configured
-	places   int // the same, less what Consul refused
-	lookMost int // looks under way at a time
+	places   int // most, less what Consul refused
+	lookMost int // bound of concurrent looks
 
 	turns    map[*turn]bool
 	groups   map[groupKey]*group
 	crowded  bool // more services than places
 	occupied int  // places in use
-	dirty    bool // the groups no longer fit
-	grouped  int  // how many services there were when they last did
+	dirty    bool // the groups must be divided again
+	grouped  int  // number of services at the last division
 	regroup  time.Time
 
-	urgent    []*turn // to be looked at, in order
-	looks     int     // looks under way
-	swept     []*turn // what the present sweep has yet to look at
-	sweeps    int     // looks under way that belong to the sweep
+	nodes  map[nodeKey]*node // all nodes of the scopes in mapped
+	mapped map[int]bool
+	at     map[nodeKey]map[*turn]bool // services known to be on the node
+	named  map[nodeKey]map[*turn]bool // services of a name, as Consul sorts them
+	base   map[int]uint64             // by scope, the index up to which everything is known, 0 for none
+
+	urgent    []*turn // to look at, in order
+	looks     int     // looks in progress
+	swept     []look  // remaining looks of the current sweep
+	sweeps    int     // looks in progress that belong to the sweep
 	sweeping  bool
 	found     bool           // the sweep has found a change
-	began     time.Time      // when the last sweep began
-	sweepAt   time.Time      // when the next one may begin
-	took      time.Duration  // what the last one took
-	stirred   bool           // a sweep is wanted
-	doubted   bool           // checks have changed since one began
-	unknown   bool           // for reasons that no index tells
+	began     time.Time      // start of the last sweep
+	broadAt   time.Time      // start of the last sweep over services
+	sweepAt   time.Time      // earliest start of the next sweep
+	took      time.Duration  // duration of the last sweep
+	stirred   bool           // a sweep is requested
+	doubted   bool           // checks have changed since the last sweep began
+	unknown   bool           // requested for a reason without an index
+	broad     bool           // requested over services, not nodes
 	upTo      map[int]uint64 // by scope, the index of the table's last change
 	seen      map[int]uint64 // by scope, the highest index of an answer
 	open      map[int]bool   // scopes whose services may wait
-	delay     time.Duration  // from a wake to the answer in full, smoothed
+	delay     time.Duration  // from a wake to the full answer, smoothed
 	refusedAt time.Time
 }
 
@@ -87,18 +97,18 @@ type plan struct {
 type turn struct {
 	scope int
 	name  string
-	// wake is sent to when decide would say something new. It has room for one.
+	// wake is signalled when the result of decide changes. It has capacity one.
 	wake  chan struct{}
-	watch *watch // whose turn it is; of no concern to the plan
+	watch *watch // the watch of the service; not used by the plan
 
 	group    *group
-	index    uint64 // of the last answer, 0 if a look could not be compared with it
-	nodes    []string
+	index    uint64         // of the last answer, 0 if looks cannot be compared with it
+	nodes    map[string]int // number of instances by node
 	due      time.Time
-	resting  bool      // nothing is being asked about it
-	ask      bool      // is to be asked for in full
+	resting  bool      // no query is in progress
+	ask      bool      // to be requested in full
 	queued   bool      // is in urgent
-	maySince time.Time // when a wake first said that it may have changed
+	maySince time.Time // time of the first wake for a possible change
 }
 
 type groupKey struct {
@@ -109,54 +119,87 @@ type groupKey struct {
 // group is the services that share a place.
 type group struct {
 	groupKey
-	probe   string // the name that the group waits for
+	probe   string // the name whose checks the group waits for
 	members map[*turn]bool
-	retired bool // no longer in the plan
-	// running says that the group has a place.
+	retired bool // removed from the plan
+	// running reports whether the group has a place.
 	running bool
-	woken   time.Time // when Consul last woke it, zero once its members are queued
-	lookAt  time.Time // when its members may be looked at again
+	woken   time.Time // last wake, zero once the members are queued
+	lookAt  time.Time // earliest next look at the members
 }
 
-// single reports whether the group is one service, which then waits by itself
-// and finds everything.
+// single reports whether the group is one service, which waits on its own query
+// and needs no looks.
 func (g *group) single() bool { return len(g.members) == 1 && g.probe == "" }
 
-// decision is what a service is to do next.
+// decision is the next action of a service.
 type decision uint8
 
 const (
-	// decideRest says to do nothing until the service is due, or woken.
+	// decideRest is to do nothing until the service is due or woken.
 	decideRest decision = iota
-	// decideHold says to wait for a change on a connection.
+	// decideHold is to wait for a change on a connection.
 	decideHold
-	// decideAsk says to ask in full without waiting.
+	// decideAsk is to request the service in full without waiting.
 	decideAsk
 )
 
-// look is a service that is to be looked at.
+// look is a service or a node to look at.
 type look struct {
 	*turn
-	sweep bool // as a part of the sweep
+	node  *node
+	known uint64 // the node's index
+	base  uint64 // of its scope
+	sweep bool   // part of the sweep
 }
 
-// steps is what is to be done now.
+// news reports whether a node's index shows an unknown change.
+func (l look) news(index uint64) bool {
+	return index != l.known && (l.known > 0 || index > l.base)
+}
+
+// last returns the index of the last known change.
+func (l look) last() uint64 {
+	if l.node != nil {
+		return l.node.index
+	}
+	return l.index
+}
+
+// node is the plan's state of one node.
+type node struct {
+	nodeKey
+	index uint64 // up to which everything on the node is known, 0 for none
+}
+
+type nodeKey struct {
+	scope int
+	name  string
+}
+
+// registered is a service as registered on one node.
+type registered struct {
+	instances int
+	index     uint64 // of the last change
+}
+
+// steps are the actions to perform now.
 type steps struct {
-	start []*group // each is to wait from now on, until keep says no
+	start []*group // groups that start to wait, until keep returns false
 	wake  []*turn
 	look  []look
-	at    time.Time // when to ask again at the latest, zero if only after something happened
+	at    time.Time // time of the next step, zero for none
 }
 
 func newPlan(places, lookMost int) plan {
 	return plan{
 		most: places, places: places, lookMost: max(lookMost, 2),
-		turns: map[*turn]bool{}, groups: map[groupKey]*group{}, seen: map[int]uint64{}, upTo: map[int]uint64{}, open: map[int]bool{},
+		turns: map[*turn]bool{}, groups: map[groupKey]*group{}, nodes: map[nodeKey]*node{}, mapped: map[int]bool{},
+		at: map[nodeKey]map[*turn]bool{}, named: map[nodeKey]map[*turn]bool{}, base: map[int]uint64{}, seen: map[int]uint64{}, upTo: map[int]uint64{}, open: map[int]bool{},
 	}
 }
 
-// newTurn makes the turn of a service. Consul sorts names without regard to
-// case.
+// newTurn returns the turn of a service. Consul sorts names case-insensitively.
 func newTurn(scope int, name string) turn {
 	return turn{scope: scope, name: strings.ToLower(name), wake: make(chan struct{}, 1)}
 }
@@ -164,17 +207,33 @@ func newTurn(scope int, name string) turn {
 // join adds a service.
 func (p *plan) join(t *turn) {
 	p.turns[t] = true
+	put(p.named, nodeKey{t.scope, t.name}, t)
 	if p.open[t.scope] {
 		p.find(t)
 	}
 }
 
-// begin lets the services of a scope wait, now that its first listing is known.
-func (p *plan) begin(scope int) {
-	p.open[scope], p.dirty, p.regroup = true, true, time.Time{}
+// begin lets the services of a scope wait, after each service of its first
+// listing, which had the given index, was requested.
+func (p *plan) begin(scope int, index uint64) {
+	p.open[scope], p.base[scope], p.dirty, p.regroup = true, index, true, time.Time{}
 }
 
-// find puts a service into its group, or makes the groups be divided again.
+// put adds a service to a set; drop removes it.
+func put(sets map[nodeKey]map[*turn]bool, key nodeKey, t *turn) {
+	if sets[key] == nil {
+		sets[key] = map[*turn]bool{}
+	}
+	sets[key][t] = true
+}
+
+func drop(sets map[nodeKey]map[*turn]bool, key nodeKey, t *turn) {
+	if delete(sets[key], t); len(sets[key]) == 0 {
+		delete(sets, key)
+	}
+}
+
+// find adds a service to its group, or requests a new division into groups.
 func (p *plan) find(t *turn) {
 	if !p.crowded && len(p.turns) <= p.places {
 		key := groupKey{t.scope, t.name}
@@ -205,6 +264,10 @@ func (p *plan) add(g *group, members ...*turn) {
 // leave removes a service.
 func (p *plan) leave(t *turn) {
 	delete(p.turns, t)
+	drop(p.named, nodeKey{t.scope, t.name}, t)
+	for name := range t.nodes {
+		drop(p.at, nodeKey{t.scope, name}, t)
+	}
 	if g := t.group; g != nil {
 		delete(g.members, t)
 		t.group = nil
@@ -221,15 +284,27 @@ func (p *plan) leave(t *turn) {
 	p.dirty = p.dirty || p.crowded && len(p.turns) <= p.places
 }
 
-// rest says that a service was answered for, at an index that a look can be
-// compared with, unless it is 0. From due on it is to be asked for in full.
-func (p *plan) rest(t *turn, index uint64, nodes []string, due time.Time) {
+// rest records an answer about a service, at an index that looks can be
+// compared with, or 0. From due on the service is requested in full.
+func (p *plan) rest(t *turn, index uint64, nodes map[string]int, due time.Time) {
+	if p.turns[t] && !maps.Equal(t.nodes, nodes) {
+		for name := range t.nodes {
+			drop(p.at, nodeKey{t.scope, name}, t)
+		}
+		for name := range nodes {
+			put(p.at, nodeKey{t.scope, name}, t)
+		}
+	}
 	t.index, t.nodes, t.due, t.maySince, t.resting = index, nodes, due, time.Time{}, true
 	p.seen[t.scope] = max(p.seen[t.scope], index)
 }
 
-// decide says what a service does next. One that rests is to ask again when it
-// is woken, and when it is due.
+// sent records that a full request starts now; the answer will contain all
+// earlier changes.
+func (p *plan) sent(t *turn) { t.ask = false }
+
+// decide returns the next action of a service. A service at rest asks again
+// when woken or due.
 func (p *plan) decide(t *turn, now time.Time) decision {
 	g := t.group
 	if g != nil && g.single() && p.keep(g) {
@@ -243,7 +318,7 @@ func (p *plan) decide(t *turn, now time.Time) decision {
 	return decideRest
 }
 
-// keep reports whether a group may wait, and gives it a place or takes it away.
+// keep reports whether a group may wait, and assigns or withdraws its place.
 func (p *plan) keep(g *group) bool {
 	switch {
 	case g.retired || g.running && p.occupied > p.places:
@@ -255,7 +330,7 @@ func (p *plan) keep(g *group) bool {
 	return g.running
 }
 
-// release takes the place of a group.
+// release frees the place of a group.
 func (p *plan) release(g *group) {
 	if g.running {
 		g.running = false
@@ -263,11 +338,11 @@ func (p *plan) release(g *group) {
 	}
 }
 
-// settled reports whether every group has its place. As long as not, waits are
+// settled reports whether every group has its place. Until then waits are
 // short.
 func (p *plan) settled() bool { return p.occupied == len(p.groups) && !p.dirty }
 
-// woke says that a check has changed whose service may be a member of the
+// woke records that a check has changed whose service may be a member of the
 // group.
 func (p *plan) woke(g *group, now time.Time) {
 	if g.woken.IsZero() {
@@ -275,25 +350,51 @@ func (p *plan) woke(g *group, now time.Time) {
 	}
 }
 
-// stir says that a table has changed, up to an index, or with 0 in an unknown
-// way. Where a service is known by that index soon after, it is the one that
-// changed last, so the sweep for others may be put off.
+// stir records that a table has changed, at an index, or with 0 at an unknown
+// one. If a service is soon known at that index, it is the one that changed, so
+// the sweep may be postponed.
 func (p *plan) stir(scope int, index uint64, now time.Time) {
 	if !p.stirred {
 		p.sweepAt = later(p.sweepAt, now.Add(sweepGrace))
 	}
 	p.stirred = true
 	p.unknown = p.unknown || index == 0
+	p.broad = p.broad || index == 0
 	p.upTo[scope] = max(p.upTo[scope], index)
 }
 
-// doubt says that checks have changed. Groups find which; a sweep now and then
-// makes sure of it, should Consul not wake them as it does today.
+// doubt records that checks have changed. Groups find which; an occasional
+// sweep covers the case that Consul no longer wakes them.
 func (p *plan) doubt() {
 	p.doubted = true
 	if !p.settled() {
-		p.stirred, p.unknown = true, true
+		p.stirred, p.unknown, p.broad = true, true, true
 	}
+}
+
+// setNodes sets all nodes of a scope; nil means that they are unknown.
+func (p *plan) setNodes(scope int, names map[string]bool) {
+	p.mapped[scope] = names != nil
+	for key := range p.nodes {
+		if key.scope == scope && !names[key.name] {
+			delete(p.nodes, key)
+		}
+	}
+	for name := range names {
+		if key := (nodeKey{scope, name}); p.nodes[key] == nil {
+			p.nodes[key] = &node{nodeKey: key}
+		}
+	}
+}
+
+// byNode reports whether sweeps go over nodes: these are known and few.
+func (p *plan) byNode() bool {
+	for scope := range p.open {
+		if !p.mapped[scope] {
+			return false
+		}
+	}
+	return p.stirred && !p.broad && len(p.nodes) >= sweepNodes && len(p.nodes)*servicesPerNode <= len(p.turns)
 }
 
 // patient reports whether the last change of each table is known.
@@ -314,32 +415,36 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// nodesChanged says which checks of nodes fail that did not, and the other way
-// around. They concern the services that have instances there.
+// nodesChanged returns the services with instances on nodes where a node check
+// has started or ceased to fail.
 func (p *plan) nodesChanged(scope int, before, now map[nodeCheck]bool) (wake []*turn) {
-	changed := map[string]bool{}
 	for _, pair := range [][2]map[nodeCheck]bool{{before, now}, {now, before}} {
 		for c := range pair[0] {
 			if !pair[1][c] {
-				changed[c.node] = true
+				wake = append(wake, p.askIf(p.at[nodeKey{scope, c.node}], func(*turn) bool { return true })...)
 			}
 		}
 	}
-	return p.askIf(func(t *turn) bool {
-		return t.scope == scope && slices.ContainsFunc(t.nodes, func(node string) bool { return changed[node] })
-	})
+	return wake
 }
 
 // nodeCheck is a check of a node.
 type nodeCheck struct{ node, check string }
 
-// askAll makes every service of a scope be asked for in full.
+// askAll requests every service of a scope in full, and discards the state of
+// its nodes.
 func (p *plan) askAll(scope int) (wake []*turn) {
-	return p.askIf(func(t *turn) bool { return t.scope == scope })
+	for key := range p.nodes {
+		if key.scope == scope {
+			p.nodes[key] = &node{nodeKey: key} // a new one, so that looks in progress are ignored
+		}
+	}
+	p.base[scope] = 0
+	return p.askIf(p.turns, func(t *turn) bool { return t.scope == scope })
 }
 
-func (p *plan) askIf(cond func(*turn) bool) (wake []*turn) {
-	for t := range p.turns {
+func (p *plan) askIf(of map[*turn]bool, cond func(*turn) bool) (wake []*turn) {
+	for t := range of {
 		if cond(t) {
 			t.ask = true
 			wake = append(wake, t)
@@ -348,16 +453,14 @@ func (p *plan) askIf(cond func(*turn) bool) (wake []*turn) {
 	return wake
 }
 
-// looked takes the index that a look has found, 0 if it failed, and reports
-// whether the service is to be asked for in full.
+// looked records the index that a look returned, 0 if it failed, and reports
+// whether the service is to be requested in full.
 func (p *plan) looked(l look, index uint64, now time.Time) (changed bool) {
 	p.looks--
 	changed = index == 0 || index != l.index
 	if l.sweep {
 		p.found = p.found || changed && !l.ask && l.maySince.IsZero()
-		if p.sweeps--; p.sweeps == 0 && len(p.swept) == 0 {
-			p.endSweep(now)
-		}
+		p.sweptOne(now)
 	}
 	if changed {
 		l.ask = true
@@ -367,23 +470,61 @@ func (p *plan) looked(l look, index uint64, now time.Time) (changed bool) {
 	return changed
 }
 
-// period returns how long after the beginning of a sweep the next one begins:
-// Consul has half as much time for others as the sweep takes.
+// lookedNode records the index that a look at a node returned, 0 if it failed,
+// and, if the index differs, the services registered there.
+func (p *plan) lookedNode(l look, index uint64, there map[string]registered, now time.Time) (wake []*turn) {
+	p.looks--
+	defer p.sweptOne(now)
+	switch {
+	case p.nodes[l.node.nodeKey] != l.node:
+		return nil
+	case index == 0:
+		p.stirred, p.unknown, p.broad = true, true, true
+		return nil
+	}
+	l.node.index = index
+	if !l.news(index) {
+		return nil
+	}
+	differs := func(t *turn) bool {
+		r := there[t.name]
+		if r.instances == t.nodes[l.node.name] && r.index <= t.index || t.group != nil && t.group.single() && t.group.running {
+			return false
+		}
+		p.found = p.found || !t.ask && t.maySince.IsZero()
+		return true
+	}
+	wake = p.askIf(p.at[l.node.nodeKey], differs)
+	for name := range there {
+		wake = append(wake, p.askIf(p.named[nodeKey{l.node.scope, name}], differs)...)
+	}
+	return wake
+}
+
+// sweptOne records the end of a look of the sweep.
+func (p *plan) sweptOne(now time.Time) {
+	if p.sweeps--; p.sweeps == 0 && len(p.swept) == 0 {
+		p.endSweep(now)
+	}
+}
+
+// period returns the interval of sweeps, from start to start: it leaves Consul
+// half as much idle time as the sweep takes.
 func (p *plan) period() time.Duration { return max(p.took*3/2, sweepEvery) }
 
-// endSweep sets the pace of the next one by what Consul took for this one.
+// endSweep sets the interval of sweeps by the duration of this one.
 func (p *plan) endSweep(now time.Time) {
 	p.sweeping = false
 	p.took = now.Sub(p.began)
 	p.sweepAt = p.began.Add(p.period())
 	if p.found {
-		// Where something changes, more does: the table's own query waits a
-		// while between its answers.
+		// One change suggests others: the table's own query pauses between its
+		// answers.
 		p.stirred, p.unknown = true, true
 	}
 }
 
-// arrived takes note of how long after a wake a change was there.
+// arrived records the delay from a wake to the change.
 func (p *plan) arrived(t *turn, now time.Time) {
 	if !t.maySince.IsZero() {
 		p.delay += (now.Sub(t.maySince) - p.delay) / 8
@@ -391,11 +532,11 @@ func (p *plan) arrived(t *turn, now time.Time) {
 	}
 }
 
-// refused says that Consul did not take a connection, that of a group or with
-// nil another one. From then on there are so few places that with own other
-// connections no more than three quarters are used of those that there were,
-// since a limit that is used up leaves nothing to other programs on this
-// machine. It reports whether that is news.
+// refused records that Consul refused a connection: that of a group, or with
+// nil another one. It reduces the places so that, with own other connections,
+// at most three quarters of the previous number are used: an exhausted limit
+// leaves no connections to other programs on this machine. It reports whether
+// the limit is new.
 func (p *plan) refused(g *group, own, few int, now time.Time) (news bool) {
 	if g != nil {
 		p.release(g)
@@ -407,14 +548,13 @@ func (p *plan) refused(g *group, own, few int, now time.Time) (news bool) {
 	return news
 }
 
-// restore takes back what refused did: the agent is another one, or has another
-// limit.
+// restore reverses refused: the agent or its limit has changed.
 func (p *plan) restore() {
 	p.dirty = p.dirty || p.places != p.most
 	p.places = p.most
 }
 
-// step returns what is to be done now.
+// step returns the actions to perform now.
 func (p *plan) step(now time.Time) (s steps) {
 	at := func(t time.Time) {
 		if s.at.IsZero() || t.Before(s.at) {
@@ -458,7 +598,7 @@ func (p *plan) step(now time.Time) (s steps) {
 					t.maySince = g.woken
 				}
 				if !t.resting {
-					t.ask = true // what is being asked may be older
+					t.ask = true // the query in progress may return older state
 				} else if !t.queued {
 					t.queued = true
 					p.urgent = append(p.urgent, t)
@@ -472,14 +612,18 @@ func (p *plan) step(now time.Time) (s steps) {
 	return s
 }
 
-// sweep begins a sweep if one is wanted and its time has come.
+// sweep starts a sweep if one is requested and its time has come.
 func (p *plan) sweep(now time.Time, at func(time.Time)) {
 	begin := p.sweepAt
+	sure := p.broadAt.Add(sweepInDoubt)
+	p.broad = p.broad || p.doubted && !now.Before(sure)
 	switch {
 	case p.sweeping || !p.stirred && !p.doubted:
 		return
 	case !p.stirred:
-		begin = p.began.Add(sweepInDoubt)
+		begin = later(begin, sure)
+	case p.patient() && p.byNode():
+		begin = later(begin, p.began.Add(sweepAnyway/servicesPerNode))
 	case p.patient():
 		begin = p.began.Add(sweepAnyway)
 	}
@@ -487,22 +631,38 @@ func (p *plan) sweep(now time.Time, at func(time.Time)) {
 		at(begin)
 		return
 	}
-	p.stirred, p.doubted, p.unknown, p.found, p.began = false, false, false, false, now
-	for t := range p.turns {
-		if t.resting {
-			p.swept = append(p.swept, t)
-		} else if t.group == nil || !t.group.single() || !t.group.running {
-			t.ask = true // what is being asked may be older
+	if p.byNode() {
+		for _, n := range p.nodes {
+			p.swept = append(p.swept, look{node: n, sweep: true})
 		}
+	} else {
+		for t := range p.turns {
+			if t.resting {
+				p.swept = append(p.swept, look{turn: t, sweep: true})
+			} else if t.group == nil || !t.group.single() || !t.group.running {
+				t.ask = true // the query in progress may return older state
+			}
+		}
+		p.doubted, p.broad, p.broadAt = false, false, now
 	}
+	// Look first at what changed last: it is the most likely to change next.
+	slices.SortFunc(p.swept, func(a, b look) int { return cmp.Compare(b.last(), a.last()) })
+	p.stirred, p.unknown, p.found, p.began = false, false, false, now
 	p.sweeping = len(p.swept) > 0
 }
 
-// hand gives out looks: as many for the wakes as for the sweep, so that neither
-// waits for the other.
+// hand assigns looks: first to wakes, except for a quarter during a sweep, and
+// the rest to the sweep, except for half during a sweep over services, as a
+// later wake would have to wait for it.
 func (p *plan) hand(s *steps) {
-	half := max(p.lookMost/2, 1)
-	for ; len(p.urgent) > 0 && p.looks-p.sweeps < half; p.urgent = p.urgent[1:] {
+	urgent, share := p.lookMost, p.lookMost
+	if len(p.swept) > 0 {
+		urgent -= max(p.lookMost/4, 1)
+		if p.swept[0].node == nil {
+			share = max(p.lookMost/2, 1)
+		}
+	}
+	for ; len(p.urgent) > 0 && p.looks-p.sweeps < urgent && p.looks < p.lookMost; p.urgent = p.urgent[1:] {
 		t := p.urgent[0]
 		t.queued = false
 		if p.turns[t] {
@@ -510,15 +670,19 @@ func (p *plan) hand(s *steps) {
 			s.look = append(s.look, look{turn: t})
 		}
 	}
-	for ; len(p.swept) > 0 && p.sweeps < half; p.swept = p.swept[1:] {
+	for ; len(p.swept) > 0 && p.sweeps < share && p.looks < p.lookMost; p.swept = p.swept[1:] {
 		p.looks++
 		p.sweeps++
-		s.look = append(s.look, look{turn: p.swept[0], sweep: true})
+		l := p.swept[0]
+		if l.node != nil {
+			l.known, l.base = l.node.index, p.base[l.node.scope]
+		}
+		s.look = append(s.look, l)
 	}
 }
 
-// divide divides the services into no more groups than there are places, those
-// that exist among them where they still fit.
+// divide divides the services into at most as many groups as there are places,
+// and retains existing groups that still fit.
 func (p *plan) divide() {
 	p.crowded = len(p.turns) > p.places
 	old := p.groups
@@ -544,9 +708,8 @@ func (p *plan) divide() {
 	}
 }
 
-// partition divides services into at most n groups of those whose names begin
-// alike, the largest as small as that allows. There is at least one group for
-// each scope.
+// partition divides services into at most n groups with common prefixes, and
+// minimizes the largest group. There is at least one group for each scope.
 func partition(turns []*turn, n int) (groups [][]*turn) {
 	slices.SortFunc(turns, func(a, b *turn) int {
 		return cmp.Or(cmp.Compare(a.scope, b.scope), strings.Compare(a.name, b.name))
@@ -587,7 +750,7 @@ func partition(turns []*turn, n int) (groups [][]*turn) {
 	}
 }
 
-// commonPrefix returns what the names of services in order all begin with.
+// commonPrefix returns the common prefix of the names of sorted services.
 func commonPrefix(members []*turn) string {
 	first, last := members[0].name, members[len(members)-1].name
 	n := 0
@@ -597,7 +760,7 @@ func commonPrefix(members []*turn) string {
 	return first[:n]
 }
 
-// nextByte returns the byte of a name after so many, -1 at its end.
+// nextByte returns the byte of a name at an offset, -1 at its end.
 func nextByte(name string, at int) int {
 	if at == len(name) {
 		return -1
@@ -605,7 +768,7 @@ func nextByte(name string, at int) int {
 	return int(name[at])
 }
 
-// free returns a character that none of the names has at the place.
+// free returns a character that none of the names has at the offset.
 func free(members []*turn, at int) string {
 	used := map[int]bool{}
 	for _, t := range members {

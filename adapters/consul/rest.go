@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
+	"path"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,43 +17,43 @@ import (
 )
 
 const (
-	// ownQueries is how many queries of one scope wait besides those of the
-	// plan: the listing, and the senses.
+	// ownQueries is the number of waiting queries of one scope besides those of
+	// the plan: the listing and the sensors.
 	ownQueries = 4
-	// manyFetches is how many queries that do not wait may be under way at once
-	// where they share connections: the first listing of many services, or all
-	// of them again after an outage.
+	// manyFetches bounds concurrent queries that do not wait, if they share
+	// connections: the first listing of many services, or all of them after an
+	// outage.
 	manyFetches = 48
-	// leastConnections is the least that max_connections may say for one scope:
-	// its own queries, some that do not wait, and some watches.
+	// leastConnections is the minimum of max_connections for one scope: its own
+	// queries, some that do not wait, and some watches.
 	leastConnections = 16
-	// quickMost is how many answers in a row may come at once before the next
-	// query is put off, and a group is left to sweeps.
+	// quickMost is how many immediate answers in a row delay the next query,
+	// and leave a group to sweeps.
 	quickMost = 16
-	// noTag is a tag that no instance has, so that an answer has an index and
-	// nothing else.
+	// noTag is a tag that no instance has, so that an answer contains only an
+	// index.
 	noTag = "isthmus-asks-for-the-index"
-	// ofNodes leaves of an answer about checks those of nodes, which concern
-	// all services there.
+	// ofNodes selects node checks, which concern all services of the node.
 	ofNodes = `ServiceID == ""`
-	// nothingOfNodes leaves nothing of an answer about nodes.
-	nothingOfNodes = `Node == ""`
+	// nothingOfServices selects no service of a node, so that an answer
+	// contains only an index.
+	nothingOfServices = `Service == ""`
 )
 
-// turns carries out the plan of a registry.
+// turns executes the plan of a registry.
 type turns struct {
-	// multiplexed says that the last answer came over HTTP/2. Queries then
-	// share connections, every watch waits, and there is nothing to plan.
+	// multiplexed reports that the last answer came over HTTP/2. Queries then
+	// share connections, every watch waits, and the plan is unused.
 	multiplexed atomic.Bool
-	// many and few have a place for each query that does not wait: many where
-	// connections are shared, few where they are not.
+	// many and few are semaphores for queries that do not wait: many if
+	// connections are shared, few if not.
 	many, few chan struct{}
-	// connections bounds them all.
+	// connections bounds all connections.
 	connections int
-	// detail is told how the registry is followed where services share places,
-	// with "" when none does any more; nil for nobody.
+	// detail receives a description of how services share places, "" if none
+	// does; it may be nil.
 	detail func(string)
-	// kick wakes run. It has room for one.
+	// kick wakes run. It has capacity one.
 	kick chan struct{}
 
 	mu   sync.Mutex // guards everything below
@@ -60,7 +61,7 @@ type turns struct {
 	told time.Time // when detail was last told something, zero if that was ""
 }
 
-// newTurns divides up the connections of a registry with so many scopes.
+// newTurns divides the connections of a registry among its scopes.
 func newTurns(connections, scopes int) *turns {
 	connections = max(connections, needed(scopes))
 	left := connections - scopes*ownQueries
@@ -71,11 +72,11 @@ func newTurns(connections, scopes int) *turns {
 	}
 }
 
-// needed returns how many connections so many scopes need at least.
+// needed returns the minimum number of connections for the scopes.
 func needed(scopes int) int { return leastConnections + (scopes-1)*ownQueries }
 
-// fetch waits until one more query that does not wait may begin. The function
-// that it returns must be called at its end.
+// fetch waits until one more query that does not wait may begin. The query's
+// end must call done.
 func (t *turns) fetch(ctx context.Context) (done func(), err error) {
 	places := t.few
 	if t.multiplexed.Load() {
@@ -89,8 +90,8 @@ func (t *turns) fetch(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// do runs fn on the plan, wakes the services that it returns, and has run take
-// the next step.
+// do calls fn on the plan, wakes the services that it returns, and makes run
+// take the next step.
 func (t *turns) do(fn func(p *plan) (wake []*turn)) {
 	t.mu.Lock()
 	wake := fn(&t.plan)
@@ -108,7 +109,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// wait returns how long a query on a connection may wait, of what it would.
+// wait returns how long a query on a connection may wait, at most d.
 func (t *turns) wait(d time.Duration) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -118,8 +119,8 @@ func (t *turns) wait(d time.Duration) time.Duration {
 	return min(d, turnTime)
 }
 
-// run carries out the plan for the scopes until ctx ends, and returns once
-// everything that it started has ended.
+// run executes the plan for the scopes until ctx ends, and returns after all
+// its goroutines have ended.
 func (t *turns) run(ctx context.Context, scopes []*scope) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -137,12 +138,18 @@ func (t *turns) run(ctx context.Context, scopes []*scope) {
 			signal(w.wake)
 		}
 		for _, g := range s.start {
-			// Owned by run; ends when the plan takes the group's place.
+			// Owned by run; ends when the plan withdraws the group's place.
 			wg.Go(func() { scopes[g.scope].follow(ctx, g) })
 		}
 		for _, l := range s.look {
 			// Owned by run; ends with the answer.
-			wg.Go(func() { l.watch.look(ctx, l) })
+			wg.Go(func() {
+				if l.node != nil {
+					scopes[l.node.scope].look(ctx, l)
+				} else {
+					l.watch.look(ctx, l)
+				}
+			})
 		}
 		t.tell(now)
 		timer.Stop()
@@ -157,8 +164,8 @@ func (t *turns) run(ctx context.Context, scopes []*scope) {
 	}
 }
 
-// tell says in the registry's detail how services are followed that share
-// places, and what they would gain.
+// tell reports how services that share places are followed, and how to improve
+// it.
 func (t *turns) tell(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,8 +186,8 @@ func (t *turns) tell(now time.Time) {
 		len(p.turns)+t.connections, len(p.turns)+t.connections-p.places))
 }
 
-// rest waits until the watch may wait on a connection, or until there is
-// something to ask for: then index is 0.
+// rest waits until the watch may wait on a connection, or must request the
+// service in full: then index is 0.
 func (w *watch) rest(ctx context.Context) error {
 	turns := w.s.clients.turns
 	if turns.multiplexed.Load() {
@@ -194,7 +201,7 @@ func (w *watch) rest(ctx context.Context) error {
 		if w.streamed {
 			index = 0
 		}
-		p.rest(&w.turn, index, w.nodes(), due)
+		p.rest(&w.turn, index, w.nodes, due)
 		return nil
 	})
 	timer := time.NewTimer(time.Until(due))
@@ -207,8 +214,7 @@ func (w *watch) rest(ctx context.Context) error {
 		case next == decideHold:
 			return nil
 		case next == decideAsk, w.streamed:
-			// Streams have indexes of their own, which say nothing about that
-			// of the next look.
+			// Indexes of streams cannot be compared with those of looks.
 			w.index = 0
 			return nil
 		}
@@ -226,24 +232,14 @@ func (w *watch) rest(ctx context.Context) error {
 	}
 }
 
-// nodes returns the nodes that have an instance of the service.
-func (w *watch) nodes() (nodes []string) {
-	for _, i := range w.known {
-		if !slices.Contains(nodes, i.Node) {
-			nodes = append(nodes, i.Node)
-		}
-	}
-	return nodes
-}
-
-// look asks for the index of the service and tells the plan. What fails is
-// asked for in full, which says why.
+// look queries the index of the service and reports it to the plan. After a
+// failure the service is requested in full, which reports the error.
 func (w *watch) look(ctx context.Context, l look) {
 	var index uint64
 	err := w.s.query(ctx, 0, 0, func(q *api.QueryOptions) (*api.QueryMeta, error) {
-		// Not of the leader's own certainty, which costs its followers a round
-		// trip each time: what a new leader does not know yet wakes the queries
-		// on the tables again once it does.
+		// Without consistency, which costs the followers a round trip to the
+		// leader each time: what a new leader does not have yet wakes the table
+		// queries again once it does.
 		q.RequireConsistent = false
 		_, meta, err := w.s.clients.of(w.slot).Catalog().Service(w.name, noTag, q)
 		if err == nil {
@@ -265,8 +261,44 @@ func (w *watch) look(ctx context.Context, l look) {
 	})
 }
 
-// follow waits for changes of checks in a group until the plan takes its place
-// or ctx ends.
+// look queries the index of a node and, if it differs, the services registered
+// there, and reports them to the plan.
+func (s *scope) look(ctx context.Context, l look) {
+	var index uint64
+	var there map[string]registered
+	ask := func(filter string) error {
+		return s.query(ctx, 0, 0, func(q *api.QueryOptions) (*api.QueryMeta, error) {
+			q.RequireConsistent, q.Filter = false, filter // see watch.look
+			answer, meta, err := s.clients.of(s.slot).Catalog().NodeServiceList(l.node.name, q)
+			if err != nil {
+				return meta, err
+			}
+			if meta.ResultsFilteredByACLs {
+				return meta, errFiltered
+			}
+			index, there = meta.LastIndex, make(map[string]registered, len(answer.Services))
+			for _, i := range answer.Services {
+				name := strings.ToLower(i.Service)
+				there[name] = registered{there[name].instances + 1, max(there[name].index, i.ModifyIndex)}
+			}
+			return meta, nil
+		})
+	}
+	err := ask(nothingOfServices)
+	if err == nil && l.news(index) {
+		err = ask("")
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		index = 0
+	}
+	s.clients.turns.do(func(p *plan) []*turn { return p.lookedNode(l, index, there, time.Now()) })
+}
+
+// follow waits for changes of checks in a group until the plan withdraws its
+// place or ctx ends.
 func (s *scope) follow(ctx context.Context, g *group) {
 	turns := s.clients.turns
 	s.sense(ctx, fmt.Sprintf("%s checks %s", s.id, g.prefix), g, 0, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
@@ -280,8 +312,8 @@ func (s *scope) follow(ctx context.Context, g *group) {
 	})
 }
 
-// serveRests starts the queries that watches at rest need besides their groups.
-// All of them are owned by the scope, which waits for them, and end with ctx.
+// serveRests starts the queries that resting watches need besides their groups.
+// They are owned by the scope, which waits for them, and end with ctx.
 func (s *scope) serveRests(ctx context.Context) {
 	start := func(part string, every time.Duration, call sensor, tell func(answer any, begun bool)) {
 		s.wg.Go(func() {
@@ -315,14 +347,29 @@ func (s *scope) serveRests(ctx context.Context) {
 		})
 	}
 	start("nodes", listEvery, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
-		q.Filter = nothingOfNodes
-		_, meta, err := c.Catalog().Nodes(q)
-		return nil, meta, err
-	}, func(any, bool) { s.stirred(0) })
+		nodes, meta, err := c.Catalog().Nodes(q)
+		if err != nil || meta.ResultsFilteredByACLs || s.namespace != "" || s.config.Partition != "" {
+			return map[string]bool(nil), meta, err // nodes do not show all changes of these services
+		}
+		names := make(map[string]bool, len(nodes))
+		for _, n := range nodes {
+			if path.Clean("/"+n.Node) != "/"+n.Node {
+				return map[string]bool(nil), meta, nil // the node's name cannot be queried
+			}
+			names[n.Node] = true
+		}
+		return names, meta, err
+	}, func(answer any, _ bool) {
+		s.clients.turns.do(func(p *plan) []*turn {
+			p.setNodes(s.number, answer.(map[string]bool)) //nolint:forcetypeassert // as made above
+			p.stir(s.number, 0, time.Now())
+			return nil
+		})
+	})
 }
 
-// stirred asks for a sweep: a table was changed at an index, or with 0 nobody
-// knows when.
+// stirred requests a sweep: a table was changed at an index, or with 0 at an
+// unknown one.
 func (s *scope) stirred(index uint64) {
 	s.clients.turns.do(func(p *plan) []*turn {
 		p.stir(s.number, index, time.Now())
@@ -330,18 +377,18 @@ func (s *scope) stirred(index uint64) {
 	})
 }
 
-// sensor is a query that waits for a change of what it is about.
+// sensor is a query that waits for a change.
 type sensor func(*api.Client, *api.QueryOptions) (answer any, meta *api.QueryMeta, err error)
 
-// sense asks again and again until ctx ends, or while the group that it is for
-// has a place, and tells of each change: begun says of the first answer, and of
-// the first one after an error, that what changed before is not known.
+// sense repeats a query until ctx ends, or until its group loses its place, and
+// calls tell for each change. begun is set for the first answer, and the first
+// one after an error: earlier changes are unknown.
 func (s *scope) sense(ctx context.Context, part string, g *group, every time.Duration, call sensor, tell func(answer any, begun bool)) {
 	turns := s.clients.turns
 	var (
 		index, epoch uint64
 		broken       bool // no answer since the last error
-		quick        int  // answers in a row that came at once
+		quick        int  // immediate answers in a row
 		retry        = plugin.Backoff{First: 250 * time.Millisecond, Most: 5 * time.Second}
 	)
 	defer s.state.set(part, nil)
@@ -385,8 +432,8 @@ func (s *scope) sense(ctx context.Context, part string, g *group, every time.Dur
 		case err != nil:
 			f := s.located(classify(err, s.target))
 			if f.interrupted && !broken && index > 0 {
-				// See scope.run: whether that was an outage shows with the next
-				// query, sent at once.
+				// See scope.run: the immediate retry shows whether that was an
+				// outage.
 				index, broken = 0, true
 				continue
 			}
@@ -420,10 +467,10 @@ func (s *scope) sense(ctx context.Context, part string, g *group, every time.Dur
 		}
 		pause := every
 		if quick > quickMost {
-			// Too much changes for this to be of use all the time.
+			// Changes are too frequent for this query to be useful.
 			pause = max(every, min(10*time.Millisecond<<min(quick-quickMost, 5), time.Second))
 			if g != nil && quick%2 == 0 {
-				index = 0 // or what changed during the pause would end the next query at once
+				index = 0 // or a change during the pause would end the next query at once
 			}
 		}
 		if pause > 0 && !plugin.Pause(ctx, pause, nil) {
@@ -432,8 +479,8 @@ func (s *scope) sense(ctx context.Context, part string, g *group, every time.Dur
 	}
 }
 
-// limited takes note of a fault that may say that Consul took no further
-// connection: that of a group, of a service, or with neither of another query.
+// limited records a fault that may mean that Consul refused a connection: that
+// of a group, of a service, or with neither of another query.
 func (s *scope) limited(f *fault, g *group, t *turn) {
 	if !f.connections || s.clients.turns.multiplexed.Load() {
 		return

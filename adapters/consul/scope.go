@@ -1,6 +1,7 @@
 package consul
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,14 +18,17 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// serversService is the service under which Consul's servers list themselves. Any complete listing of the default namespace and
-// partition holds it.
+// serversService is the service under which Consul's servers register
+// themselves. Any complete listing of the default namespace and partition
+// contains it.
 const serversService = "consul"
 
-// errPoked is the cause of a query's end when what it waits for may have become meaningless.
+// errPoked is the cause of a query's cancellation when its index may no longer
+// be valid.
 var errPoked = errors.New("asked to begin again")
 
-// scope follows one datacenter and namespace: it knows which services there are, and runs one watch for each.
+// scope follows one datacenter and namespace: it lists the services and runs
+// one watch for each.
 type scope struct {
 	config  Config
 	log     *slog.Logger
@@ -38,34 +42,37 @@ type scope struct {
 	datacenter, namespace string
 	id                    string // names the scope in states, "catalog" or "catalog dc2/ns"
 
-	// arrived is to be called with each complete listing.
+	// arrived must be called with each complete listing.
 	arrived func()
 
-	// gate is closed once every service of the first listing was asked for once. Watches wait for it before they hold a connection, so
-	// that a limit of connections hits the following of services and not the first listing.
+	// gate is closed once every service of the first listing was requested.
+	// Watches wait for it before they hold a connection, so that a limit of
+	// connections affects the watches and not the first listing.
 	gate chan struct{}
 
-	// listing is held, as a place in the channel, by whoever asks for a listing to confirm what a watch saw.
+	// listing is a semaphore of one, held while a listing is requested to
+	// confirm an answer.
 	listing chan struct{}
-	fresh   listing // the last one asked for under listing
+	fresh   listing // the last one requested under listing
 
 	mu        sync.Mutex // guards everything below
 	watches   map[string]*watch
-	unaskable map[string]bool // services listed as problems, because HTTP cannot carry their names
-	untried   int             // services of the first listing that were not asked for yet
+	unaskable map[string]bool // services reported as problems, as HTTP cannot carry their names
+	untried   int             // services of the first listing not requested yet
 	gateOpen  bool
-	// epoch counts the times that the server may have become another one. An index is good within its epoch only: one above the server's would
-	// block for the whole wait.
+	first     uint64 // the index of the first listing
+	// epoch counts possible changes of the server. An index is valid only in
+	// its epoch: one above the server's would block for the whole wait.
 	epoch uint64
-	// lastOutage is when the registry was last found away, or back.
+	// lastOutage is when the registry last became unreachable, or reachable.
 	lastOutage time.Time
-	// back is closed and replaced when the scope is reached again after a failure.
+	// back is closed and replaced when the scope is reachable again.
 	back chan struct{}
-	// poke ends the listing query that is under way; nil while there is none.
+	// poke cancels the listing query in progress; nil if there is none.
 	poke context.CancelCauseFunc
-	// suspected says that the next listing begins at index 0.
+	// suspected makes the next listing begin at index 0.
 	suspected bool
-	// senses ends the queries of sense that are under way, by their parts.
+	// senses cancel the queries of sense in progress, by part.
 	senses map[string]context.CancelCauseFunc
 
 	// rests is closed by resting, once a watch rests.
@@ -73,7 +80,7 @@ type scope struct {
 	resting sync.Once
 
 	slot *slot          // of the scope's own queries; set by run
-	wg   sync.WaitGroup // the watches, and what serves them
+	wg   sync.WaitGroup // the watches and their helpers
 }
 
 // listing is one answer of /v1/catalog/services.
@@ -81,7 +88,8 @@ type listing struct {
 	asked time.Time // when the query was sent
 	names map[string]bool
 	index uint64
-	// filtered says that Consul left out what the token may not read.
+	// filtered reports that Consul omitted services that the token may not
+	// read.
 	filtered bool
 }
 
@@ -105,7 +113,8 @@ func newScope(a *Adapter, st *state, catalog plugin.Catalog, number int, datacen
 	}
 }
 
-// run follows the listing of services until ctx ends, and returns once every watch has ended.
+// run follows the listing of services until ctx ends, and returns after every
+// watch has ended.
 func (s *scope) run(ctx context.Context) {
 	s.slot = s.clients.acquire()
 	defer s.clients.release(s.slot)
@@ -113,7 +122,7 @@ func (s *scope) run(ctx context.Context) {
 	s.serveRests(ctx)
 	var (
 		index, epoch uint64
-		highest      uint64 // the last answer's index, which survives errors
+		highest      uint64 // the last answer's index, retained on errors
 		broken       bool   // no answer since the last error
 		away         bool   // one of those errors was an outage
 		retry        = plugin.Backoff{First: 250 * time.Millisecond, Most: 5 * time.Second}
@@ -128,7 +137,7 @@ func (s *scope) run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, errPoked):
-			// The reason is in suspected. Whoever asked may ask again at once.
+			// The cause is in suspected. The pause bounds repeated suspicions.
 			if !plugin.Pause(ctx, listEvery, nil) {
 				return
 			}
@@ -136,7 +145,8 @@ func (s *scope) run(ctx context.Context) {
 		case err != nil:
 			f := s.located(classify(err, s.target))
 			if f.interrupted && !broken && index > 0 {
-				// What was under way broke off. Whether that was an outage shows with the next query, sent at once.
+				// The query was interrupted. The immediate retry shows whether
+				// that was an outage.
 				index, broken = 0, true
 				continue
 			}
@@ -180,7 +190,7 @@ func (s *scope) run(ctx context.Context) {
 		index, highest, epoch = l.index, l.index, s.currentEpoch()
 		wait = time.Duration(s.config.Wait)
 		if s.accept(ctx, l) != nil {
-			// Consul wakes nobody when a token or policy changes.
+			// Consul does not wake queries when a token or policy changes.
 			wait = doubtfulWait
 		}
 		if !plugin.Pause(ctx, listEvery, nil) {
@@ -189,13 +199,15 @@ func (s *scope) run(ctx context.Context) {
 	}
 }
 
-// accept starts a watch for each service that has none, and tells those that a complete listing lacks to look again. It
-// returns what makes the listing doubtful, or nil.
+// accept starts a watch for each new service, and makes the watches of services
+// that a complete listing lacks query again. It returns why the listing is
+// doubtful, or nil.
 func (s *scope) accept(ctx context.Context, l listing) *fault {
 	doubt := s.doubt(l)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
+	s.first = cmp.Or(s.first, l.index)
 	for name := range l.names {
 		if !s.config.Services.Match(name) {
 			continue
@@ -216,7 +228,8 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 		if !s.gateOpen {
 			s.untried++
 		}
-		// Owned by the scope, which waits for it; ends with ctx or once the service is gone for certain.
+		// Owned by the scope, which waits for it; ends with ctx or once the
+		// service is confirmed as removed.
 		s.wg.Go(func() { w.run(ctx) })
 	}
 	if !s.gateOpen && s.untried == 0 && doubt == nil {
@@ -242,7 +255,7 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 	return nil
 }
 
-// doubt says why the listing cannot be taken for the whole, or nil.
+// doubt returns why the listing may be incomplete, or nil.
 func (s *scope) doubt(l listing) *fault {
 	const cure = "give the registry a token with service_prefix \"\" read and node_prefix \"\" read"
 	servers := s.hasServers()
@@ -265,12 +278,12 @@ func (s *scope) doubt(l listing) *fault {
 	return nil
 }
 
-// hasServers reports whether the scope is where Consul's servers list themselves.
+// hasServers reports whether Consul's servers register in this scope.
 func (s *scope) hasServers() bool {
 	return (s.namespace == "" || s.namespace == "default") && (s.config.Partition == "" || s.config.Partition == "default")
 }
 
-// located puts the scope's name before the error, where there are several.
+// located adds the scope's name to the error if there are several scopes.
 func (s *scope) located(f *fault) *fault {
 	if where := strings.TrimPrefix(s.id, "catalog"); where != "" {
 		g := *f
@@ -280,7 +293,8 @@ func (s *scope) located(f *fault) *fault {
 	return f
 }
 
-// list asks for the services, waiting for a change beyond index unless it is 0.
+// list requests the services, and waits for a change beyond index unless it is
+// 0.
 func (s *scope) list(ctx context.Context, index uint64, wait time.Duration) (listing, error) {
 	if index == 0 {
 		return s.ask(ctx, 0, 0)
@@ -301,7 +315,7 @@ func (s *scope) list(ctx context.Context, index uint64, wait time.Duration) (lis
 	return s.ask(ctx, index, wait)
 }
 
-// ask is list without the means to end it from outside.
+// ask is list without cancellation by poke.
 func (s *scope) ask(ctx context.Context, index uint64, wait time.Duration) (listing, error) {
 	l := listing{asked: time.Now()}
 	var names map[string][]string
@@ -324,8 +338,9 @@ func (s *scope) ask(ctx context.Context, index uint64, wait time.Duration) (list
 	return l, nil
 }
 
-// query runs one query of the API. It bounds its time, gives queries that do not wait their turn, and refuses the answer of a
-// server that has no leader.
+// query runs one query of the API. It applies the timeout, limits concurrent
+// queries that do not wait, and rejects the answer of a server without a
+// leader.
 func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, call func(*api.QueryOptions) (*api.QueryMeta, error)) error {
 	limit := answerTimeout
 	if index == 0 {
@@ -336,15 +351,16 @@ func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, cal
 		defer done()
 	} else {
 		wait = spread(wait)
-		limit += wait + wait/16 // which the server adds at most
+		limit += wait + wait/16 // the server adds at most this
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errAnswerTimeout)
 	defer cancel()
 	q := &api.QueryOptions{
 		Datacenter: s.datacenter, Namespace: s.namespace, Partition: s.config.Partition,
 		WaitIndex: index,
-		// A server that has just become leader answers any other query with the part of the catalog that it has read back
-		// from its disk so far, as if that were all. What follows an answer blocks at its index, so it cannot fall behind it.
+		// A new leader answers any other query with the part of the catalog
+		// that it has restored so far. Later queries block at the index of this
+		// answer, so they cannot return older state.
 		RequireConsistent: index == 0,
 	}
 	if index > 0 {
@@ -365,13 +381,14 @@ func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, cal
 	return nil
 }
 
-// spread shortens a wait by up to a tenth, so that waits do not end together for ever after a common start.
+// spread shortens a wait by up to a tenth, so that queries with a common start
+// do not end together.
 func spread(wait time.Duration) time.Duration {
 	return wait - time.Duration(rand.Int64N(int64(wait/10)+1))
 }
 
-// confirm returns a listing that was asked for after the given time. Watches that need one together share it, and there is at most
-// one in listEvery.
+// confirm returns a listing requested after the given time. Concurrent callers
+// share it, and there is at most one per listEvery.
 func (s *scope) confirm(ctx context.Context, after time.Time) (listing, error) {
 	select {
 	case s.listing <- struct{}{}:
@@ -398,7 +415,7 @@ func (s *scope) key(name string) registry.Key {
 	return registry.Key{Name: name, Namespace: s.namespace, Partition: s.config.Partition, Datacenter: s.datacenter}
 }
 
-// tried counts a service of the first listing that was asked for.
+// tried records that a service of the first listing was requested.
 func (s *scope) tried() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -412,11 +429,15 @@ func (s *scope) tried() {
 
 func (s *scope) openGateLocked() {
 	s.gateOpen = true
-	s.clients.turns.do(func(p *plan) []*turn { p.begin(s.number); return nil })
+	if s.epoch > 0 {
+		s.first = 0 // it may be of another server
+	}
+	s.clients.turns.do(func(p *plan) []*turn { p.begin(s.number, s.first); return nil })
 	close(s.gate)
 }
 
-// forget ends the watch of a service that is gone since the given time, unless a listing has shown the service since.
+// forget ends the watch of a service that was removed by the given time, unless
+// a later listing contains the service.
 func (s *scope) forget(w *watch, since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -425,7 +446,8 @@ func (s *scope) forget(w *watch, since time.Time) bool {
 	}
 	delete(s.watches, w.name)
 	if w.published {
-		// Under mu, so that it cannot come after what the next watch of the same name sets.
+		// Under mu, so that it precedes updates by the next watch of the same
+		// name.
 		s.catalog.Remove(w.key)
 	}
 	return true
@@ -437,7 +459,8 @@ func (s *scope) currentEpoch() uint64 {
 	return s.epoch
 }
 
-// newEpoch makes every index that is known worthless, and if it was an outage makes removals wait from now on.
+// newEpoch invalidates all indexes and, after an outage, starts the grace
+// period.
 func (s *scope) newEpoch(outage bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -448,7 +471,7 @@ func (s *scope) newEpoch(outage bool) {
 	s.clients.turns.do(func(p *plan) []*turn { return p.askAll(s.number) })
 }
 
-// announceBack wakes the watches that wait to try again.
+// announceBack wakes the watches that wait to retry.
 func (s *scope) announceBack() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -456,7 +479,8 @@ func (s *scope) announceBack() {
 	s.back = make(chan struct{})
 }
 
-// pokeAll makes every watch, and every query that serves those which rest, begin again at index 0.
+// pokeAll makes every watch, and every query that serves resting ones, start
+// over at index 0.
 func (s *scope) pokeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -468,7 +492,8 @@ func (s *scope) pokeAll() {
 	}
 }
 
-// suspect makes the listing begin again: a watch saw signs that the server is away or another one.
+// suspect makes the listing start over: a watch found signs that the server is
+// unreachable or was replaced.
 func (s *scope) suspect() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -478,7 +503,8 @@ func (s *scope) suspect() {
 	}
 }
 
-// takeSuspicion returns the epoch, and whether somebody suspected since the last call.
+// takeSuspicion returns the epoch, and whether suspect was called since the
+// last call.
 func (s *scope) takeSuspicion() (epoch uint64, suspected bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

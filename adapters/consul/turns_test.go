@@ -14,7 +14,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// crowd returns a fake of n services over plain HTTP, svc0 and so on, of one instance each with the port 80.
+// crowd returns a fake of n services over plain HTTP, svc0 and so on, of one
+// instance each with the port 80.
 func crowd(t *testing.T, n int) *fakeConsul {
 	f := newFake(t)
 	f.http1 = true
@@ -36,7 +37,8 @@ func (r *recorder) ports(port int) (n int) {
 	return n
 }
 
-// healthCalls returns how many requests there were about services since the last call.
+// healthCalls returns how many requests there were about services since the
+// last call.
 func (f *fakeConsul) healthCalls() (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -49,8 +51,9 @@ func (f *fakeConsul) healthCalls() (n int) {
 	return n
 }
 
-// TestTurns shows more services than connections: there are never more queries at a time, each service is followed, whatever of it changes, and
-// nothing is asked for while nothing changes.
+// TestTurns shows more services than connections: there are never more queries
+// at a time, each service is followed, whatever of it changes, and nothing is
+// asked for while nothing changes.
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 300
@@ -60,7 +63,8 @@ func TestTurns(t *testing.T) {
 		if sets, _, synced := r.counts(); sets != n || !synced {
 			t.Fatalf("%d sets, synced %t; want %d and true", sets, synced, n)
 		}
-		// As docs/registries/consul.md says: a second between two answers about the same table, and 2 ms for each service at rest between two sweeps.
+		// As docs/registries/consul.md says: a second between two answers about
+		// the same table, and 2 ms for each service at rest between two sweeps.
 		const bound = listEvery + sweepAnyway
 		for i := range n {
 			f.set("svc"+strconv.Itoa(i), entry("svc", "i", 81))
@@ -99,7 +103,8 @@ func TestTurns(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		f.healthCalls()
 		time.Sleep(time.Hour)
-		// A turn is half a minute long, and who rests asks once in some five minutes, as a query that waits does.
+		// A turn is half a minute long, and who rests asks once in some five
+		// minutes, as a query that waits does.
 		if calls, want := f.healthCalls(), 300*15; calls > want {
 			t.Errorf("%d health queries in a quiet hour, want no more than %d", calls, want)
 		}
@@ -126,7 +131,8 @@ func TestTurns(t *testing.T) {
 	})
 }
 
-// TestTurnsOverHTTP2 shows that nothing takes turns where queries share connections.
+// TestTurnsOverHTTP2 shows that nothing takes turns where queries share
+// connections.
 func TestTurnsOverHTTP2(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 300
@@ -149,7 +155,8 @@ func TestTurnsOverHTTP2(t *testing.T) {
 	})
 }
 
-// TestTurnsReplaced shows that what a replaced server lacks is kept for the grace period for services at rest too, and followed again afterwards.
+// TestTurnsReplaced shows that what a replaced server lacks is kept for the
+// grace period for services at rest too, and followed again afterwards.
 func TestTurnsReplaced(t *testing.T) {
 	for name, low := range map[string]uint64{"index lower": 20, "index higher": 2000} {
 		t.Run(name, func(t *testing.T) {
@@ -187,7 +194,8 @@ func TestTurnsReplaced(t *testing.T) {
 	}
 }
 
-// TestTurnsRefused shows a server that takes fewer connections than are configured: the watches make do with fewer, and follow everything.
+// TestTurnsRefused shows a server that takes fewer connections than are
+// configured: the watches make do with fewer, and follow everything.
 func TestTurnsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, limit = 200, 70
@@ -230,7 +238,8 @@ func TestTurnsRefused(t *testing.T) {
 	})
 }
 
-// TestTurnsRandomly changes services at random times while others come and go, and compares what arrived with what is there.
+// TestTurnsRandomly changes services at random times while others come and go,
+// and compares what arrived with what is there.
 func TestTurnsRandomly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := crowd(t, 150)
@@ -282,7 +291,8 @@ func TestTurnsRandomly(t *testing.T) {
 	})
 }
 
-// TestTurnsDivided shows how connections are divided up, for the fewest and for many scopes.
+// TestTurnsDivided shows how connections are divided up, for the fewest and for
+// many scopes.
 func TestTurnsDivided(t *testing.T) {
 	for _, test := range []struct{ connections, scopes, places, few, total int }{
 		{128, 1, 109, 15, 128},

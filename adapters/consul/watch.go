@@ -12,43 +12,46 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// watch follows one service. Its goroutine owns it, but for what scope.mu guards.
+// watch follows one service. Its goroutine owns it, except the fields guarded
+// by scope.mu.
 type watch struct {
 	s    *scope
 	name string
 	key  registry.Key
-	id   string // names the watch in states
+	id   string // identifies the watch in states
 
 	slot *slot
 	turn turn
-	// known is what the catalog was told, sorted by ID; published says that it was told at all.
-	known     []registry.Instance
-	published bool
-	// arrived is to be called with each complete answer.
+	told
+	nodes map[string]int // number of instances by node, selected or not
+	// arrived must be called with each complete answer.
 	arrived func()
-	// index is where the next query waits, good in epoch only; 0 asks without waiting.
+	// index is where the next query waits, valid only in epoch; 0 does not
+	// wait.
 	index, epoch uint64
-	// highest is the last answer's index, which survives errors, by whether the answer came from Consul's streams: the two count differently.
+	// highest is the last answer's index, retained on errors, by whether the
+	// answer came from a stream of Consul: those have separate indexes.
 	highest map[bool]uint64
-	// streamed says that index is one of Consul's streams.
+	// streamed reports that index is one of Consul's streams.
 	streamed bool
 	// wait is how long the next query waits.
 	wait time.Duration
-	// lastOutage is when this watch last found the registry away or replaced.
+	// lastOutage is when this watch last found the registry unreachable or
+	// replaced.
 	lastOutage time.Time
-	// broken says that there was no answer since the last error.
+	// broken reports that there was no answer since the last error.
 	broken bool
 	retry  plugin.Backoff
-	// odd counts the empty answers in a row about a service that is listed.
+	// odd counts consecutive empty answers about a listed service.
 	odd int
-	// idle counts the wakes in a row that came at once and changed nothing.
+	// idle counts consecutive immediate wakes without a change.
 	idle int
 
 	// Guarded by scope.mu:
-	seen   time.Time               // when a listing last showed the service
+	seen   time.Time               // when a listing last contained the service
 	absent bool                    // the last complete listing lacks the service
-	again  bool                    // the next query begins at index 0
-	cancel context.CancelCauseFunc // ends the query under way; nil while there is none
+	again  bool                    // the next query starts at index 0
+	cancel context.CancelCauseFunc // cancels the query in progress; nil if there is none
 }
 
 func newWatch(s *scope, name string, now time.Time) *watch {
@@ -64,7 +67,7 @@ func newWatch(s *scope, name string, now time.Time) *watch {
 	return w
 }
 
-// begin makes the watch ask again at index 0, now. The caller holds scope.mu.
+// begin makes the watch query at index 0, now. The caller holds scope.mu.
 func (w *watch) begin() {
 	w.again = true
 	if w.cancel != nil {
@@ -72,7 +75,8 @@ func (w *watch) begin() {
 	}
 }
 
-// run follows the service until ctx ends, or until the service is gone for certain.
+// run follows the service until ctx ends, or until the service is confirmed as
+// removed.
 func (w *watch) run(ctx context.Context) {
 	w.slot = w.s.clients.acquire()
 	defer w.s.clients.release(w.slot)
@@ -137,7 +141,8 @@ func (w *watch) run(ctx context.Context) {
 			w.idle = 0
 			continue
 		}
-		// Consul wakes watches for what does not show in the answer too. The pace of such wakes is bounded here.
+		// Consul also wakes watches for changes that the answer does not
+		// contain. This bounds the rate of such wakes.
 		w.idle = min(w.idle+1, 8)
 		if !plugin.Pause(ctx, min(5*time.Millisecond<<w.idle, time.Second), nil) {
 			return
@@ -145,7 +150,8 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// prepare settles where the next query begins. The channel is closed when the scope is reached again after a failure.
+// prepare sets the index of the next query. back is closed when the scope is
+// reachable again.
 func (w *watch) prepare() (back <-chan struct{}) {
 	s := w.s
 	s.mu.Lock()
@@ -160,13 +166,17 @@ func (w *watch) prepare() (back <-chan struct{}) {
 	return s.back
 }
 
-// ask asks for the service's instances and their health, never with ?passing: health is a part of what is reported.
+// ask requests the service's instances and their health, never with ?passing,
+// as health is reported.
 func (w *watch) ask(ctx context.Context, filter string) (entries []*api.ServiceEntry, meta *api.QueryMeta, err error) {
 	ctx, done := w.interruptible(ctx)
 	defer done()
 	s := w.s
 	err = s.query(ctx, w.index, s.clients.turns.wait(w.wait), func(q *api.QueryOptions) (*api.QueryMeta, error) {
 		q.Filter = filter
+		if w.index == 0 && filter == s.config.Filter {
+			s.clients.turns.do(func(p *plan) []*turn { p.sent(&w.turn); return nil })
+		}
 		var err error
 		entries, meta, err = s.clients.of(w.slot).Health().Service(w.name, "", false, q)
 		return meta, err
@@ -174,7 +184,8 @@ func (w *watch) ask(ctx context.Context, filter string) (entries []*api.ServiceE
 	return entries, meta, err
 }
 
-// interruptible returns a context that begin ends. The function that it returns must be called once nothing uses it any more.
+// interruptible returns a context that begin cancels. done must be called after
+// the last use.
 func (w *watch) interruptible(ctx context.Context) (_ context.Context, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s := w.s
@@ -193,14 +204,16 @@ func (w *watch) interruptible(ctx context.Context) (_ context.Context, done func
 }
 
 var (
-	// errAgain says that the answer does not settle anything and another one may.
+	// errAgain means that the answer is inconclusive and a retry may not be.
 	errAgain = errors.New("ask again")
-	// errMissing says that the answer lacks something, and that a query at index 0 tells whether that is so.
+	// errMissing means that the answer lacks instances, to be confirmed by a
+	// query at index 0.
 	errMissing = errors.New("ask at index 0")
 )
 
-// take takes over what an answer says. It reports whether the service is gone, in which case the watch is forgotten, and whether
-// the catalog was told anything. An error leaves everything as it is.
+// take applies an answer. It reports whether the service was removed, and then
+// the watch is forgotten, and whether the catalog was updated. On error nothing
+// is changed.
 func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api.QueryMeta, asked time.Time) (gone, changed bool, err error) {
 	waited, streamed := w.index > 0, meta.QueryBackend == api.QueryBackendStreaming
 	if meta.LastIndex < w.highest[streamed] {
@@ -210,12 +223,19 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 	w.index, w.wait = meta.LastIndex, 0
 	w.streamed = streamed
 	w.highest[streamed] = meta.LastIndex
+	w.nodes = map[string]int{}
+	for _, e := range entries {
+		if e != nil && e.Node != nil {
+			w.nodes[e.Node.Node]++
+		}
+	}
 
 	next := w.s.convert.instances(entries)
 	merged, missing := plugin.UnionInstances(next, w.known)
 	if waited && (missing > 0 || len(entries) == 0) {
-		// Consul answers queries that wait from streams, which say neither what was filtered by ACL nor whether there is a leader. What is
-		// missing therefore counts only in the answer to a query that does not wait.
+		// Consul answers waiting queries from streams, which report neither ACL
+		// filtering nor a missing leader. So what is missing counts only in the
+		// answer to a query that does not wait.
 		return false, false, errMissing
 	}
 
@@ -231,15 +251,14 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 	case meta.ResultsFilteredByACLs && !w.s.config.AcceptFiltered:
 		w.wait = doubtfulWait
 		w.fault(&fault{kind: faultFiltered, err: errFiltered})
-		return false, w.publish(merged), nil
+		return false, w.publish(w.s.catalog, w.key, merged), nil
 	case missing > 0 && w.held() > 0:
 		w.wait = max(w.held(), time.Second)
-		w.fault(&fault{kind: faultHeld, err: fmt.Errorf(
-			"consul was away or was replaced, and lacks instances that it had; they are kept for %s (remove_grace), so that they can be registered again",
-			w.s.config.RemoveGrace)})
-		changed = w.publish(merged)
+		w.fault(heldFault(w.s.config.RemoveGrace))
+		changed = w.publish(w.s.catalog, w.key, merged)
 	case !absentSince.IsZero():
-		// Before forget: from then on another watch of the same name may have a fault of its own.
+		// Before forget: afterwards another watch of the same name may set its
+		// fault.
 		w.fault(nil)
 		if !w.s.forget(w, absentSince) {
 			return false, false, errAgain
@@ -247,18 +266,25 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 		return true, true, nil
 	default:
 		w.fault(nil)
-		changed = w.publish(next)
+		changed = w.publish(w.s.catalog, w.key, next)
 	}
 	w.arrived()
 	return false, changed, nil
 }
 
-// errFiltered is the error of an answer that Consul filtered by ACL.
+// heldFault reports that instances missing since an outage are retained.
+func heldFault(grace plugin.Duration) *fault {
+	return &fault{kind: faultHeld, err: fmt.Errorf(
+		"consul was away or was replaced, and lacks instances that it had; they are kept for %s (remove_grace), so that they can be registered again", grace)}
+}
+
+// errFiltered reports an answer that Consul filtered by ACL.
 var errFiltered = errors.New("consul leaves out instances that the token may not read, so none is removed; " +
 	"give the registry a token with service_prefix \"\" read and node_prefix \"\" read, or set accept_filtered if it is meant to see a part only")
 
-// confirmEmpty finds out what an answer without instances means. It returns when the service was found to be listed no more, the
-// zero time if it is there and the filter selects none of its instances, or why the answer does not count.
+// confirmEmpty verifies an answer without instances. It returns the time by
+// which a listing lacked the service, the zero time if the service is listed
+// and the filter selects no instance, or why the answer does not count.
 func (w *watch) confirmEmpty(ctx context.Context, meta *api.QueryMeta, asked time.Time) (absentSince time.Time, err error) {
 	if meta.ResultsFilteredByACLs {
 		return time.Time{}, &fault{kind: faultFiltered, err: errFiltered}
@@ -286,7 +312,8 @@ func (w *watch) confirmEmpty(ctx context.Context, meta *api.QueryMeta, asked tim
 	doubt := w.s.doubt(l)
 	switch {
 	case l.names[w.name]:
-		// Between the two queries the service may have come back; an answer that stays empty is no truth.
+		// The service may have returned between the two queries; if the answer
+		// stays empty, it is wrong.
 		if w.odd++; w.odd < 3 {
 			return time.Time{}, errAgain
 		}
@@ -296,12 +323,14 @@ func (w *watch) confirmEmpty(ctx context.Context, meta *api.QueryMeta, asked tim
 	case len(l.names) == 0 && doubt != nil:
 		return time.Time{}, doubt
 	case l.filtered:
-		// A token that sees a part only: what Consul filters it says, and it did not say so of this service.
+		// A restricted token: Consul reports what it filters, and did not
+		// report this service.
 		return l.asked, nil
 	case doubt != nil:
 		return time.Time{}, doubt
 	case w.s.clients.auth.anonymous() && !l.names[serversService]:
-		// Without a token Consul does not say that it filters. Its own service proves that the view is whole.
+		// Without a token Consul does not report filtering. Its own service
+		// proves that the listing is complete.
 		return time.Time{}, &fault{kind: faultFiltered, err: errors.New(
 			"consul's own service cannot be seen, so without a token nothing shows whether a service is gone or hidden, and nothing is removed; " +
 				"give the registry a token")}
@@ -309,7 +338,8 @@ func (w *watch) confirmEmpty(ctx context.Context, meta *api.QueryMeta, asked tim
 	return l.asked, nil
 }
 
-// held returns for how long what is missing is still kept, not positive if it is not.
+// held returns how long missing instances are still retained; not positive if
+// they are not.
 func (w *watch) held() time.Duration {
 	w.s.mu.Lock()
 	last := w.s.lastOutage
@@ -323,26 +353,32 @@ func (w *watch) held() time.Duration {
 	return time.Duration(w.s.config.RemoveGrace) - time.Since(last)
 }
 
-// publish tells the catalog of instances that it does not know like that yet, and reports whether it did. A service of which nothing
-// is selected does not exist for the bridge.
-func (w *watch) publish(next []registry.Instance) bool {
+// told is the state of a service in the catalog.
+type told struct {
+	known     []registry.Instance // sorted by ID
+	published bool                // whether the catalog has the service
+}
+
+// publish updates the catalog if the instances differ, and reports whether it
+// did. A service without selected instances is not published.
+func (t *told) publish(catalog plugin.Catalog, key registry.Key, next []registry.Instance) bool {
 	if len(next) == 0 {
-		if !w.published {
+		if !t.published {
 			return false
 		}
-		w.known, w.published = nil, false
-		w.s.catalog.Remove(w.key)
+		t.known, t.published = nil, false
+		catalog.Remove(key)
 		return true
 	}
-	if w.published && plugin.EqualInstances(w.known, next) {
+	if t.published && plugin.EqualInstances(t.known, next) {
 		return false
 	}
-	w.known, w.published = next, true
-	w.s.catalog.Set(registry.Service{Key: w.key}, next)
+	t.known, t.published = next, true
+	catalog.Set(registry.Service{Key: key}, next)
 	return true
 }
 
-// fault shows what is wrong with the watch, or with nil that nothing is.
+// fault sets the fault of the watch; nil clears it.
 func (w *watch) fault(f *fault) {
 	if f != nil {
 		f = w.s.located(f)
@@ -350,14 +386,14 @@ func (w *watch) fault(f *fault) {
 	w.s.state.set(w.id, f)
 }
 
-// failed takes note of an error and waits until it is time to try again, or until the scope is reached again. It reports whether ctx
-// still goes on.
+// failed records an error and waits until the next retry, or until the scope is
+// reachable again. It returns false once ctx has ended.
 func (w *watch) failed(ctx context.Context, err error, back <-chan struct{}) bool {
 	f := classify(err, w.s.target)
 	waited := w.index > 0
 	w.index = 0
 	if f.interrupted && !w.broken && waited {
-		// See scope.run: whether that was an outage shows with the next query, sent at once.
+		// See scope.run: the immediate retry shows whether that was an outage.
 		w.broken = true
 		return true
 	}
@@ -369,7 +405,8 @@ func (w *watch) failed(ctx context.Context, err error, back <-chan struct{}) boo
 	w.s.limited(f, nil, &w.turn)
 	w.fault(f)
 	if f.kind == faultEmpty || f.kind == faultFiltered {
-		// These are answers: the scope is there, and its news is not about this.
+		// These are answers: the scope is reachable, and its recovery does not
+		// concern them.
 		back = nil
 	}
 	return plugin.Pause(ctx, w.retry.Next(), back)

@@ -7,17 +7,18 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
-// Config is the config block of a registry of type file. The configuration file is laid over [Defaults].
+// Config is the config block of a registry of type file. Missing fields have
+// the values of [Defaults].
 type Config struct {
 	Path      string `json:"path" jsonschema_description:"Directory whose .yaml and .yml files are read, or one file. A relative path is relative to the working directory of the process. Required."`
 	Namespace string `json:"namespace,omitempty" jsonschema_description:"Namespace of Istio resources whose metadata names none. Default: default."`
 }
 
-// Defaults is what the configuration file is laid over.
+// Defaults holds the values of missing fields.
 var Defaults = Config{Namespace: "default"}
 
-// Validate returns everything that is wrong with c at once, each as a *[plugin.FieldError]. Whether the path exists is not looked at: it
-// may appear later.
+// Validate returns all errors of c, each as a *[plugin.FieldError]. It does not
+// check whether the path exists, as it may be created later.
 func (c Config) Validate() error {
 	var errs []error
 	if c.Path == "" {

@@ -13,12 +13,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
-// The test binary is the plugin too: the variable says so.
-const asPlugin = "ISTHMUS_TEST_FILE"
-
 func TestConformance(t *testing.T) {
-	self, err := os.Executable()
-	must(t, err)
 	dir := t.TempDir()
 	write(t, dir, "web.yaml", web("10.0.0.1"))
 	write(t, dir, "istio.yaml", gateway)
@@ -49,8 +44,6 @@ func TestConformance(t *testing.T) {
 		return nil
 	}
 	plugintest.Conformance(t, plugintest.Config{
-		Command: []string{self},
-		Env:     []string{asPlugin + "=1"},
 		Config:  conf,
 		Adapter: "file",
 		Changes: []plugintest.Change{
@@ -91,26 +84,11 @@ func TestConformance(t *testing.T) {
 				Do:   func(context.Context) error { return os.Remove(filepath.Join(dir, "istio.yaml")) },
 				Want: noGateway,
 			},
-			{
-				Name: "a directory that is gone",
-				Do:   func(context.Context) error { return os.Rename(dir, dir+".gone") },
-				Want: func(w *plugintest.World) error {
-					if w.Degraded == "" {
-						return errors.New("the registry is not degraded")
-					}
-					return reach("10.0.0.2")(w)
-				},
-			},
-			{
-				Name: "a directory that is back",
-				Do:   func(context.Context) error { return os.Rename(dir+".gone", dir) },
-				Want: func(w *plugintest.World) error {
-					if w.Degraded != "" {
-						return errors.New("the registry is still degraded: " + w.Degraded)
-					}
-					return reach("10.0.0.2")(w)
-				},
-			},
 		},
+		Outages: []plugintest.Outage{{
+			Name: "a directory that is gone", Want: reach("10.0.0.2"),
+			Cut:     func(context.Context) error { return os.Rename(dir, dir+".gone") },
+			Restore: func(context.Context) error { return os.Rename(dir+".gone", dir) },
+		}},
 	})
 }

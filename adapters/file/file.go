@@ -16,29 +16,31 @@ import (
 )
 
 const (
-	// quiet is how long nothing may have changed before the files are read, so that one that is being written is read whole.
+	// quiet is the time without changes after which the files are read, so that
+	// files are read whole.
 	quiet = 100 * time.Millisecond
-	// patience is how long reading is put off at most while something keeps changing.
+	// patience bounds the delay of reading while files keep changing.
 	patience = time.Second
-	// rescan is how often the files are read although no change was reported, give or take a tenth, for file systems that report
-	// none.
+	// rescan is the interval, varied by a tenth, at which the files are read
+	// without a reported change, for file systems that report none.
 	rescan = 30 * time.Second
-	// retryMin and retryMax bound the time between attempts while the directory cannot be read.
+	// retryMin and retryMax bound the time between attempts while the directory
+	// cannot be read.
 	retryMin = 500 * time.Millisecond
 	retryMax = 10 * time.Second
 )
 
-// adapter follows a directory, or one file.
+// adapter follows a directory or one file.
 type adapter struct {
 	conf Config
 	path string // absolute
 	log  *slog.Logger
 
-	quiet, patience time.Duration // as the constants say; tests take others
+	quiet, patience time.Duration // the constants, except in tests
 }
 
-// New returns an adapter that follows c.Path, which need not exist yet. The error joins a *[plugin.FieldError] for each thing that is
-// wrong with c.
+// New returns an adapter that follows c.Path, which need not exist yet. The
+// error joins a *[plugin.FieldError] for each error of c.
 func New(c Config, env plugin.Env) (plugin.Adapter, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -53,13 +55,18 @@ func New(c Config, env plugin.Env) (plugin.Adapter, error) {
 	return &adapter{conf: c, path: path, log: env.Log, quiet: quiet, patience: patience}, nil
 }
 
-// Run keeps catalog equal to the files until ctx ends; then it returns nil. A directory that cannot be read, or is not there, makes the
-// catalog degraded and removes nothing.
+// Run updates catalog from the files until ctx ends, and returns nil. A
+// directory that is missing or cannot be read makes the catalog degraded and
+// removes nothing.
 func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
+	publisher, ok := catalog.(plugin.Publisher)
+	if !ok {
+		return errors.New("BUG: the catalog takes no resources in Istio's words")
+	}
 	w := newWatcher() // its goroutine ends with close
 	defer w.close()
 	f := &follower{
-		catalog: catalog,
+		catalog: publisher,
 		tree:    tree{path: a.path, namespace: a.conf.Namespace},
 		watcher: w,
 		applied: &state{},
@@ -67,7 +74,7 @@ func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	retry := retryMin
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var deadline time.Time // when reading is put off no longer; zero: nothing has changed
+	var deadline time.Time // latest time of the next reading; zero if nothing has changed
 	for {
 		select {
 		case <-ctx.Done():
@@ -97,25 +104,26 @@ func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	}
 }
 
-// follower brings what the files hold into the catalog.
+// follower applies the content of the files to the catalog.
 type follower struct {
-	catalog plugin.Catalog
+	catalog plugin.Publisher
 	tree    tree
 	watcher *watcher
 
 	listing  listing
 	degraded bool
 	synced   bool
-	applied  *state            // what the catalog was told of services and resources
-	listed   map[string]string // what it was told of problems
+	applied  *state            // services and resources that the catalog has
+	listed   map[string]string // problems that the catalog has
 }
 
-// step reads the files once and tells the catalog what changed. An error means that they cannot be read; the catalog was told.
+// step reads the files once and applies changes to the catalog. The error is
+// that the files cannot be read; the catalog has recorded it.
 func (f *follower) step() error {
-	// Watches come first: what changes after them is reported, what changed before them is read.
+	// Watches are set first: later changes are reported, earlier ones are read.
 	_, watching := f.watcher.set(wanted(f.tree.path, f.listing))
 	var err error
-	for range 3 { // more often only if links keep being moved; the next event or listing comes after that
+	for range 3 { // links that keep moving are covered by the next event or listing
 		var l listing
 		if l, err = f.tree.refresh(); err != nil {
 			if errors.Is(err, errReplaced) {
@@ -138,7 +146,8 @@ func (f *follower) step() error {
 	}
 	f.catalog.Heard()
 	f.apply(f.tree.merge(), watching)
-	// A file that was never fit for use may hold what an earlier run of the adapter knew: the listing is not complete without it.
+	// A file without a good version may hold what an earlier run of the adapter
+	// published, so the listing is incomplete without it.
 	if broken := f.tree.unread(); !f.synced && len(broken) > 0 {
 		f.degraded = true
 		f.catalog.Degraded(fmt.Errorf("read %s: the first listing waits for %s, which cannot be used (the list of problems says why); mend or remove it",
@@ -156,8 +165,8 @@ func (f *follower) step() error {
 	return nil
 }
 
-// apply brings the catalog from what it was told to s. What is new comes first, so that what moves from one name to another is
-// there all the time.
+// apply updates the catalog to s. Additions come first, so that a resource that
+// moves between names is present at all times.
 func (f *follower) apply(s *state, watching map[string]string) {
 	for _, svc := range s.serviceOrder {
 		if f.applied.services[svc.Key] != svc {
@@ -183,7 +192,8 @@ func (f *follower) apply(s *state, watching map[string]string) {
 	f.list(s.problems, watching)
 }
 
-// list makes the catalog's list of problems be those of the files and those of watching them.
+// list updates the problems in the catalog to those of the files and of
+// watching them.
 func (f *follower) list(ofFiles, ofWatching map[string]string) {
 	now := maps.Clone(ofWatching)
 	maps.Copy(now, ofFiles)

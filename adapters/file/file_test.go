@@ -9,23 +9,18 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
-	mcp "istio.io/api/mcp/v1alpha1"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
-	"github.com/isthmus-mesh/isthmus/plugin/collection"
-	"github.com/isthmus-mesh/isthmus/plugin/registry"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asPlugin) != "" {
-		Main("test")
-	}
+	plugintest.Self(func() { Main("test") })
 	goleak.VerifyTestMain(m)
 }
 
@@ -38,111 +33,37 @@ type view struct {
 	Synced    bool
 }
 
-// catalog records what it is told and wakes whoever waits for that.
-type catalog struct {
-	mu      sync.Mutex
-	view    view
-	changed chan struct{} // closed and replaced on each call
-	log     []string      // names of the calls, in order
-	heard   int
-}
+// catalog is a catalog that is looked at as a view.
+type catalog struct{ *plugintest.Catalog }
 
-func newCatalog() *catalog {
-	return &catalog{view: view{Services: map[string]string{}, Problems: map[string]string{}}, changed: make(chan struct{})}
-}
-
-func (c *catalog) tell(call string, f func(v *view)) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	f(&c.view)
-	c.log = append(c.log, call)
-	close(c.changed)
-	c.changed = make(chan struct{})
-}
-
-func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
-	var addresses []string
-	for _, i := range instances {
-		addresses = append(addresses, i.Address)
+// viewOf returns what is held.
+func viewOf(h *plugintest.Held) view {
+	v := view{Services: map[string]string{}, Resources: slices.Sorted(maps.Keys(h.Resources)), Problems: maps.Clone(h.Problems), Degraded: h.Degraded, Synced: h.Synced}
+	for key, instances := range h.Instances {
+		var addresses []string
+		for _, i := range instances {
+			addresses = append(addresses, i.Address)
+		}
+		v.Services[key] = strings.Join(addresses, " ")
 	}
-	c.tell("set "+svc.Key.String(), func(v *view) { v.Services[svc.Key.String()] = strings.Join(addresses, " ") })
+	return v
 }
 
-func (c *catalog) Remove(key registry.Key) {
-	c.tell("remove "+key.String(), func(v *view) { delete(v.Services, key.String()) })
-}
-
-func (c *catalog) Publish(res *mcp.Resource) {
-	id := collection.OfBody(res.Body.TypeUrl) + " " + res.Metadata.Name
-	c.tell("publish "+id, func(v *view) {
-		if !slices.Contains(v.Resources, id) {
-			v.Resources = append(v.Resources, id)
-			slices.Sort(v.Resources)
-		}
-	})
-}
-
-func (c *catalog) Withdraw(coll, name string) {
-	id := coll + " " + name
-	c.tell("withdraw "+id, func(v *view) { v.Resources = slices.DeleteFunc(v.Resources, func(s string) bool { return s == id }) })
-}
-
-func (c *catalog) Synced() { c.tell("synced", func(v *view) { v.Synced = true }) }
-
-func (c *catalog) Degraded(err error) {
-	c.tell("degraded", func(v *view) {
-		v.Degraded = ""
-		if err != nil {
-			v.Degraded = err.Error()
-		}
-	})
-}
-
-func (c *catalog) Heard() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.heard++
-}
-
-func (c *catalog) Problem(id, reason string) {
-	c.tell("problem "+id, func(v *view) {
-		if reason == "" {
-			delete(v.Problems, id)
-			return
-		}
-		v.Problems[id] = reason
-	})
-}
-
-// await waits until the catalog is as cond wants it, and returns how it then is.
-func (c *catalog) await(t *testing.T, what string, cond func(v view) bool) view {
+// await waits until the catalog is as cond wants it, and returns how it then
+// is.
+func (c catalog) await(t *testing.T, what string, cond func(v view) bool) (v view) {
 	t.Helper()
-	deadline := time.NewTimer(20 * time.Second)
-	defer deadline.Stop()
-	for {
-		c.mu.Lock()
-		v, changed := c.view, c.changed
-		v.Services, v.Problems, v.Resources = maps.Clone(v.Services), maps.Clone(v.Problems), slices.Clone(v.Resources)
-		log := slices.Clone(c.log)
-		c.mu.Unlock()
-		if cond(v) {
-			return v
-		}
-		select {
-		case <-changed:
-		case <-deadline.C:
-			t.Fatalf("%s did not come about; the catalog holds %+v\nafter %q", what, v, log)
-		}
-	}
+	c.Await(t, 20*time.Second, what, func(h *plugintest.Held) bool {
+		v = viewOf(h)
+		return cond(v)
+	})
+	return v
 }
 
 // calls returns what the catalog was told, and forgets it.
-func (c *catalog) calls() []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	log := c.log
-	c.log = nil
-	return log
+func (c catalog) calls() (calls []string) {
+	c.Look(func(h *plugintest.Held) { calls, h.Calls = h.Calls, nil })
+	return calls
 }
 
 // web is a file of a service called web with one instance.
@@ -155,8 +76,8 @@ func named(name, address string) string { return strings.Replace(web(address), "
 
 const gateway = "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: gw}\nspec: {selector: {app: gw}}\n"
 
-// write puts the last of elem into the file that the others name, in one step: what a reader sees meanwhile is
-// TestWritingInPieces' business.
+// write puts the last of elem into the file that the others name, in one step:
+// what a reader sees meanwhile is TestWritingInPieces' business.
 func write(t *testing.T, elem ...string) {
 	t.Helper()
 	file, text := filepath.Join(elem[:len(elem)-1]...), elem[len(elem)-1]
@@ -172,16 +93,16 @@ func must(t *testing.T, err error) {
 }
 
 // start runs the adapter on path until the test ends.
-func start(t *testing.T, path string) *catalog {
+func start(t *testing.T, path string) catalog {
 	t.Helper()
 	a, err := New(Config{Path: path}, plugin.Env{Registry: "static", Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	return run(t, a)
 }
 
-func run(t *testing.T, a plugin.Adapter) *catalog {
+func run(t *testing.T, a plugin.Adapter) catalog {
 	t.Helper()
-	c := newCatalog()
+	c := catalog{plugintest.NewCatalog()}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx, c) }() // ends with ctx
@@ -218,11 +139,11 @@ func TestFirstListing(t *testing.T) {
 		Problems:  map[string]string{},
 		Synced:    true,
 	}
-	c.mu.Lock()
-	if c.heard == 0 {
-		t.Error("the files were not heard from")
-	}
-	c.mu.Unlock()
+	c.Look(func(h *plugintest.Held) {
+		if h.Heard == 0 {
+			t.Error("the files were not heard from")
+		}
+	})
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the catalog (-want +got):\n%s", diff)
 	}
@@ -267,8 +188,8 @@ func TestFilesComeChangeAndGo(t *testing.T) {
 	c.await(t, "a replaced file", serves("web", "10.0.0.3"))
 }
 
-// TestBrokenFileKeepsItsLastGoodContent shows that what a file held stays until the file is mended or removed, and that its
-// neighbours go on.
+// TestBrokenFileKeepsItsLastGoodContent shows that what a file held stays until
+// the file is mended or removed, and that its neighbours go on.
 func TestBrokenFileKeepsItsLastGoodContent(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "web.yaml", web("10.0.0.1")+"---\n"+gateway)
@@ -309,8 +230,8 @@ func TestBrokenFileKeepsItsLastGoodContent(t *testing.T) {
 	}
 }
 
-// A file that is broken from the start holds the first listing back, for it may hold what an earlier run knew; the others are
-// taken over at once.
+// A file that is broken from the start holds the first listing back, for it may
+// hold what an earlier run knew; the others are taken over at once.
 func TestBrokenFromTheStart(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", "services: 1\n")
@@ -369,8 +290,9 @@ func TestFirstFileByNameWins(t *testing.T) {
 	}
 }
 
-// TestDirectoryGoneRemovesNothing shows that a directory that vanishes makes the registry degraded, and no more, and that it is followed
-// again when it is back.
+// TestDirectoryGoneRemovesNothing shows that a directory that vanishes makes
+// the registry degraded, and no more, and that it is followed again when it is
+// back.
 func TestDirectoryGoneRemovesNothing(t *testing.T) {
 	parent := t.TempDir()
 	dir := filepath.Join(parent, "mesh")
@@ -434,8 +356,8 @@ func TestDirectoryMissingAtFirst(t *testing.T) {
 	c.await(t, "the first listing", func(v view) bool { return v.Synced && v.Degraded == "" })
 }
 
-// TestConfigMapSwap goes through what the kubelet does to a mounted ConfigMap: files are links through ..data, which is replaced
-// in one step.
+// TestConfigMapSwap goes through what the kubelet does to a mounted ConfigMap:
+// files are links through ..data, which is replaced in one step.
 func TestConfigMapSwap(t *testing.T) {
 	dir := t.TempDir()
 	volume := func(name, a, b string) {
@@ -572,7 +494,8 @@ func TestFilesThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestWritingInPieces shows that a file that is written piece by piece is read whole: what is there in between would be legal and empty.
+// TestWritingInPieces shows that a file that is written piece by piece is read
+// whole: what is there in between would be legal and empty.
 func TestWritingInPieces(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.yaml")
@@ -613,7 +536,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestRelativePath shows that a relative path is relative to the working directory, and stays with the one at the start.
+// TestRelativePath shows that a relative path is relative to the working
+// directory, and stays with the one at the start.
 func TestRelativePath(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", web("10.0.0.1"))

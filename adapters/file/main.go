@@ -7,7 +7,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 )
 
-// Main runs the adapter as a plugin. It does not return. The version is that of the program which the adapter is part of.
+// Main runs the adapter as a plugin and does not return. The version is that of
+// the program that contains the adapter.
 func Main(version string) {
-	plugin.Main("file", New, plugin.WithVersion(version), plugin.WithDefaults(Defaults), plugin.WithCollections(slices.Sorted(slices.Values(collection.All()))...))
+	plugin.Main("file", New, plugin.WithVersion(version), plugin.WithSummary("Follows a directory of YAML files."), plugin.WithDefaults(Defaults), plugin.WithCollections(slices.Sorted(slices.Values(collection.All()))...))
 }

@@ -10,31 +10,35 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/isthmus-mesh/isthmus/internal/conf"
 )
 
 const (
-	// maxDepth bounds how deep values may be nested.
+	// maxDepth bounds the nesting of values.
 	maxDepth = 100
-	// maxFindings bounds what is listed of one file.
+	// maxFindings bounds the listed findings per file.
 	maxFindings = 10
 )
 
-// finding is one thing wrong with a file. Line 0 is the file as a whole.
+// finding is one error in a file. Line 0 stands for the whole file.
 type finding struct {
 	line int
 	text string
 }
 
-// reader reads YAML nodes strictly and notes all that is wrong, so that one look at a file finds everything.
+// reader reads YAML nodes strictly. It collects all errors, so that one pass
+// reports everything.
 type reader struct {
-	// budget is how much may still be read, in bytes about. Aliases make a small file large; it bounds how large.
+	// budget is about the number of bytes that may still be read. It bounds the
+	// size of files expanded by aliases.
 	budget   int
-	spent    bool // that the budget is gone was noted
+	spent    bool // the exhausted budget was recorded
 	findings []finding
-	more     int // findings beyond maxFindings
+	more     int // number of findings beyond maxFindings
 }
 
-// fail notes that something is wrong where n is.
+// fail records an error at the position of n.
 func (r *reader) fail(n *yaml.Node, format string, args ...any) { r.failAt(n.Line, format, args...) }
 
 func (r *reader) failAt(line int, format string, args ...any) {
@@ -48,7 +52,7 @@ func (r *reader) failAt(line int, format string, args ...any) {
 	}
 }
 
-// deref returns the node that n stands for, or nil when the file has grown too large by its aliases.
+// deref follows an alias. It returns nil once the budget is exhausted.
 func (r *reader) deref(n *yaml.Node) *yaml.Node {
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -69,7 +73,8 @@ type pair struct {
 	value *yaml.Node // not nil, and no alias
 }
 
-// pairs returns the entries of the mapping n, what "<<" merges into it included, in order.
+// pairs returns the entries of the mapping n in order, including those merged
+// by "<<".
 func (r *reader) pairs(n *yaml.Node, depth int) []pair {
 	if depth > maxDepth {
 		r.fail(n, "values are nested deeper than %d", maxDepth)
@@ -127,8 +132,9 @@ type field struct {
 	read func(n *yaml.Node)
 }
 
-// fields reads the mapping n, which is called what ("an instance"), and notes fields that are none of its own. A field without
-// a value counts as missing. It returns false if n is no mapping.
+// fields reads the mapping n and records unknown fields; what describes it in
+// messages ("an instance"). A field without a value counts as missing. It
+// returns false if n is not a mapping.
 func (r *reader) fields(n *yaml.Node, what string, fields ...field) bool {
 	if n.Kind != yaml.MappingNode {
 		r.fail(n, "%s must be a mapping, not %s", what, kindOf(n))
@@ -151,7 +157,8 @@ func (r *reader) fields(n *yaml.Node, what string, fields ...field) bool {
 	return true
 }
 
-// items calls read for each item of the list n, which is called what ("services").
+// items calls read for each item of the list n; what describes it in messages
+// ("services").
 func (r *reader) items(n *yaml.Node, what string, read func(n *yaml.Node)) {
 	if n.Kind != yaml.SequenceNode {
 		r.fail(n, "%s must be a list, not %s", what, kindOf(n))
@@ -165,7 +172,7 @@ func (r *reader) items(n *yaml.Node, what string, read func(n *yaml.Node)) {
 	}
 }
 
-// text returns the text of a scalar as it is written in the file.
+// text returns the text of a scalar as written in the file.
 func (r *reader) text(n *yaml.Node, what string) string {
 	if n.Kind != yaml.ScalarNode || isNull(n) {
 		r.fail(n, "%s must be text, not %s", what, kindOf(n))
@@ -182,7 +189,7 @@ func (r *reader) text(n *yaml.Node, what string) string {
 	return n.Value
 }
 
-// nonEmpty is like text, and the text may not be empty.
+// nonEmpty is like text and rejects empty text.
 func (r *reader) nonEmpty(n *yaml.Node, what string) string {
 	before := len(r.findings) + r.more
 	s := r.text(n, what)
@@ -198,7 +205,7 @@ func (r *reader) texts(n *yaml.Node, what string) (all []string) {
 	return all
 }
 
-// textMap returns a mapping of texts. A value that is missing is the empty text.
+// textMap returns a mapping of texts. Missing values are empty.
 func (r *reader) textMap(n *yaml.Node, what string) map[string]string {
 	if n.Kind != yaml.MappingNode {
 		r.fail(n, "%s must be a mapping, not %s", what, kindOf(n))
@@ -223,7 +230,7 @@ func (r *reader) boolean(n *yaml.Node, what string) (b bool) {
 	return b
 }
 
-// port returns a port number, or 0 if n is none.
+// port returns a port number, or 0 after recording an error.
 func (r *reader) port(n *yaml.Node, what string) (port int) {
 	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!int" || n.Decode(&port) != nil || port < 1 || port > 65535 {
 		r.fail(n, "%s must be a number from 1 to 65535, not %s", what, kindOf(n))
@@ -232,7 +239,7 @@ func (r *reader) port(n *yaml.Node, what string) (port int) {
 	return port
 }
 
-// share returns a finite number that is not negative.
+// share returns a finite number of at least 0.
 func (r *reader) share(n *yaml.Node, what string) (f float64) {
 	tag := n.ShortTag()
 	if n.Kind != yaml.ScalarNode || tag != "!!int" && tag != "!!float" || n.Decode(&f) != nil || !(f >= 0) || math.IsInf(f, 0) {
@@ -244,7 +251,7 @@ func (r *reader) share(n *yaml.Node, what string) (f float64) {
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
 
-// kindOf says what n is, for people.
+// kindOf describes n in messages.
 func kindOf(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode:
@@ -258,7 +265,7 @@ func kindOf(n *yaml.Node) string {
 	}
 }
 
-// quote returns s for people: quoted, and cut where it is long.
+// quote returns s quoted, and shortened if it is long.
 func quote(s string) string {
 	const most = 80
 	if len(s) > most {
@@ -267,42 +274,13 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// suggestion returns "; did you mean X?" if one of the names is near to what was written, or else which names there are.
+// suggestion returns "; did you mean X?" if a name resembles the written one,
+// or else lists the names.
 func suggestion(written string, names []string) string {
-	best, distance := "", 3
-	for _, name := range names {
-		if d := editDistance(strings.ToLower(written), name); d < distance && d < len(name) {
-			best, distance = name, d
-		}
-	}
-	if best != "" {
+	if best := conf.Nearest(written, names); best != "" {
 		return fmt.Sprintf("; did you mean %s?", best)
 	}
 	return "; it may have " + strings.Join(names, ", ")
-}
-
-// editDistance returns how many characters must be inserted, removed or replaced to make b of a. Texts of very different lengths
-// count as far apart.
-func editDistance(a, b string) int {
-	if len(a) > len(b)+3 || len(b) > len(a)+3 {
-		return len(a) + len(b)
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			d := diagonal
-			if a[i] != b[j] {
-				d = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], d
-		}
-	}
-	return row[len(b)]
 }
 
 var (
@@ -310,8 +288,8 @@ var (
 	dnsName  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 )
 
-// isDNSLabel says whether s is a legal name of a namespace.
+// isDNSLabel reports whether s is a valid namespace.
 func isDNSLabel(s string) bool { return len(s) <= 63 && dnsLabel.MatchString(s) }
 
-// isDNSName says whether s is a legal name of a resource.
+// isDNSName reports whether s is a valid name of a resource.
 func isDNSName(s string) bool { return len(s) <= 253 && dnsName.MatchString(s) }

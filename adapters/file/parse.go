@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/known/anypb"
 	mcp "istio.io/api/mcp/v1alpha1"
-	_ "istio.io/api/networking/v1alpha3" // the messages that documents are decoded into
+	_ "istio.io/api/networking/v1alpha3" // registers the messages of documents
 	_ "istio.io/api/networking/v1beta1"
 	_ "istio.io/api/security/v1beta1"
 
@@ -28,36 +28,36 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// content is what one file holds. It is immutable.
+// content is the content of one file. It is immutable.
 type content struct {
 	services  []*service
 	resources []*resource
 }
 
-// service is a service in neutral words.
+// service is a service in the neutral model.
 type service struct {
 	registry.Service
 	instances []registry.Instance
 	line      int
 }
 
-// resource is a resource in Istio's words.
+// resource is an Istio resource.
 type resource struct {
 	id   resourceID
 	res  *mcp.Resource
 	line int
 }
 
-// resourceID is what a resource is withdrawn by.
+// resourceID identifies a resource for removal.
 type resourceID struct {
 	collection string
 	name       string // "namespace/name"
 }
 
-// broken is the error of a file that cannot be used.
+// broken is the error of an invalid file.
 type broken struct {
 	findings []finding
-	more     int // findings that are not listed
+	more     int // number of further findings
 }
 
 // Error returns the findings as "LINE: TEXT", joined by "; ".
@@ -87,22 +87,25 @@ func (b *broken) in(name string) string {
 // parser reads the documents of one file.
 type parser struct {
 	reader
-	namespace string // of resources that name none
+	namespace string // of resources without one
 	content   content
 	services  map[registry.Key]int // lines
 	resources map[resourceID]int
 }
 
-// yamlLine finds where yaml sees an error.
+// yamlLine matches the line in an error of the YAML library.
 var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
-// grammar is what yaml says of errors whose lines it counts from 0, leaving 0 out. All others it counts from 1.
+// grammar matches errors of the YAML library whose lines count from 0, with 0
+// omitted. Lines of all others count from 1.
 var grammar = regexp.MustCompile(`^did not find expected (<stream-start>|<document start>|node content|'-' indicator|key|',' or .*)$|^found (undefined tag handle|duplicate %|incompatible YAML)`)
 
-// encoding is what yaml says of bytes that are no text; it gives no lines there. All other errors without a line are in the first.
+// encoding matches errors of the YAML library about invalid text, which have no
+// line. All other errors without a line are in the first.
 var encoding = regexp.MustCompile(`UTF-|octet|surrogate|control characters|input error`)
 
-// syntaxError takes an error of yaml apart. What has no place gets line 0.
+// syntaxError parses an error of the YAML library. Line 0 stands for an unknown
+// position.
 func syntaxError(err error) finding {
 	text := err.Error()
 	m := yamlLine.FindStringSubmatch(text)
@@ -117,7 +120,8 @@ func syntaxError(err error) finding {
 	return f
 }
 
-// parse reads a file. namespace is that of Istio resources that name none. The error is a *broken.
+// parse reads a file. Istio resources without a namespace get the given one.
+// The error is a *broken.
 func parse(data []byte, namespace string) (*content, error) {
 	p := &parser{
 		reader:    reader{budget: 4*len(data) + 1<<20},
@@ -134,7 +138,7 @@ func parse(data []byte, namespace string) (*content, error) {
 		if err != nil {
 			f := syntaxError(err)
 			p.failAt(f.line, "%s", f.text)
-			break // the decoder cannot go on
+			break // the decoder cannot continue
 		}
 		if doc.Kind != yaml.DocumentNode || len(doc.Content) == 0 {
 			continue
@@ -186,7 +190,7 @@ func (p *parser) document(n *yaml.Node, mayBeList bool) {
 	}
 }
 
-// service reads a service in neutral words.
+// service reads a service in the neutral model.
 func (p *parser) service(n *yaml.Node) {
 	const what = "a service"
 	svc := &service{line: n.Line}
@@ -267,7 +271,7 @@ func (p *parser) instance(n *yaml.Node, svc *service) (inst registry.Instance, o
 		p.fail(port, "an instance has port or ports, not both")
 	case port != nil:
 		inst.Ports = []registry.Port{{Number: p.port(port, "port")}}
-		if len(svc.Ports) == 1 { // the only one there is: no need to say its name again
+		if len(svc.Ports) == 1 { // with a single port its name may be omitted
 			inst.Ports[0].Name, inst.Ports[0].Protocol = svc.Ports[0].Name, svc.Ports[0].Protocol
 		}
 	case ports != nil:
@@ -333,10 +337,10 @@ func (p *parser) locality(n *yaml.Node) (l registry.Locality) {
 
 var version = regexp.MustCompile(`^v[1-9][0-9]*((alpha|beta)[1-9][0-9]*)?$`)
 
-// specLine finds where protojson sees an error.
+// specLine matches the line in an error of protojson.
 var specLine = regexp.MustCompile(`^proto:.{1,3}\(line (\d+):\d+\): `)
 
-// resource reads a resource in Istio's words.
+// resource reads an Istio resource.
 func (p *parser) resource(n, apiVersion, kind *yaml.Node) {
 	group, v, _ := strings.Cut(apiVersion.Value, "/")
 	name, message := collection.OfKind(apiVersion.Value, kind.Value)
@@ -390,7 +394,7 @@ func (p *parser) resource(n, apiVersion, kind *yaml.Node) {
 		}},
 		field{"labels", func(n *yaml.Node) { meta.Labels = p.textMap(n, "metadata.labels") }},
 		field{"annotations", func(n *yaml.Node) { meta.Annotations = p.textMap(n, "metadata.annotations") }},
-		// What a cluster adds on its own account.
+		// Fields that a cluster adds.
 		field{"creationTimestamp", nil}, field{"deletionGracePeriodSeconds", nil}, field{"deletionTimestamp", nil}, field{"finalizers", nil},
 		field{"generateName", nil}, field{"generation", nil}, field{"managedFields", nil}, field{"ownerReferences", nil},
 		field{"resourceVersion", nil}, field{"selfLink", nil}, field{"uid", nil},
@@ -442,15 +446,17 @@ func (p *parser) resource(n, apiVersion, kind *yaml.Node) {
 	p.content.resources = append(p.content.resources, &resource{id, res, n.Line})
 }
 
-// jsonWriter writes a YAML value as JSON in which everything stands in the same line as in the YAML, counted from the line
-// where the value begins: an error that gives the place in the JSON gives the place in the file.
+// jsonWriter writes a YAML value as JSON with everything on the line that it
+// has in the YAML, counted from the line of the value. So a position in the
+// JSON gives the position in the file.
 type jsonWriter struct {
 	*reader
 	buf  []byte
-	line int // the line of the file that the end of buf stands for
+	line int // line of the file at the end of buf
 }
 
-// value writes n, which is no alias, and returns false if it is no JSON; that is noted.
+// value writes n, which is not an alias. It returns false after recording that
+// n is not representable as JSON.
 func (w *jsonWriter) value(n *yaml.Node, depth int) bool {
 	if depth > maxDepth {
 		w.fail(n, "values are nested deeper than %d", maxDepth)
@@ -540,7 +546,8 @@ func (w *jsonWriter) string(s string) {
 	w.buf = append(w.buf, b...)
 }
 
-// moveTo ends lines until the given one is reached. What an alias brings in stands in the line of the alias.
+// moveTo ends lines up to the given one. The content of an alias is on the line
+// of the alias.
 func (w *jsonWriter) moveTo(line int) {
 	for w.line < line {
 		w.buf = append(w.buf, '\n')

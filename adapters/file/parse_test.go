@@ -88,7 +88,8 @@ func TestParseGolden(t *testing.T) {
 
 const entry = "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: a}\nspec:\n"
 
-// TestParseErrors shows that each error gives its line, what is wrong, and the cure, and that one look finds all of them.
+// TestParseErrors shows that each error gives its line, what is wrong, and the
+// cure, and that one look finds all of them.
 func TestParseErrors(t *testing.T) {
 	for _, tt := range []struct{ name, in, want string }{
 		{"no YAML", "services:\n- name: web\n  tags: [a\n", `a.yaml:3: did not find expected ',' or ']'`},
@@ -199,7 +200,8 @@ func TestParseErrors(t *testing.T) {
 	}
 }
 
-// TestAliasesAreBounded shows that a small file does not grow without bound by its aliases.
+// TestAliasesAreBounded shows that a small file does not grow without bound by
+// its aliases.
 func TestAliasesAreBounded(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(entry + "  a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n")
@@ -221,7 +223,8 @@ func TestHoldsNothing(t *testing.T) {
 	}
 }
 
-// TestEveryCollectionHasItsMessage shows that a document of each kind that may be published can be read.
+// TestEveryCollectionHasItsMessage shows that a document of each kind that may
+// be published can be read.
 func TestEveryCollectionHasItsMessage(t *testing.T) {
 	for _, c := range collection.All() {
 		group, kind, _ := strings.Cut(c, "/")
@@ -239,8 +242,8 @@ func TestEveryCollectionHasItsMessage(t *testing.T) {
 	}
 }
 
-// FuzzParse shows that no file makes the parser panic, that the outcome is either content or findings, and that it is
-// the same each time.
+// FuzzParse shows that no file makes the parser panic, that the outcome is
+// either content or findings, and that it is the same each time.
 func FuzzParse(f *testing.F) {
 	files, _ := filepath.Glob("testdata/parse/*.txtar")
 	for _, file := range files {

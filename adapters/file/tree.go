@@ -15,39 +15,42 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// maxSize is the size of the largest file that is read, in bytes.
+// maxSize is the maximal size of a file, in bytes.
 const maxSize = 16 << 20
 
-// errReplaced says that the directory was replaced while it was read.
+// errReplaced means that the directory was replaced while it was read.
 var errReplaced = errors.New("the directory was replaced while it was read")
 
-// tree is what is known of the files: what each held when it was last fit for use, and what is wrong with it now. It is not safe
-// for concurrent use.
+// tree holds the last good content of each file and its present error. It is
+// not safe for concurrent use.
 type tree struct {
 	path      string // absolute
-	namespace string // of Istio resources that name none
+	namespace string // of Istio resources without one
 
 	files map[string]*file // by name within the directory
 }
 
-// file is one file that is there.
+// file is one existing file.
 type file struct {
-	sum  [sha256.Size]byte // of what it held when it was last read
-	read bool              // sum is of something
-	good *content          // what it held when it was last fit for use; nil: it never was
-	err  error             // why it cannot be used now; nil: it can
+	sum  [sha256.Size]byte // of the content that was last read
+	read bool              // sum is valid
+	good *content          // last good content; nil if there was none
+	err  error             // nil if the file is valid
 }
 
-// listing is the outcome of reading the tree once.
+// listing is the result of reading the tree once.
 type listing struct {
-	// dir is the directory that was read; only is the name of the one file that counts there, or "".
+	// dir is the directory that was read. If only is not "", it is the one file
+	// in it that is read.
 	dir, only string
-	// links are the directories outside dir, or below it, that hold what symbolic links in dir stand for.
+	// links are the directories, outside or below dir, with targets of symbolic
+	// links in dir.
 	links []string
 }
 
-// refresh reads what has changed. An error means that the directory, or the one file, cannot be read; all that is known then stays
-// as it is. What is wrong with a file among others is in tree.files.
+// refresh reads changed files. The error is that the directory, or the one
+// file, cannot be read; the tree is unchanged then. Errors of single files of a
+// directory are in tree.files.
 func (t *tree) refresh() (listing, error) {
 	info, err := os.Stat(t.path)
 	if err != nil {
@@ -55,7 +58,7 @@ func (t *tree) refresh() (listing, error) {
 	}
 	l := listing{dir: t.path}
 	if !info.IsDir() {
-		// Where the operator names a file, a link may lead anywhere.
+		// If the operator names a file, a link may point anywhere.
 		target, err := filepath.EvalSymlinks(t.path)
 		if err != nil {
 			return listing{}, err
@@ -84,7 +87,8 @@ func (t *tree) refresh() (listing, error) {
 		return listing{}, &fs.PathError{Op: "open", Path: t.path, Err: fs.ErrNotExist}
 	}
 
-	// A directory on its way out lists less and less. What was seen counts only if it is still the one at the path.
+	// A directory that is being deleted lists fewer and fewer files. The
+	// listing is used only if the directory is still at the path.
 	if l.only == "" {
 		now, err := os.Stat(t.path)
 		if err != nil {
@@ -98,7 +102,8 @@ func (t *tree) refresh() (listing, error) {
 	return l, nil
 }
 
-// list returns the names of the files that count, and notes where links among them lead.
+// list returns the names of the files to read, and records the targets of
+// links.
 func (t *tree) list(root *os.Root, l *listing) ([]string, error) {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
@@ -110,7 +115,7 @@ func (t *tree) list(root *os.Root, l *listing) ([]string, error) {
 			continue
 		}
 		if e.Type()&fs.ModeSymlink != 0 {
-			// Where it leads is watched; that it stays within the directory is root's business.
+			// The target is watched; root keeps it within the directory.
 			if target, err := filepath.EvalSymlinks(filepath.Join(l.dir, e.Name())); err == nil {
 				if dir := filepath.Dir(target); dir != l.dir && !slices.Contains(l.links, dir) {
 					l.links = append(l.links, dir)
@@ -122,13 +127,14 @@ func (t *tree) list(root *os.Root, l *listing) ([]string, error) {
 	return names, nil
 }
 
-// counts says whether a file of that name is read.
+// counts reports whether a file of that name is read.
 func counts(name string) bool {
 	ext := filepath.Ext(name)
 	return (ext == ".yaml" || ext == ".yml") && !strings.HasPrefix(name, ".")
 }
 
-// readFile returns what is now known of the file. It is not there if it went since it was listed, or is a directory.
+// readFile reads a file. there is false if it was removed after it was listed,
+// or is a directory.
 func (t *tree) readFile(root *os.Root, name string) (f *file, there bool) {
 	f = &file{}
 	if old := t.files[name]; old != nil {
@@ -165,7 +171,7 @@ var (
 )
 
 func readAll(root *os.Root, name string) ([]byte, error) {
-	// Opening a named pipe would otherwise wait for a writer.
+	// Opening a named pipe would block until it has a writer.
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		if info, lerr := root.Lstat(name); lerr == nil && info.Mode()&fs.ModeSymlink != 0 {
@@ -191,17 +197,18 @@ func readAll(root *os.Root, name string) ([]byte, error) {
 	return data, err
 }
 
-// state is all that the files hold together.
+// state is the content of all files.
 type state struct {
 	services  map[registry.Key]*service
 	resources map[resourceID]*resource
 	problems  map[string]string // reasons by id
-	// The same in the order of the files and of what is in them.
+	// The same in the order of the files and of their content.
 	serviceOrder  []*service
 	resourceOrder []*resource
 }
 
-// merge puts together what the files hold. What several of them define is taken from the one whose name sorts first.
+// merge merges the content of the files. If several define an item, the file
+// whose name sorts first wins.
 func (t *tree) merge() *state {
 	s := &state{
 		services:  map[registry.Key]*service{},
@@ -245,7 +252,7 @@ func (t *tree) merge() *state {
 	return s
 }
 
-// unread returns the names of the files that were never fit for use.
+// unread returns the names of the files without a good version.
 func (t *tree) unread() (names []string) {
 	for _, name := range t.names() {
 		if t.files[name].good == nil {
@@ -264,7 +271,7 @@ func (t *tree) names() []string {
 	return names
 }
 
-// reason says what is wrong with the file of that name, and what is served meanwhile.
+// reason describes the error of a file, and what is served instead.
 func (f *file) reason(name string) string {
 	text := name + ": "
 	if b, ok := errors.AsType[*broken](f.err); ok {

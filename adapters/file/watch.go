@@ -12,18 +12,18 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// watcher tells when something may have changed. A directory that cannot be watched is no failure: the regular listing finds what
-// changed there, only later.
+// watcher reports that something may have changed. Failing to watch a directory
+// is no error: the regular listing finds its changes later.
 type watcher struct {
-	w    *fsnotify.Watcher // nil: there is none
-	err  error             // why there is none
+	w    *fsnotify.Watcher // nil if watching is not available
+	err  error             // why w is nil
 	dirs map[string]watched
 }
 
-// watched is one directory that is watched.
+// watched is one watched directory.
 type watched struct {
-	info  fs.FileInfo            // of the directory when its watch began
-	about func(name string) bool // whether the entry of that name matters
+	info  fs.FileInfo            // of the directory when it was first watched
+	about func(name string) bool // reports whether a name in it matters
 }
 
 func newWatcher() *watcher {
@@ -37,7 +37,7 @@ func (w *watcher) close() {
 	}
 }
 
-// events and errors are nil, and so never ready, where nothing can be watched.
+// events and errors are nil, and so never ready, if nothing can be watched.
 
 func (w *watcher) events() <-chan fsnotify.Event {
 	if w.w == nil {
@@ -53,8 +53,10 @@ func (w *watcher) errors() <-chan error {
 	return w.w.Errors
 }
 
-// set makes the watched directories be those of want, each with what matters there. It returns whether a watch began, which means
-// that changes just before it may have gone unseen, and what cannot be watched, as reasons by problem id.
+// set changes the watched directories to those of want, each with the names
+// that matter there. began reports that a watch was added, so changes just
+// before may be unseen. problems are the directories that cannot be watched, as
+// reasons by problem id.
 func (w *watcher) set(want map[string]func(name string) bool) (began bool, problems map[string]string) {
 	problems = map[string]string{}
 	if w.w == nil {
@@ -64,13 +66,13 @@ func (w *watcher) set(want map[string]func(name string) bool) (began bool, probl
 	active := w.w.WatchList()
 	for dir := range w.dirs {
 		if _, wanted := want[dir]; !wanted {
-			_ = w.w.Remove(dir) // it may have ended with the directory
+			_ = w.w.Remove(dir) // the watch may have ended with the directory
 			delete(w.dirs, dir)
 		}
 	}
 	for dir, about := range want {
 		info, err := os.Stat(dir)
-		if err != nil { // it went just now, or was never there; whoever reads it says so
+		if err != nil { // removed just now, or missing; reading it reports that
 			if _, was := w.dirs[dir]; was {
 				_ = w.w.Remove(dir)
 				delete(w.dirs, dir)
@@ -82,7 +84,7 @@ func (w *watcher) set(want map[string]func(name string) bool) (began bool, probl
 				w.dirs[dir] = watched{d.info, about}
 				continue
 			}
-			_ = w.w.Remove(dir) // the watch is of a directory that is no longer at this path
+			_ = w.w.Remove(dir) // the watched directory is no longer at this path
 			delete(w.dirs, dir)
 		}
 		if err := w.w.Add(dir); err != nil {
@@ -98,7 +100,7 @@ func (w *watcher) set(want map[string]func(name string) bool) (began bool, probl
 	return began, problems
 }
 
-// concerns says whether an event is about something that matters.
+// concerns reports whether an event is about a name that matters.
 func (w *watcher) concerns(ev fsnotify.Event) bool {
 	if _, is := w.dirs[ev.Name]; is {
 		return true
@@ -107,12 +109,12 @@ func (w *watcher) concerns(ev fsnotify.Event) bool {
 	return is && d.about(filepath.Base(ev.Name))
 }
 
-// wanted returns what is to be watched for the path, given how it was last listed (or the zero listing): directories, and which names
-// matter in each.
+// wanted returns the directories to watch for a path, with the names that
+// matter in each, given the last listing or a zero one.
 func wanted(path string, l listing) map[string]func(name string) bool {
 	all := map[string]func(string) bool{}
 	add := func(dir string, about func(string) bool) {
-		// One directory has one watch, whatever links lead to it.
+		// A directory has one watch, even if several links lead to it.
 		if target, err := filepath.EvalSymlinks(dir); err == nil {
 			dir = target
 		}
@@ -122,7 +124,7 @@ func wanted(path string, l listing) map[string]func(name string) bool {
 		}
 		all[dir] = about
 	}
-	// The path itself may be replaced, or lead through a link that is.
+	// The path itself may be replaced, or contain a link that is.
 	add(filepath.Dir(path), func(name string) bool { return name == filepath.Base(path) || isData(name) })
 	switch {
 	case l.only != "":
@@ -136,5 +138,6 @@ func wanted(path string, l listing) map[string]func(name string) bool {
 	return all
 }
 
-// isData says whether name is one of those behind which Kubernetes swaps the content of a mounted ConfigMap ("..data").
+// isData reports whether name is one by which Kubernetes swaps the content of a
+// mounted ConfigMap ("..data").
 func isData(name string) bool { return strings.HasPrefix(name, "..") }

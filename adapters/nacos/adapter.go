@@ -2,7 +2,6 @@ package nacos
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,13 +15,14 @@ import (
 )
 
 const (
-	// grpcProbeEvery is how often a server that is polled is tried over gRPC.
+	// grpcProbeEvery is the interval of gRPC attempts at a polled server.
 	grpcProbeEvery = 30 * time.Second
-	// strikesFirst and strikesLater are how often gRPC must fail, while the HTTP API answers, before services are polled: at the start,
-	// and where gRPC has worked before.
+	// strikesFirst and strikesLater are how often gRPC must fail in a row,
+	// while the HTTP API answers, before services are polled: at the start, and
+	// once gRPC has worked.
 	strikesFirst = 2
 	strikesLater = 4
-	// steady is how long a session must last to count as a good one.
+	// steady is how long a session must last to reset the count of failures.
 	steady = 10 * time.Second
 )
 
@@ -31,11 +31,10 @@ type Adapter struct {
 	config  Config
 	env     plugin.Env
 	servers []server
-	tls     *tls.Config
-	grpcTLS *tls.Config // nil for plaintext
 }
 
-// New returns an adapter for a configuration that Validate accepts. It reads the TLS files and starts nothing.
+// New returns an adapter for a configuration that Validate accepts. It reads
+// the TLS files and starts nothing.
 func New(c Config, env plugin.Env) (plugin.Adapter, error) {
 	a, err := newAdapter(c, env)
 	if err != nil {
@@ -49,17 +48,13 @@ func newAdapter(c Config, env plugin.Env) (*Adapter, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	t, err := newTLS(c.TLS)
-	if err != nil {
+	if _, err := c.TLS.Config("tls"); err != nil {
 		return nil, err
 	}
 	if env.Log == nil {
 		env.Log = slog.New(slog.DiscardHandler)
 	}
-	a := &Adapter{config: c, env: env, tls: t}
-	if c.TLS.GRPC {
-		a.grpcTLS = t
-	}
+	a := &Adapter{config: c, env: env}
 	for i, address := range c.Servers {
 		s, err := parseServer(address, c.ContextPath, c.GRPCPortOffset)
 		if err != nil {
@@ -70,7 +65,7 @@ func newAdapter(c Config, env plugin.Env) (*Adapter, error) {
 	return a, nil
 }
 
-// run is what one Run has over all its sessions.
+// run is the state of one Run, across its sessions.
 type run struct {
 	config  Config
 	log     *slog.Logger
@@ -84,13 +79,14 @@ type run struct {
 	auth    *auth
 
 	hadGRPC bool
-	strikes int // dials of gRPC in a row that failed while the HTTP API answered
+	strikes int // consecutive gRPC failures while the HTTP API answered
 }
 
-// Run follows the servers until ctx ends and returns nil then. It has no other end: whatever Nacos does is a matter for trying again.
+// Run follows the servers until ctx ends, and then returns nil. No failure of
+// Nacos ends it; connections are retried.
 func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	st := newState(catalog)
-	client := newHTTPClient(a.tls)
+	client := newHTTPClient(a.config.TLS.TLS)
 	defer client.CloseIdleConnections()
 	r := &run{
 		config: a.config, log: a.env.Log, adapter: a, catalog: catalog, state: st,
@@ -99,7 +95,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		servers: &servers{all: a.servers}, client: client,
 		auth: newAuth(a.config, client, a.env.Log),
 	}
-	// Everything that is awaited is counted before anything can arrive.
+	// Register all that is awaited before any of it can arrive.
 	if a.config.allNamespaces() {
 		r.scopes.named = st.listing.Expect()
 	} else {
@@ -126,7 +122,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 			}
 			if failures == 0 {
 				failures++
-				continue // at once, if that is no habit
+				continue // retry at once unless sessions keep ending early
 			}
 		}
 		r.log.Debug("session ended", slog.Any("err", err))
@@ -135,7 +131,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 			kind = faultAuth
 		}
 		st.faults.Set("server", kind, err)
-		// The other servers are tried at once.
+		// Try the other servers at once.
 		if failures++; failures%len(a.servers) == 0 && !plugin.Pause(ctx, retry.Next(), nil) {
 			break
 		}
@@ -143,13 +139,13 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	return nil
 }
 
-// group runs the goroutines of a session. The first error ends them all.
+// group runs the goroutines of a session. The first error cancels all.
 type group struct {
 	wg     sync.WaitGroup
 	cancel context.CancelCauseFunc
 }
 
-// do runs fn. Whoever made the group waits for it.
+// do runs fn. The owner of the group waits for it.
 func (g *group) do(fn func() error) {
 	g.wg.Go(func() {
 		if err := fn(); err != nil {
@@ -158,7 +154,8 @@ func (g *group) do(fn func() error) {
 	})
 }
 
-// session connects to a server and follows it until ctx ends or something is wrong with the connection, which it returns.
+// session connects to a server and follows it until ctx ends or the connection
+// fails, and returns the reason.
 func (r *run) session(ctx context.Context, s server) error {
 	if err := r.auth.ensure(ctx, s); err != nil {
 		return fmt.Errorf("server %s: %w", s.address(), err)
@@ -171,7 +168,7 @@ func (r *run) session(ctx context.Context, s server) error {
 	var c *conn
 	if !polling {
 		var err error
-		c, err = dial(ctx, s, r.adapter.grpcTLS, r.auth, r.log)
+		c, err = dial(ctx, s, r.config.TLS, r.auth, r.log)
 		if err != nil {
 			if ctx.Err() != nil || !r.mayPoll(ctx, api, err) {
 				return fmt.Errorf("cannot follow %s: %w", s.address(), err)
@@ -201,7 +198,8 @@ func (r *run) session(ctx context.Context, s server) error {
 	if c != nil {
 		src = c
 		r.log.Info("connected", slog.String("server", s.address()), slog.Any("abilities", c.abilityNames()))
-		// All of these are owned by the session, which waits for them below; they end with ctx or the connection.
+		// Owned by the session, which waits for them below; they end with ctx
+		// or the connection.
 		g.do(func() error {
 			return c.receive(func(typ string, req *serverRequest, err error) { r.receive(d, number, typ, req, err) })
 		})
@@ -231,7 +229,7 @@ func (r *run) session(ctx context.Context, s server) error {
 	return fmt.Errorf("server %s: %w", s.address(), context.Cause(ctx))
 }
 
-// receive takes in what the server sends on the stream.
+// receive handles a message of the server's stream.
 func (r *run) receive(d *discovery, session uint64, typ string, req *serverRequest, err error) {
 	if err == nil {
 		r.catalog.Heard()
@@ -253,18 +251,16 @@ func (r *run) receive(d *discovery, session uint64, typ string, req *serverReque
 	}
 }
 
-// detail says how the registry is followed.
+// detail reports how the registry is followed.
 func (r *run) detail(polling bool) {
 	text := ""
 	if polling {
 		text = "polling"
 	}
-	if d, ok := r.catalog.(plugin.Detailer); ok {
-		d.Detail(text)
-	}
+	r.catalog.Detail(text)
 }
 
-// mayPoll reports whether a server that could not be reached over gRPC is to be polled.
+// mayPoll reports whether to poll a server that is unreachable over gRPC.
 func (r *run) mayPoll(ctx context.Context, api *httpAPI, err error) bool {
 	if r.config.Protocol != protocolAuto || isRefused(err) || api.answers(ctx) != nil {
 		return false
@@ -276,17 +272,17 @@ func (r *run) mayPoll(ctx context.Context, api *httpAPI, err error) bool {
 	return r.strikes >= strikesFirst
 }
 
-// errGRPC ends the polling of a server that answers over gRPC again.
+// errGRPC ends the polling of a server whose gRPC port answers again.
 var errGRPC = &errReset{}
 
-// probe tries a polled server over gRPC now and then.
+// probe periodically tries a polled server over gRPC.
 func (r *run) probe(ctx context.Context, s server) error {
 	for {
 		if !plugin.Pause(ctx, plugin.Jitter(grpcProbeEvery), nil) {
 			return context.Cause(ctx)
 		}
 		probeCtx, cancel := context.WithCancel(ctx)
-		c, err := dial(probeCtx, s, r.adapter.grpcTLS, r.auth, r.log)
+		c, err := dial(probeCtx, s, r.config.TLS, r.auth, r.log)
 		cancel()
 		if err == nil {
 			c.close()
@@ -296,7 +292,7 @@ func (r *run) probe(ctx context.Context, s server) error {
 	}
 }
 
-// polled is the HTTP API as a source: nothing is pushed.
+// polled is the HTTP API as a source without pushes.
 type polled struct{ *httpAPI }
 
 // subscribe implements source.

@@ -22,15 +22,16 @@ import (
 )
 
 const (
-	// refreshAt is the part of a token's life after which it is replaced.
+	// refreshAt is the fraction of a token's life after which it is renewed.
 	refreshAt = 0.6
-	// loginRetry is the pause after a login that failed.
+	// loginRetry is the pause after a failed login.
 	loginRetry = 2 * time.Second
-	// loginApart is the shortest time between two logins, however often tokens are refused.
+	// loginApart is the shortest time between two logins, even if tokens are
+	// refused.
 	loginApart = time.Second
 )
 
-// Names of what proves who asks, in the metadata of a gRPC payload.
+// Names of credentials in the metadata of a gRPC payload.
 const (
 	headerToken         = "accessToken"
 	headerAccessKey     = "ak"
@@ -40,24 +41,24 @@ const (
 	headerSecurityToken = "Spas-SecurityToken"
 )
 
-// errLogin is an answer to a login that is no token.
+// errLogin is an answer to a login that holds no token.
 type errLogin struct{ reason string }
 
 // Error implements error.
 func (e *errLogin) Error() string { return "login refused: " + e.reason }
 
-// auth proves who asks. Its zero value asks as nobody.
+// auth authenticates requests. Its zero value sends no credentials.
 type auth struct {
 	config Config
 	http   *http.Client
 	log    *slog.Logger
 
-	login chan struct{} // held, as a place in the channel, by whoever logs in
+	login chan struct{} // a semaphore of one, held during a login
 
 	mu sync.Mutex // guards everything below
-	// token is the present one, of a login or a file.
+	// token is the current one, from a login or a file.
 	token     string
-	tokenTime time.Time // when it was got; of a file: when that was changed
+	tokenTime time.Time // of the login, or the modification time of the file
 	ttl       time.Duration
 }
 
@@ -65,7 +66,7 @@ func newAuth(c Config, client *http.Client, log *slog.Logger) *auth {
 	return &auth{config: c, http: client, log: log, login: make(chan struct{}, 1)}
 }
 
-// hasUser reports whether there is somebody to log in.
+// hasUser reports whether the configuration names a user.
 func (a *auth) hasUser() bool { return a.config.Username != "" || a.config.UsernameFile != "" }
 
 // headers implements signer.
@@ -82,7 +83,7 @@ func (a *auth) headers(_ context.Context, resource string) (map[string]string, e
 	return h, nil
 }
 
-// signTo adds the cloud's signature for a resource, if there is a key.
+// signTo adds the cloud's signature for a resource, if a key is configured.
 func (a *auth) signTo(h map[string]string, resource string, now time.Time) {
 	if a.config.AccessKey == "" {
 		return
@@ -106,7 +107,7 @@ func (a *auth) signTo(h map[string]string, resource string, now time.Time) {
 	h[headerSignature] = base64.StdEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// signingKey derives the key of version 4 of the scheme.
+// signingKey derives the key of the scheme's version 4.
 func signingKey(secret, date, region string) string {
 	key := []byte("aliyun_v4" + secret)
 	for _, part := range []string{date, region, "mse", "aliyun_v4_request"} {
@@ -117,7 +118,7 @@ func signingKey(secret, date, region string) string {
 	return base64.StdEncoding.EncodeToString(key)
 }
 
-// current returns the token to use now, "" for none.
+// current returns the current token, "" for none.
 func (a *auth) current() (string, error) {
 	if a.config.TokenFile == "" {
 		if a.config.Token != "" {
@@ -136,7 +137,7 @@ func (a *auth) current() (string, error) {
 	if a.token != "" && info.ModTime().Equal(a.tokenTime) {
 		return a.token, nil
 	}
-	token, err := readSecret(a.config.TokenFile)
+	token, err := plugin.ReadSecret(a.config.TokenFile)
 	if err != nil {
 		return "", fmt.Errorf("token_file: %w", err)
 	}
@@ -144,20 +145,8 @@ func (a *auth) current() (string, error) {
 	return token, nil
 }
 
-// readSecret returns a file's content without the space around it.
-func readSecret(name string) (string, error) {
-	b, err := os.ReadFile(name)
-	if err != nil {
-		return "", err
-	}
-	s := strings.TrimSpace(string(b))
-	if s == "" {
-		return "", fmt.Errorf("%s is empty", name)
-	}
-	return s, nil
-}
-
-// ensure makes sure that there is a token that holds for a while yet, if there is a user.
+// ensure logs in if a user is configured and the token is missing or about to
+// expire.
 func (a *auth) ensure(ctx context.Context, s server) error {
 	if !a.hasUser() {
 		return nil
@@ -165,7 +154,7 @@ func (a *auth) ensure(ctx context.Context, s server) error {
 	return a.loginUnless(ctx, s, func() bool { return a.token != "" && time.Since(a.tokenTime) < a.life() })
 }
 
-// renew gets another token after one was refused, and reports whether there is one.
+// renew replaces a refused token, and reports whether there is a new one.
 func (a *auth) renew(ctx context.Context, s server, refused string) bool {
 	if !a.hasUser() {
 		now, err := a.current()
@@ -180,10 +169,11 @@ func (a *auth) renew(ctx context.Context, s server, refused string) bool {
 	return a.token != refused
 }
 
-// life is how long the present token is used.
+// life is how long the current token is used.
 func (a *auth) life() time.Duration { return time.Duration(float64(a.ttl) * refreshAt) }
 
-// loginUnless logs in unless what unless says under mu holds, and one at a time.
+// loginUnless logs in unless the condition, called under mu, holds. One login
+// runs at a time.
 func (a *auth) loginUnless(ctx context.Context, s server, unless func() bool) error {
 	select {
 	case a.login <- struct{}{}:
@@ -207,7 +197,8 @@ func (a *auth) loginUnless(ctx context.Context, s server, unless func() bool) er
 	return nil
 }
 
-// keepFresh replaces the token in time until ctx ends, and reports failures, and nil when one is over.
+// keepFresh renews the token in time until ctx ends. It reports failures, and
+// nil when one is over.
 func (a *auth) keepFresh(ctx context.Context, s server, report func(error)) {
 	if !a.hasUser() {
 		return
@@ -234,19 +225,20 @@ func (a *auth) keepFresh(ctx context.Context, s server, report func(error)) {
 	}
 }
 
-// loginPaths are where a login is asked for: of 3.x, and of all before, which 3.x may have closed.
+// loginPaths are the login endpoints: of 3.x, and of earlier versions, which
+// 3.x may have disabled.
 var loginPaths = []string{"/v3/auth/user/login", "/v1/auth/users/login"}
 
-// doLogin logs in at a server.
+// doLogin logs in to a server.
 func (a *auth) doLogin(ctx context.Context, s server) (token string, ttl time.Duration, err error) {
 	username, password := a.config.Username, string(a.config.Password)
 	if a.config.UsernameFile != "" {
-		if username, err = readSecret(a.config.UsernameFile); err != nil {
+		if username, err = plugin.ReadSecret(a.config.UsernameFile); err != nil {
 			return "", 0, fmt.Errorf("username_file: %w", err)
 		}
 	}
 	if a.config.PasswordFile != "" {
-		if password, err = readSecret(a.config.PasswordFile); err != nil {
+		if password, err = plugin.ReadSecret(a.config.PasswordFile); err != nil {
 			return "", 0, fmt.Errorf("password_file: %w", err)
 		}
 	}
@@ -256,7 +248,8 @@ func (a *auth) doLogin(ctx context.Context, s server) (token string, ttl time.Du
 		var status int
 		body, status, err = httpDo(ctx, a.http, http.MethodPost, s.url(path), form, nil)
 		if err != nil && strings.Contains(err.Error(), "malformed HTTP") {
-			// Seen of 2.1.1, whose status is then 0. Package net/http has no error of its own for it.
+			// 2.1.1 sends status 0 here. Package net/http has no distinct error
+			// for it.
 			return "", 0, &errLogin{reason: fmt.Sprintf("user %q: the answer is no HTTP, as it is of some servers 2.x for a wrong user name or password (%v)", username, err)}
 		}
 		if err != nil {
@@ -275,7 +268,7 @@ func (a *auth) doLogin(ctx context.Context, s server) (token string, ttl time.Du
 	return "", 0, err
 }
 
-// parseLogin reads the answer to a login.
+// parseLogin decodes the answer to a login.
 func parseLogin(status int, body []byte) (token string, ttl time.Duration, err error) {
 	var answer struct {
 		AccessToken string  `json:"accessToken"`

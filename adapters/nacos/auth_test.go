@@ -14,8 +14,11 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// TestSign shows what a cloud's server is sent, by both versions of its scheme. What is wanted was written by the SDK's own code: NamingResourceInjector.doInject
-// of v2.3.5 for what BuildNamingResourceByRequest says of each request, copied into a program of its own, with the clock set to this time.
+// TestSign shows what a cloud's server is sent, by both versions of its scheme.
+// What is wanted was written by the SDK's own code:
+// NamingResourceInjector.doInject of v2.3.5 for what
+// BuildNamingResourceByRequest says of each request, copied into a program of
+// its own, with the clock set to this time.
 func TestSign(t *testing.T) {
 	now := time.UnixMilli(1700000000123)
 	keys := Config{AccessKey: "ak", SecretKey: "sk"}
@@ -86,7 +89,8 @@ func TestSigned(t *testing.T) {
 	}
 }
 
-// TestLogin shows which paths are asked, what is an error, and that a token is renewed once it was refused.
+// TestLogin shows which paths are asked, what is an error, and that a token is
+// renewed once it was refused.
 func TestLogin(t *testing.T) {
 	answers := map[string]string{}
 	codes := map[string]int{}

@@ -11,7 +11,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
-// Config is the config block of a registry of type nacos. What is left out comes from DefaultConfig.
+// Config is the config block of a registry of type nacos. Missing fields
+// default to DefaultConfig.
 type Config struct {
 	Servers        []string `json:"servers,omitempty" jsonschema:"minItems=1" jsonschema_description:"Servers of one Nacos cluster: host, host:port or http(s)://host:port/context, with the port of the HTTP API (default 8848). One is used at a time."`
 	ContextPath    string   `json:"context_path,omitempty" jsonschema_description:"Context path of the HTTP API, of a server that names none. / for none. Default: /nacos."`
@@ -44,34 +45,31 @@ type Config struct {
 	AcceptEmpty  bool            `json:"accept_empty,omitempty" jsonschema_description:"Say true where a namespace without any service is right. Otherwise one that lists nothing counts only if the server says that it exists, which not every user may ask."`
 }
 
-// TLSConfig is TLS towards Nacos.
+// TLSConfig configures TLS to Nacos.
 type TLSConfig struct {
-	GRPC               bool   `json:"grpc,omitempty" jsonschema_description:"Use TLS for gRPC (nacos.remote.server.rpc.tls at the server)."`
-	CAFile             string `json:"ca_file,omitempty" jsonschema_description:"PEM file of the authorities that may sign the servers' certificates. Default: the system's."`
-	CertFile           string `json:"cert_file,omitempty" jsonschema_description:"PEM file of the client's certificate, read again for every connection. Needs key_file."`
-	KeyFile            string `json:"key_file,omitempty" jsonschema_description:"PEM file of the client certificate's key."`
-	ServerName         string `json:"server_name,omitempty" jsonschema_description:"Name that the servers' certificates must carry. Default: the host of each."`
-	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty" jsonschema_description:"Do not verify the servers' certificates. For trials only: whoever sits between can then add instances."`
+	GRPC bool `json:"grpc,omitempty" jsonschema_description:"Use TLS for gRPC (nacos.remote.server.rpc.tls at the server)."`
+	plugin.TLS
 }
 
-// PortKey is a port that instances state in their metadata.
+// PortKey is a port that instances declare in their metadata.
 type PortKey struct {
 	Name     string `json:"name,omitempty" jsonschema:"required" jsonschema_description:"The port's name, for example grpc."`
 	Key      string `json:"key,omitempty" jsonschema:"required" jsonschema_description:"Metadata key that holds its number, for example gRPC_port."`
 	Protocol string `json:"protocol,omitempty" jsonschema_description:"Its protocol. Default: what its name says."`
 }
 
-// What Config.Protocol may be.
+// Values of Config.Protocol.
 const (
 	protocolAuto = "auto"
 	protocolGRPC = "grpc"
 	protocolHTTP = "http"
 )
 
-// publicNamespace is the namespace that every Nacos has. Clients also write it as the empty name.
+// publicNamespace is the default namespace of every Nacos. Clients also write
+// it as the empty name.
 const publicNamespace = "public"
 
-// DefaultConfig is what a configuration is laid over.
+// DefaultConfig holds the defaults that a configuration is decoded over.
 var DefaultConfig = Config{
 	Servers:         []string{"127.0.0.1:8848"},
 	ContextPath:     defaultContextPath,
@@ -86,7 +84,8 @@ var DefaultConfig = Config{
 	RemoveGrace:     plugin.Duration(time.Minute),
 }
 
-// Validate returns everything that is wrong with the configuration, as *plugin.FieldError joined.
+// Validate returns all errors of the configuration, as *plugin.FieldError
+// joined.
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(field, format string, args ...any) {
@@ -114,9 +113,7 @@ func (c Config) Validate() error {
 	}
 
 	c.validateAccess(bad)
-	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
-		bad("tls.cert_file", "cert_file and key_file go together; set both or none")
-	}
+	errs = append(errs, c.TLS.Check("tls")...)
 	if c.TLS != (TLSConfig{}) && !c.TLS.GRPC && !https {
 		bad("tls", "neither is tls.grpc true nor a server written with https://, so TLS would not be used")
 	}
@@ -166,7 +163,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// validateAccess checks that there is one way of access at most, and that it is whole.
+// validateAccess checks that at most one kind of credentials is configured, and
+// completely.
 func (c Config) validateAccess(bad func(field, format string, args ...any)) {
 	user := c.Username != "" || c.UsernameFile != ""
 	password := c.Password != "" || c.PasswordFile != ""
@@ -193,7 +191,7 @@ func (c Config) validateAccess(bad func(field, format string, args ...any)) {
 	}
 }
 
-// withDefaults returns the configuration with what cannot be empty filled in.
+// withDefaults returns the configuration with required values filled in.
 func (c Config) withDefaults() Config {
 	d := DefaultConfig
 	c.ContextPath = cmp.Or(c.ContextPath, d.ContextPath)
@@ -214,13 +212,14 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// canonicalNamespace returns the one name of a namespace: clients write the public one as nothing too.
+// canonicalNamespace returns the canonical name of a namespace: the empty name
+// is the public one.
 func canonicalNamespace(name string) string { return cmp.Or(name, publicNamespace) }
 
-// allNamespaces reports whether all namespaces are to be followed.
+// allNamespaces reports whether all namespaces are followed.
 func (c Config) allNamespaces() bool { return len(c.Namespaces) == 1 && c.Namespaces[0] == "*" }
 
-// namedGroups returns the groups, if they are all named and none is a glob.
+// namedGroups returns the groups if none of them is a glob.
 func (c Config) namedGroups() (groups []string, ok bool) {
 	for _, g := range c.Groups {
 		if strings.ContainsAny(g, `*?[\`) {
@@ -230,7 +229,7 @@ func (c Config) namedGroups() (groups []string, ok bool) {
 	return c.Groups, true
 }
 
-// selects reports whether the service is one to follow.
+// selects reports whether the configuration selects the service.
 func (c Config) selects(group, name string) bool {
 	return c.Groups.Match(group) && c.Services.Match(name)
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
-// TestDefaultConfig shows that the defaults are valid, and what an empty configuration becomes.
+// TestDefaultConfig shows that the defaults are valid, and what an empty
+// configuration becomes.
 func TestDefaultConfig(t *testing.T) {
 	if err := DefaultConfig.Validate(); err != nil {
 		t.Error(err)
@@ -23,7 +24,7 @@ func TestDefaultConfig(t *testing.T) {
 func TestValidate(t *testing.T) {
 	c := Config{
 		Servers: []string{"host:0", "ftp://a", "http://u@a", "a:8848", "a:8848"}, Protocol: "udp", GRPCPortOffset: 1000,
-		Username: "u", UsernameFile: "f", Token: "t", TokenFile: "t", AccessKey: "a", TLS: TLSConfig{CertFile: "c"},
+		Username: "u", UsernameFile: "f", Token: "t", TokenFile: "t", AccessKey: "a", TLS: TLSConfig{TLS: plugin.TLS{CertFile: "c"}},
 		Namespaces: []string{"*", "dev-?", "", "public"}, Groups: []string{"[a"}, Services: plugin.Selection{Exclude: []string{""}},
 		ClusterLocality: "rack", Ports: []PortKey{{}, {Name: "grpc", Key: "k"}, {Name: "grpc", Key: "l"}},
 		ListInterval: 1, PollInterval: 1, InFlight: 1000, RemoveGrace: -1,
@@ -87,7 +88,8 @@ func TestServers(t *testing.T) {
 	}
 }
 
-// TestGlobs shows that * crosses slashes and dots, which names of services have.
+// TestGlobs shows that * crosses slashes and dots, which names of services
+// have.
 func TestGlobs(t *testing.T) {
 	c := Config{Groups: []string{"G*"}, Services: plugin.Selection{Include: []string{"com.*", "a/*"}, Exclude: []string{"*.test"}}}
 	for name, want := range map[string]bool{"com.example.A": true, "a/b/c": true, "com.example.test": false, "other": false} {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
@@ -12,7 +11,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
-// TestConformance shows that the adapter as a plugin keeps the contract, against a real server.
+// TestConformance shows that the adapter as a plugin keeps the contract,
+// against a real server.
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
 	server := testenv.StartNacos(t, testenv.NacosConfig{})
@@ -20,10 +20,6 @@ func TestConformance(t *testing.T) {
 	up := func(n int) testenv.NacosInstance { return testenv.NacosUp(fmt.Sprintf("10.1.0.%d", n), 80) }
 	app.Register(t, "public", "DEFAULT_GROUP", "web", up(1), up(2))
 	app.Register(t, "public", "shop", "Order:v1", up(3))
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	config, err := json.Marshal(map[string]any{"servers": []string{server.Addr}})
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +40,7 @@ func TestConformance(t *testing.T) {
 		}
 	}
 	plugintest.Conformance(t, plugintest.Config{
-		Command: []string{self}, Env: []string{"ISTHMUS_TEST_NACOS=1"}, Config: config, Adapter: "nacos",
+		Config: config, Adapter: "nacos", Within: testenv.Patience,
 		Changes: []plugintest.Change{
 			{
 				Name: "scaled out", MaxUpserts: 1, Want: instances(3),
@@ -71,5 +67,16 @@ func TestConformance(t *testing.T) {
 				},
 			},
 		},
+		Outages: []plugintest.Outage{{
+			Name: "restarted without data, registered again",
+			Cut:  func(context.Context) error { server.Kill(); return nil },
+			Restore: func(context.Context) error {
+				server.Restart(t)
+				again := server.Client(t)
+				again.Register(t, "public", "DEFAULT_GROUP", "web", up(1), up(2))
+				again.Register(t, "public", "shop", "Order:v1", up(3))
+				return nil
+			},
+		}},
 	})
 }

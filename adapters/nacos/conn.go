@@ -2,7 +2,6 @@ package nacos
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -27,33 +26,39 @@ import (
 )
 
 const (
-	// maxMessage bounds one message of the server, in bytes: a service of 100,000 instances fits.
+	// maxMessage bounds one message of the server, in bytes: a service of
+	// 100,000 instances fits.
 	maxMessage = 64 << 20
 	// requestTimeout bounds one request.
 	requestTimeout = 10 * time.Second
-	// checkTimeout bounds the first request, dialling included.
+	// checkTimeout bounds the first request, including the dial.
 	checkTimeout = 5 * time.Second
-	// connectTimeout bounds everything up to a connection that serves.
+	// connectTimeout bounds the time until a connection is registered.
 	connectTimeout = 15 * time.Second
-	// healthEvery is how often a request is made at least: a server closes a connection that has made none for some 20 s.
+	// healthEvery is the interval of health checks: a server closes a
+	// connection without requests after about 20 s.
 	healthEvery = 5 * time.Second
-	// healthTimeout is how long the answer to one may take, and healthTries how many in a row may fail.
+	// healthTimeout bounds one health check; healthTries failures in a row end
+	// the connection.
 	healthTimeout = 3 * time.Second
 	healthTries   = 3
-	// setupWait is how long a server that negotiates abilities may take to begin with it.
+	// setupWait is how long a server that negotiates abilities may take to send
+	// them.
 	setupWait = 3 * time.Second
-	// registeredWait is the pause after a server has begun to know the connection: its naming service learns of it a moment later.
+	// registeredWait is the pause after a server has registered the connection:
+	// its naming service learns of it later.
 	registeredWait = 100 * time.Millisecond
-	// notReadyWait is the pause before a server that does not serve yet is asked again.
+	// notReadyWait is the pause before a request to a server that was not ready
+	// is retried.
 	notReadyWait = 500 * time.Millisecond
 )
 
-// The abilities that are negotiated.
+// Names of negotiated abilities.
 const (
 	abilityFuzzyWatch = "fuzzyWatch"
 )
 
-// errReset ends a connection that the server asked us to leave.
+// errReset ends a connection because the server asked for it.
 type errReset struct {
 	// to is the server that it recommends, "" for any.
 	to string
@@ -67,10 +72,11 @@ func (e *errReset) Error() string {
 	return "the server asked for a connection to " + e.to
 }
 
-// errHealth ends a connection whose server does not answer any more.
+// errHealth ends a connection whose server no longer answers.
 var errHealth = fmt.Errorf("no answer to %d health checks", healthTries)
 
-// conn is one gRPC connection to one server. Requests may be made from any goroutine; what the server sends goes to the handler.
+// conn is a gRPC connection to one server. Requests may be made concurrently;
+// messages of the server go to the handler.
 type conn struct {
 	server server
 	cc     *grpc.ClientConn
@@ -80,31 +86,38 @@ type conn struct {
 	log    *slog.Logger
 	heard  func() // called with each answer; may be nil
 
-	// abilities are what the server says it can do; nil before 2.4.
+	// abilities are those the server announces; nil before 2.4.
 	abilities map[string]bool
 
 	sendMu sync.Mutex // one message at a time on the stream
 }
 
-// signer adds what proves who asks to the headers of a request.
+// signer adds credentials to the headers of a request.
 type signer interface {
-	// headers returns new headers for a request about a resource, as the function of that name has it, or "".
+	// headers returns new headers for a request about a resource: a result of
+	// the function resource, or "".
 	headers(ctx context.Context, resource string) (map[string]string, error)
-	// renew gets another token after one was refused, and reports whether there is one.
+	// renew replaces a refused token, and reports whether there is a new one.
 	renew(ctx context.Context, s server, refused string) bool
 }
 
-// dial connects to a server: a connection, the check that it serves, the stream and the setup on it. The stream ends with ctx.
-func dial(ctx context.Context, s server, tlsConfig *tls.Config, sign signer, log *slog.Logger) (_ *conn, err error) {
+// dial connects to a server: the connection, a check that it serves, the stream
+// and its setup. The stream ends with ctx.
+func dial(ctx context.Context, s server, t TLSConfig, sign signer, log *slog.Logger) (_ *conn, err error) {
 	creds := insecure.NewCredentials()
-	if tlsConfig != nil {
-		creds = credentials.NewTLS(tlsConfig)
+	if t.GRPC {
+		c, err := t.Config("tls")
+		if err != nil {
+			return nil, fmt.Errorf("connect to %s: %w", s.grpcAddress(), err)
+		}
+		creds = credentials.NewTLS(c)
 	}
 	cc, err := grpc.NewClient("passthrough:///"+s.grpcAddress(),
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
-		// No keepalive pings: Nacos' servers allow one in five minutes, and health checks do the same.
+		// No keepalive pings: Nacos permits one in five minutes, and health
+		// checks serve the same purpose.
 	)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", s.grpcAddress(), err)
@@ -122,10 +135,11 @@ func dial(ctx context.Context, s server, tlsConfig *tls.Config, sign signer, log
 	return c, nil
 }
 
-// close ends the connection and everything on it.
+// close closes the connection and its stream.
 func (c *conn) close() { _ = c.cc.Close() }
 
-// setup makes the connection one that serves. The time that it takes is bounded; the stream's is not.
+// setup registers the connection with the server. The setup has a timeout; the
+// stream has none.
 func (c *conn) setup(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -143,7 +157,8 @@ func (c *conn) setup(ctx context.Context) error {
 		}
 	}
 
-	// The stream outlives the bound, but not ctx. Until the setup is through the bound ends it.
+	// The stream outlives the timeout, but not ctx. During setup the timeout
+	// cancels it.
 	streamCtx, cancelStream := context.WithCancel(ctx)
 	stop := context.AfterFunc(bounded, cancelStream)
 	stream, err := grpcapi.NewBiRequestStreamClient(c.cc).RequestBiStream(streamCtx)
@@ -152,7 +167,7 @@ func (c *conn) setup(ctx context.Context) error {
 		return fmt.Errorf("open the stream: %w", err)
 	}
 	c.stream = stream
-	// Released when the stream ends, which is when the connection is closed.
+	// Released when the stream ends, that is when the connection is closed.
 	context.AfterFunc(stream.Context(), cancelStream)
 
 	setup := setupRequest{ConnectionSetupRequest: rpc_request.NewConnectionSetupRequest(), AbilityTable: map[string]bool{abilityFuzzyWatch: true}}
@@ -179,7 +194,8 @@ func (c *conn) setup(ctx context.Context) error {
 	return nil
 }
 
-// awaitSetupAck takes the first message of the stream, which says what the server can do.
+// awaitSetupAck receives the first message of the stream, which lists the
+// server's abilities.
 func (c *conn) awaitSetupAck(ctx context.Context, cancelStream context.CancelFunc) error {
 	late := time.AfterFunc(setupWait, cancelStream)
 	defer late.Stop()
@@ -204,7 +220,8 @@ func (c *conn) awaitSetupAck(ctx context.Context, cancelStream context.CancelFun
 	return ctx.Err()
 }
 
-// awaitRegistered waits until the server has taken the setup in, which it does aside: until then it knows no such connection.
+// awaitRegistered waits until the server has registered the connection, which
+// it does asynchronously after the setup.
 func (c *conn) awaitRegistered(ctx context.Context) error {
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		err := c.health(ctx)
@@ -218,7 +235,7 @@ func (c *conn) awaitRegistered(ctx context.Context) error {
 	}
 }
 
-// send puts a message on the stream.
+// send sends a message on the stream.
 func (c *conn) send(p *grpcapi.Payload) error {
 	c.sendMu.Lock()
 	defer c.sendMu.Unlock()
@@ -229,8 +246,8 @@ func (c *conn) send(p *grpcapi.Payload) error {
 	return err
 }
 
-// call makes a request about a resource and decodes its answer into response, a pointer. Where the token is refused it is made once
-// more with another, if there is one.
+// call makes a request about a resource and decodes the answer into response, a
+// pointer. If the token is refused, call renews it and retries once.
 func (c *conn) call(ctx context.Context, timeout time.Duration, resource string, request rpc_request.IRequest, response any) error {
 	token, err := c.callOnce(ctx, timeout, resource, request, response)
 	if isForbidden(err) && c.sign.renew(ctx, c.server, token) {
@@ -239,7 +256,7 @@ func (c *conn) call(ctx context.Context, timeout time.Duration, resource string,
 	return err
 }
 
-// callOnce is call with the present token, which it returns.
+// callOnce is call without the retry. It returns the token that it used.
 func (c *conn) callOnce(ctx context.Context, timeout time.Duration, resource string, request rpc_request.IRequest, response any) (token string, err error) {
 	headers, err := c.sign.headers(ctx, resource)
 	if err != nil {
@@ -274,8 +291,8 @@ func (c *conn) health(ctx context.Context) error {
 	return c.call(ctx, healthTimeout, "", rpc_request.NewHealthCheckRequest(), &response)
 }
 
-// keepHealthy makes health checks until ctx ends, or the server does not answer any more or does not know the connection any more. Any error of
-// the transport ends it at once.
+// keepHealthy makes health checks until ctx ends, too many fail, or the server
+// no longer has the connection. A transport error ends it at once.
 func (c *conn) keepHealthy(ctx context.Context) error {
 	failures := 0
 	for {
@@ -302,7 +319,8 @@ func (c *conn) keepHealthy(ctx context.Context) error {
 	}
 }
 
-// receive answers what the server sends, and hands it to handle first, until the stream ends. handle must not block.
+// receive passes messages of the server to handle and acknowledges them, until
+// the stream ends. handle must not block.
 func (c *conn) receive(handle func(typ string, r *serverRequest, err error)) error {
 	for {
 		p, err := c.stream.Recv()
@@ -328,27 +346,28 @@ func (c *conn) receive(handle func(typ string, r *serverRequest, err error)) err
 	}
 }
 
-// subscribe asks for pushes of a service, and returns its present state.
+// subscribe subscribes to a service and returns its current state.
 func (c *conn) subscribe(ctx context.Context, namespace, group, name string) (model.Service, error) {
 	var response rpc_response.SubscribeServiceResponse
 	err := c.call(ctx, requestTimeout, resource(group, name), rpc_request.NewSubscribeServiceRequest(namespace, name, group, "", true), &response)
 	return known(response.ServiceInfo, err)
 }
 
-// unsubscribe takes back a subscription.
+// unsubscribe ends a subscription.
 func (c *conn) unsubscribe(ctx context.Context, namespace, group, name string) error {
 	var response rpc_response.SubscribeServiceResponse
 	return c.call(ctx, requestTimeout, resource(group, name), rpc_request.NewSubscribeServiceRequest(namespace, name, group, "", false), &response)
 }
 
-// query asks for the present state of a service.
+// query returns the current state of a service.
 func (c *conn) query(ctx context.Context, namespace, group, name string) (model.Service, error) {
 	var response rpc_response.QueryServiceResponse
 	err := c.call(ctx, requestTimeout, resource(group, name), rpc_request.NewServiceQueryRequest(namespace, name, group, "", false, 0), &response)
 	return known(response.ServiceInfo, err)
 }
 
-// known returns an answer about a service, which is an error if it does not say the instances.
+// known returns an answer about a service, or an error if it has no list of
+// instances.
 func known(info model.Service, err error) (model.Service, error) {
 	if err == nil && info.Hosts == nil {
 		err = errNoHosts
@@ -356,9 +375,9 @@ func known(info model.Service, err error) (model.Service, error) {
 	return info, err
 }
 
-// listPage asks for one page of a group's services, counted from 1.
+// listPage requests one page of a group's services, counted from 1.
 func (c *conn) listPage(ctx context.Context, namespace, group string, page, size int) (names []string, total int, err error) {
-	// An answer without a count is no list.
+	// An answer without a count is not a list.
 	var response struct {
 		Count        *int     `json:"count"`
 		ServiceNames []string `json:"serviceNames"`
@@ -373,7 +392,8 @@ func (c *conn) listPage(ctx context.Context, namespace, group string, page, size
 	return response.ServiceNames, *response.Count, nil
 }
 
-// fuzzyWatch asks the server to tell of the services that match a pattern. received are those that it need not tell again.
+// fuzzyWatch asks the server to announce the services that match a pattern,
+// except those in received.
 func (c *conn) fuzzyWatch(ctx context.Context, namespace, pattern string, received []string, initial bool) error {
 	if received == nil {
 		received = []string{}
@@ -385,7 +405,8 @@ func (c *conn) fuzzyWatch(ctx context.Context, namespace, pattern string, receiv
 	}, &response)
 }
 
-// resource names a service as signatures do, or a group's list by no name.
+// resource returns the name of a service in signatures; without a name, that of
+// a group's list.
 func resource(group, name string) string {
 	if group == "" || strings.Contains(name, serviceKeySeparator) {
 		return name
@@ -393,7 +414,7 @@ func resource(group, name string) string {
 	return group + serviceKeySeparator + name
 }
 
-// abilityNames lists what the server can do, for the log.
+// abilityNames lists the server's abilities, for the log.
 func (c *conn) abilityNames() []string {
 	var names []string
 	for name, on := range c.abilities {
@@ -405,16 +426,17 @@ func (c *conn) abilityNames() []string {
 	return names
 }
 
-// errTransport is a request that the connection did not carry there and back, though there was time for it.
+// errTransport is a request that failed in transport, before its deadline.
 type errTransport struct{ err error }
 
 // Error implements error.
 func (e *errTransport) Error() string { return e.err.Error() }
 
-// Unwrap returns what gRPC said.
+// Unwrap returns the error of gRPC.
 func (e *errTransport) Unwrap() error { return e.err }
 
-// isTransport reports whether err says that the connection is gone, or cannot be made.
+// isTransport reports whether err means that the connection failed or cannot be
+// made.
 func isTransport(err error) bool {
 	if _, ok := errors.AsType[*url.Error](err); ok {
 		return true

@@ -13,10 +13,10 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// defaultCluster is the cluster of an instance that names none.
+// defaultCluster is the cluster of an instance without one.
 const defaultCluster = "DEFAULT"
 
-// converter turns Nacos' words into the neutral ones.
+// converter converts instances of Nacos to instances of package registry.
 type converter struct {
 	ports    []PortKey
 	locality string
@@ -24,12 +24,12 @@ type converter struct {
 
 func newConverter(c Config) converter { return converter{ports: c.Ports, locality: c.ClusterLocality} }
 
-// answer is what the server says of a service at some time.
+// answer is the state of a service that a server has reported.
 type answer struct {
 	instances []registry.Instance
-	problem   string // what of it cannot be used
-	reference uint64 // the server's clock
-	protected bool   // protectThreshold is reached
+	problem   string // what cannot be used, "" for nothing
+	reference uint64 // time of the server's clock
+	protected bool   // whether protectThreshold is reached
 }
 
 // answer converts an answer or a push.
@@ -39,7 +39,8 @@ func (c converter) answer(info *model.Service) answer {
 	return a
 }
 
-// instances converts the hosts of an answer, sorted by ID. Of hosts that Nacos cannot tell apart itself the last one counts.
+// instances converts the hosts of an answer, sorted by ID. Of hosts with the
+// same identity in Nacos the last one counts.
 func (c converter) instances(hosts []model.Instance) []registry.Instance {
 	out := make([]registry.Instance, 0, len(hosts))
 	for i := range hosts {
@@ -58,7 +59,8 @@ func (c converter) instances(hosts []model.Instance) []registry.Instance {
 	return out[:n]
 }
 
-// badPorts says which metadata is no port though the configuration has it for one: the first such, and how many there are.
+// badPorts describes invalid port metadata: the first such value and the number
+// of instances with one. It returns "" for none.
 func (c converter) badPorts(instances []registry.Instance) string {
 	first, n := "", 0
 	for i := range instances {
@@ -82,14 +84,15 @@ func (c converter) badPorts(instances []registry.Instance) string {
 	return first
 }
 
-// portOf reads a port number.
+// portOf parses a port number.
 func portOf(text string) (number int, ok bool) {
 	n, err := strconv.Atoi(text)
 	return n, err == nil && n >= 1 && n <= math.MaxUint16
 }
 
-// instance converts one host. Within a service Nacos tells instances apart by address, port and cluster, and so does the ID; its own
-// instanceId is missing in some versions.
+// instance converts one host. Its ID has address, port and cluster, which
+// identify an instance within a service of Nacos; the instanceId of Nacos is
+// missing in some versions.
 func (c converter) instance(h *model.Instance) registry.Instance {
 	port := int(min(h.Port, math.MaxInt32))
 	cluster := cmp.Or(h.ClusterName, defaultCluster)
@@ -115,7 +118,7 @@ func (c converter) instance(h *model.Instance) registry.Instance {
 		}
 	}
 	if cluster == defaultCluster {
-		return i // it names no place
+		return i // not a locality
 	}
 	switch c.locality {
 	case "region":

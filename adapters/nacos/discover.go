@@ -13,58 +13,65 @@ import (
 )
 
 const (
-	// pageSize is how many services are asked for at once. A server looks at all of them for each page. One that gives fewer is asked on.
+	// pageSize is how many services a list request asks for. A server scans all
+	// services for each page. A shorter page is followed by further requests.
 	pageSize = 5000
-	// longList is the number of services from which on a list is read in full now and then only.
+	// longList is the number of services above which a list is read in full
+	// only periodically.
 	longList = 500
 	// maxPages bounds a list.
 	maxPages = 20_000
-	// fullEvery is which list of a long one is read in full if the number of services did not change.
+	// fullEvery is the number of rounds after which a long list is read in full
+	// even if the number of services has not changed.
 	fullEvery = 6
-	// quickRounds is how many lists follow each other quickly after a change.
+	// quickRounds is how many lists follow at a short interval after a change.
 	quickRounds = 3
-	// costFactor is how much longer than reading a list the pause after it is at least.
+	// costFactor is the least ratio of the pause after a list to the time it
+	// took.
 	costFactor = 10
-	// fuzzyResync is how often the server is asked for what a fuzzy watch missed.
+	// fuzzyResync is the interval of requests for what a fuzzy watch missed.
 	fuzzyResync = 30 * time.Second
-	// fuzzyWait is how long the first batches of a fuzzy watch may take.
+	// fuzzyWait bounds the initial batches of a fuzzy watch.
 	fuzzyWait = 30 * time.Second
-	// maxPatterns is how many groups are watched by a pattern each; a server takes 20 patterns of all its clients together.
+	// maxPatterns bounds the groups that get a pattern each; a server accepts
+	// 20 patterns of all its clients together.
 	maxPatterns = 4
-	// namespacesEvery is how often namespaces are listed, or each namespacesRounds list intervals if that is sooner.
+	// Namespaces are listed every namespacesEvery, or every namespacesRounds
+	// list intervals if that is sooner.
 	namespacesEvery  = 30 * time.Second
 	namespacesRounds = 6
 	// refusedWait is the pause after a refusal.
 	refusedWait = 15 * time.Second
 )
 
-// defaultGroup is the group of a service that names none.
+// defaultGroup is the group of a service without one.
 const defaultGroup = "DEFAULT_GROUP"
 
-// scope is one namespace, over all sessions.
+// scope is one namespace, across sessions.
 type scope struct {
-	// namespace is its id as people write it, wire as requests do: "" besides "public" for old clients of servers before 2.4.
+	// namespace is its canonical id, wire its id in requests: "" in addition to
+	// "public" for old clients of servers before 2.4.
 	namespace, wire string
 
-	// arrived is to be called with each complete list.
+	// arrived must be called with each complete list.
 	arrived func()
 
 	mu sync.Mutex // guards everything below
-	// exists says that the namespace is known to exist.
+	// exists reports whether the namespace is known to exist.
 	exists bool
 }
 
-// id names the scope in states.
+// id identifies the scope in states.
 func (s *scope) id() string { return "namespace " + s.namespace + " " + s.wire }
 
-// discovery learns which services there are, for the length of one session.
+// discovery discovers services during one session.
 type discovery struct {
 	config Config
 	log    *slog.Logger
 	mirror *mirror
 	state  *state
 	api    *httpAPI
-	conn   *conn // nil where everything is polled
+	conn   *conn // nil if everything is polled
 	scopes *scopes
 
 	mu       sync.Mutex // guards everything below
@@ -76,21 +83,23 @@ type pattern struct {
 	scope    *scope
 	text     string
 	received map[serviceID]bool
-	// finished is closed when the first batches are in.
+	// finished is closed when the initial batches have arrived.
 	finished chan struct{}
 }
 
-// scopes are the namespaces that are followed, over all sessions.
+// scopes are the followed namespaces, across sessions.
 type scopes struct {
 	state *state
-	// named is to be called when all namespaces are known, where they have to be asked for.
+	// named must be called when all namespaces are known, if they have to be
+	// listed.
 	named func()
 
 	mu  sync.Mutex // guards everything below
 	all map[string]*scope
 }
 
-// get returns the scope of a namespace as requests write it. Its list is awaited from then on.
+// get returns the scope of a namespace with its id in requests. From then on
+// its list is awaited.
 func (s *scopes) get(namespace, wire string) *scope {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +111,7 @@ func (s *scopes) get(namespace, wire string) *scope {
 	return sc
 }
 
-// leave forgets a scope that the server at hand does not have.
+// leave removes a scope that the current server does not have.
 func (s *scopes) leave(wire string) {
 	s.mu.Lock()
 	sc := s.all[wire]
@@ -128,14 +137,14 @@ func (s *scopes) namespaces() []string {
 	return names
 }
 
-// run learns of services until ctx ends, or an error ends the session.
+// run discovers services until ctx ends or an error ends the session.
 func (d *discovery) run(ctx context.Context, group *group) {
 	follow := func(namespace string) {
 		all := []*scope{d.scopes.get(namespace, namespace)}
 		switch {
 		case namespace != publicNamespace:
 		case d.conn != nil && d.conn.abilities == nil:
-			// Awaited before the list of the other can arrive.
+			// Awaited before the other list can arrive.
 			all = append(all, d.scopes.get(namespace, ""))
 		default:
 			d.scopes.leave("")
@@ -153,10 +162,11 @@ func (d *discovery) run(ctx context.Context, group *group) {
 		}
 		return
 	}
-	// As above.
+	// Owned as above.
 	group.do(func() error {
 		known := map[string]bool{}
-		// What earlier sessions have learnt is followed at once, and also if it is listed no more: its services may yet go.
+		// Namespaces of earlier sessions are followed at once, and also if no
+		// longer listed: their services may still be removed.
 		for _, n := range d.scopes.namespaces() {
 			known[n] = true
 			follow(n)
@@ -197,7 +207,8 @@ func (d *discovery) run(ctx context.Context, group *group) {
 	})
 }
 
-// follow learns of a namespace's services by the best way that the server has.
+// follow discovers a namespace's services by the best method that the server
+// supports.
 func (d *discovery) follow(ctx context.Context, sc *scope) error {
 	if d.conn != nil && d.conn.abilities[abilityFuzzyWatch] {
 		if err := d.fuzzyFollow(ctx, sc); err != nil {
@@ -228,7 +239,8 @@ func (d *discovery) patternsOf(sc *scope) []*pattern {
 	return all
 }
 
-// fuzzyFollow learns of a namespace's services by fuzzy watches. It returns nil if the server has none.
+// fuzzyFollow discovers a namespace's services by fuzzy watches. It returns nil
+// if the server does not support them.
 func (d *discovery) fuzzyFollow(ctx context.Context, sc *scope) error {
 	patterns := d.patternsOf(sc)
 	_, named := d.config.namedGroups()
@@ -249,7 +261,7 @@ func (d *discovery) fuzzyFollow(ctx context.Context, sc *scope) error {
 			case hasCode(err, codeMatchesOverLimit), hasCode(err, codePatternsOverLimit):
 				over = true
 			case named && isForbidden(err):
-				// Read on the group alone is enough for a list.
+				// A list needs only read access to the group.
 				over, refused = true, true
 			case err != nil && (isTransport(err) || hasCode(err, codeUnregistered)):
 				return fmt.Errorf("%w: %w", errSession, err)
@@ -270,7 +282,7 @@ func (d *discovery) fuzzyFollow(ctx context.Context, sc *scope) error {
 		retry.Reset()
 		begun = begun || !refused
 		if over {
-			// What the server leaves out is learnt by lists until the next look.
+			// Lists cover what the server leaves out until the next resync.
 			if err := lists.runFor(ctx, fuzzyResync); err != nil {
 				return err
 			}
@@ -293,7 +305,8 @@ func (d *discovery) fuzzyFollow(ctx context.Context, sc *scope) error {
 	}
 }
 
-// awaitFuzzy waits for the first batches of the patterns, which together are a complete list, and reports whether it could be believed.
+// awaitFuzzy waits for the initial batches of the patterns, which together are
+// a complete list, and reports whether the list was accepted.
 func (d *discovery) awaitFuzzy(ctx context.Context, sc *scope, patterns []*pattern, asked time.Time) (bool, error) {
 	late := time.NewTimer(fuzzyWait)
 	defer late.Stop()
@@ -304,7 +317,7 @@ func (d *discovery) awaitFuzzy(ctx context.Context, sc *scope, patterns []*patte
 		case <-ctx.Done():
 			return false, context.Cause(ctx)
 		case <-late.C:
-			// Another connection begins again.
+			// A new connection starts over.
 			return false, fmt.Errorf("%w: the server does not say which services there are", errSession)
 		}
 		d.mu.Lock()
@@ -317,7 +330,7 @@ func (d *discovery) awaitFuzzy(ctx context.Context, sc *scope, patterns []*patte
 	return ok, nil
 }
 
-// received returns what a pattern's server need not tell again.
+// received returns the services that the server need not announce again.
 func (d *discovery) received(p *pattern) []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -328,7 +341,7 @@ func (d *discovery) received(p *pattern) []string {
 	return keys
 }
 
-// fuzzy takes in what the server tells of a fuzzy watch. It does not block.
+// fuzzy handles a message of a fuzzy watch. It does not block.
 func (d *discovery) fuzzy(typ string, r *serverRequest) {
 	if typ == typeFuzzyChange {
 		d.fuzzyOne(nil, r.ServiceKey, r.ChangedType)
@@ -354,7 +367,8 @@ func (d *discovery) fuzzy(typ string, r *serverRequest) {
 	}
 }
 
-// fuzzyOne takes in that one service came or went. A nil pattern stands for all that match.
+// fuzzyOne handles the announcement that one service was added or removed. A
+// nil pattern stands for all that match.
 func (d *discovery) fuzzyOne(p *pattern, key, change string) {
 	namespace, group, name, ok := splitServiceKey(key)
 	if !ok {
@@ -383,7 +397,8 @@ func (d *discovery) fuzzyOne(p *pattern, key, change string) {
 	}
 }
 
-// complete takes in a complete list, which holds what is not selected too, and reports whether it was believed and whether it changed
+// complete applies a complete list, which includes services that are not
+// selected. It reports whether the list was accepted and whether it changed
 // anything.
 func (d *discovery) complete(ctx context.Context, sc *scope, ids map[serviceID]bool, asked time.Time) (ok, changed bool) {
 	if len(ids) == 0 {
@@ -403,7 +418,7 @@ func (d *discovery) complete(ctx context.Context, sc *scope, ids map[serviceID]b
 	return true, changed
 }
 
-// doubt says why a namespace that lists nothing cannot be taken for empty, or nil.
+// doubt returns why an empty list of a namespace is not trusted, or nil.
 func (d *discovery) doubt(ctx context.Context, sc *scope) error {
 	sc.mu.Lock()
 	exists := sc.exists
@@ -428,7 +443,7 @@ func (d *discovery) doubt(ctx context.Context, sc *scope) error {
 	return fmt.Errorf("namespace %q does not exist; %s", sc.namespace, cure)
 }
 
-// listFault says what is wrong with learning a namespace's services.
+// listFault reports an error of discovering a namespace's services.
 func (d *discovery) listFault(sc *scope, err error) {
 	kind := faultList
 	switch {
@@ -445,7 +460,7 @@ func (d *discovery) listFault(sc *scope, err error) {
 	d.state.faults.Set(sc.id(), kind, err)
 }
 
-// listFollow learns of a namespace's services by lists until ctx ends.
+// listFollow discovers a namespace's services by lists until ctx ends.
 func (d *discovery) listFollow(ctx context.Context, sc *scope) error {
 	l := lister{d: d, scope: sc}
 	for {
@@ -455,23 +470,23 @@ func (d *discovery) listFollow(ctx context.Context, sc *scope) error {
 	}
 }
 
-// lister reads one namespace's lists again and again.
+// lister reads one namespace's lists periodically.
 type lister struct {
 	d     *discovery
 	scope *scope
 
 	total  int // of the last complete list
 	round  int
-	groups []string // those that were asked for last, where they are not all
-	look   int      // rounds to the next look for the groups of the empty namespace
-	quick  int      // rounds that follow quickly yet
+	groups []string // those requested last, unless all
+	look   int      // rounds until the groups of the empty namespace are looked up
+	quick  int      // remaining rounds at the short interval
 	retry  plugin.Backoff
 }
 
-// errHalf is a list that was not whole, because it changed while it was read.
+// errHalf reports a list that is incomplete because it changed during reading.
 var errHalf = errors.New("the list changed while it was read")
 
-// runFor reads lists for a while. An error ends the session.
+// runFor reads lists for the duration. An error ends the session.
 func (l *lister) runFor(ctx context.Context, d time.Duration) error {
 	l.retry.First, l.retry.Most = 500*time.Millisecond, refusedWait
 	for end := time.Now().Add(d); time.Now().Before(end); {
@@ -507,7 +522,8 @@ func (l *lister) runFor(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// once reads the list, or only the number of services where that says that a long list is as it was.
+// once reads the list; of a long list only the number of services, if that is
+// unchanged.
 func (l *lister) once(ctx context.Context) (changed bool, err error) {
 	l.round++
 	groups, named := l.d.config.namedGroups()
@@ -568,11 +584,12 @@ func (l *lister) once(ctx context.Context) (changed bool, err error) {
 	return changed, nil
 }
 
-// failed says what is wrong with a list.
+// failed reports a failed list.
 func (l *lister) failed(ctx context.Context, err error) {
 	if l.scope.wire == "" && isRefused(err) {
-		// A user may well read "public" only, as requests write it. Such a user is shown all else. Where the same is refused there too, that is what
-		// is wrong, and is said of it.
+		// Some users may read only the spelling "public", and see everything
+		// but these groups. If that spelling is refused too, its own scope
+		// reports the refusal.
 		for _, g := range l.groups {
 			if _, _, err := l.d.conn.listPage(ctx, l.scope.namespace, g, 1, 1); err != nil {
 				return
@@ -583,11 +600,13 @@ func (l *lister) failed(ctx context.Context, err error) {
 	l.d.listFault(l.scope, err)
 }
 
-// emptyProblem is the id of the problem that groups of the empty namespace cannot be found.
+// emptyProblem is the id of the problem that the groups of the empty namespace
+// cannot be listed.
 const emptyProblem = `namespace ""`
 
-// emptyGroups returns the groups of the empty namespace that are to be followed: those of services that are known, and those that a look now and then
-// finds. The server's lists of all groups take that namespace for "public".
+// emptyGroups returns the selected groups of the empty namespace: those of
+// known services, and those found by a periodic lookup. The server's lists of
+// all groups read that namespace as "public".
 func (l *lister) emptyGroups(ctx context.Context) ([]string, error) {
 	if l.look--; l.look > 0 {
 		return l.d.mirror.groups(l.groups), nil
@@ -606,7 +625,7 @@ func (l *lister) emptyGroups(ctx context.Context) ([]string, error) {
 	return l.d.mirror.groups(found), nil
 }
 
-// cure says what to do where the list of all groups cannot be had.
+// cure adds advice to the error of a list of all groups.
 func (l *lister) cure(err error) error {
 	switch {
 	case l.d.conn == nil, !isRefused(err) && !isAbsent(err):
@@ -618,7 +637,7 @@ func (l *lister) cure(err error) error {
 	return fmt.Errorf("%w; name the groups under config.groups, which are then listed without the HTTP API", err)
 }
 
-// page asks for one page of a group's services.
+// page requests one page of a group's services.
 func (l *lister) page(ctx context.Context, group string, page, size int) ([]groupedName, int, error) {
 	var names []string
 	var total int
@@ -639,7 +658,8 @@ func (l *lister) page(ctx context.Context, group string, page, size int) ([]grou
 	return all, total, err
 }
 
-// readPages reads a list to its end, into ids. It reports whether the list was whole: as many services as every page said that there are.
+// readPages reads a list to its end, into ids. It reports whether the list was
+// complete: as many services as every page states.
 func readPages(fetch func(page int) (names []groupedName, total int, err error), namespace string, ids map[serviceID]bool) (total int, whole bool, err error) {
 	distinct := map[serviceID]bool{}
 	whole = true

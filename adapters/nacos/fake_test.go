@@ -26,7 +26,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// fake is a server of 2.x with one service, web of G in public. A request that it does not know fails the test.
+// fake is a server of 2.x with one service, web of G in public. A request that
+// it does not know fails the test.
 type fake struct {
 	grpcapi.UnimplementedRequestServer
 	grpcapi.UnimplementedBiRequestStreamServer
@@ -35,7 +36,8 @@ type fake struct {
 
 	mu sync.Mutex // guards everything below
 	ip string     // of web's instance
-	// hook gives other answers than the usual ones, where it returns one. It is called without mu.
+	// hook gives other answers than the usual ones, where it returns one. It is
+	// called without mu.
 	hook       func(ctx context.Context, r fakeRequest) map[string]any
 	refuse     bool // answer that the server is not ready, so often
 	asked      []string
@@ -168,7 +170,8 @@ func (f *fake) send(typ, body string) {
 	f.toSend <- &grpcapi.Payload{Metadata: &grpcapi.Metadata{Type: typ}, Body: &anypb.Any{Value: []byte(body)}}
 }
 
-// config makes an adapter use the fakes. All of them have one port for HTTP, on which nothing listens.
+// config makes an adapter use the fakes. All of them have one port for HTTP, on
+// which nothing listens.
 func fakeConfig(fakes ...*fake) Config {
 	c := DefaultConfig
 	c.Protocol, c.Groups, c.Servers, c.GRPCPortOffset = protocolGRPC, []string{"G"}, nil, 1
@@ -205,8 +208,9 @@ func (b *book) eventually(t *testing.T, what string, cond func() bool) {
 	})
 }
 
-// TestSentAway shows that a reset with a recommendation is answered and followed to another server, that nothing is removed by it, and that the registry is
-// not degraded.
+// TestSentAway shows that a reset with a recommendation is answered and
+// followed to another server, that nothing is removed by it, and that the
+// registry is not degraded.
 func TestSentAway(t *testing.T) {
 	one, two := startFake(t, "10.0.0.1"), startFake(t, "10.0.0.1")
 	one.refuse = true // not ready at first
@@ -228,7 +232,8 @@ func TestSentAway(t *testing.T) {
 	}
 }
 
-// TestHeard shows that the answers of a server and what it sends by itself are told as heard from it.
+// TestHeard shows that the answers of a server and what it sends by itself are
+// told as heard from it.
 func TestHeard(t *testing.T) {
 	f := startFake(t, "10.0.0.1")
 	b := runFake(t, fakeConfig(f))
@@ -242,7 +247,8 @@ func TestHeard(t *testing.T) {
 	b.eventually(t, "messages", func() bool { return b.heard >= before+20 })
 }
 
-// TestUnknownRequest shows that what this client does not know is answered all the same.
+// TestUnknownRequest shows that what this client does not know is answered all
+// the same.
 func TestUnknownRequest(t *testing.T) {
 	f := startFake(t, "10.0.0.1")
 	b := runFake(t, fakeConfig(f))
@@ -262,7 +268,8 @@ func TestUnknownRequest(t *testing.T) {
 	})
 }
 
-// TestMute shows that a server that does not answer any more is left for another one.
+// TestMute shows that a server that does not answer any more is left for
+// another one.
 func TestMute(t *testing.T) {
 	one, two := startFake(t, "10.0.0.1"), startFake(t, "10.0.0.1 10.0.0.2")
 	b := runFake(t, fakeConfig(one, two))
@@ -273,8 +280,9 @@ func TestMute(t *testing.T) {
 	b.eventually(t, "the second server", func() bool { return b.services["public/G/web"] == "10.0.0.1:80 10.0.0.2:80" })
 }
 
-// TestEmptyNamespaceIsAwaited shows that before 2.4 the first listing is not in before that of the empty namespace is, which is "public" as some
-// clients write it.
+// TestEmptyNamespaceIsAwaited shows that before 2.4 the first listing is not in
+// before that of the empty namespace is, which is "public" as some clients
+// write it.
 func TestEmptyNamespaceIsAwaited(t *testing.T) {
 	f := startFake(t, "10.0.0.1")
 	release := make(chan struct{})
@@ -297,8 +305,9 @@ func TestEmptyNamespaceIsAwaited(t *testing.T) {
 	b.wantState(t, "both lists", "")
 }
 
-// TestEmptyNamespaceRefused shows that a user who may not read the empty namespace is shown all else, and told; and that a user who may read nothing has
-// no first listing.
+// TestEmptyNamespaceRefused shows that a user who may not read the empty
+// namespace is shown all else, and told; and that a user who may read nothing
+// has no first listing.
 func TestEmptyNamespaceRefused(t *testing.T) {
 	f := startFake(t, "10.0.0.1")
 	var mu sync.Mutex // guards refused
@@ -353,7 +362,8 @@ func TestEmptyNamespaceRefused(t *testing.T) {
 	b.eventually(t, "none refused", func() bool { return b.degraded == "" && b.services["public/G/old"] == "10.0.0.1:80" })
 }
 
-// TestEmptyNamespaceFails shows that a list of the empty namespace that fails is a fault like that of any other.
+// TestEmptyNamespaceFails shows that a list of the empty namespace that fails
+// is a fault like that of any other.
 func TestEmptyNamespaceFails(t *testing.T) {
 	for name, bad := range map[string]map[string]any{
 		"an error": {"resultCode": 500, "errorCode": 500, "message": "broken"},
@@ -381,7 +391,8 @@ func TestEmptyNamespaceFails(t *testing.T) {
 	}
 }
 
-// TestEmptyNamespaceGroups shows how groups of the empty namespace are found where groups are globs, and what is said where they cannot be.
+// TestEmptyNamespaceGroups shows how groups of the empty namespace are found
+// where groups are globs, and what is said where they cannot be.
 func TestEmptyNamespaceGroups(t *testing.T) {
 	for name, test := range map[string]struct {
 		status  int
@@ -451,7 +462,8 @@ func portIn(t *testing.T, addr string) int {
 	return n
 }
 
-// TestWithoutInstances shows that an answer or a push that does not say which instances a service has is none: what is known stays.
+// TestWithoutInstances shows that an answer or a push that does not say which
+// instances a service has is none: what is known stays.
 func TestWithoutInstances(t *testing.T) {
 	f := startFake(t, "10.0.0.1")
 	b := runFake(t, fakeConfig(f))
@@ -523,7 +535,8 @@ func TestPersistent(t *testing.T) {
 	b.wantState(t, "all of it", "")
 }
 
-// TestHTTPS shows login, list and instances over TLS with a client certificate, below a context path of its own.
+// TestHTTPS shows login, list and instances over TLS with a client certificate,
+// below a context path of its own.
 func TestHTTPS(t *testing.T) {
 	ca := testcert.New(t, "nacos.example.org")
 	mux := http.NewServeMux()
@@ -558,7 +571,7 @@ func TestHTTPS(t *testing.T) {
 		c := DefaultConfig
 		c.Servers, c.ContextPath, c.Protocol = []string{server}, context, protocolHTTP
 		c.Username, c.Password, c.GRPCPortOffset = "u", "p", 1
-		c.TLS = TLSConfig{CAFile: ca.Cert, CertFile: ca.Cert, KeyFile: ca.Key, ServerName: "nacos.example.org"}
+		c.TLS = TLSConfig{TLS: plugin.TLS{CAFile: ca.Cert, CertFile: ca.Cert, KeyFile: ca.Key, ServerName: "nacos.example.org"}}
 		return c
 	}
 	for name, c := range map[string]Config{
@@ -579,7 +592,8 @@ func TestHTTPS(t *testing.T) {
 	b.eventually(t, "no client certificate", func() bool { return strings.Contains(b.degraded, "login: ") && !b.synced })
 }
 
-// TestTLS shows TLS with an authority and a client certificate of one's own, and what happens without.
+// TestTLS shows TLS with an authority and a client certificate of one's own,
+// and what happens without.
 func TestTLS(t *testing.T) {
 	ca := testcert.New(t, "nacos.example.org")
 	cert, keyFile := ca.Cert, ca.Key
@@ -589,22 +603,18 @@ func TestTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, test := range map[string]struct {
-		config TLSConfig
+		config plugin.TLS
 		want   string // part of the error
 	}{
-		"all of it":            {TLSConfig{CAFile: cert, CertFile: cert, KeyFile: keyFile, ServerName: "nacos.example.org"}, ""},
-		"another name":         {TLSConfig{CAFile: cert, CertFile: cert, KeyFile: keyFile, ServerName: "other.example.org"}, "other.example.org"},
-		"an unknown authority": {TLSConfig{CertFile: cert, KeyFile: keyFile, ServerName: "nacos.example.org"}, "unknown authority"},
-		// With TLS 1.3 the server's alert comes after the handshake, and a write may fail before it is read: the reason is not
-		// always told.
-		"no client certificate": {TLSConfig{CAFile: cert, ServerName: "nacos.example.org"}, "ServerCheckRequest"},
-		"not verified":          {TLSConfig{CertFile: cert, KeyFile: keyFile, InsecureSkipVerify: true}, ""},
+		"all of it":            {plugin.TLS{CAFile: cert, CertFile: cert, KeyFile: keyFile, ServerName: "nacos.example.org"}, ""},
+		"another name":         {plugin.TLS{CAFile: cert, CertFile: cert, KeyFile: keyFile, ServerName: "other.example.org"}, "other.example.org"},
+		"an unknown authority": {plugin.TLS{CertFile: cert, KeyFile: keyFile, ServerName: "nacos.example.org"}, "unknown authority"},
+		// With TLS 1.3 the server's alert comes after the handshake, and a
+		// write may fail before it is read: the reason is not always told.
+		"no client certificate": {plugin.TLS{CAFile: cert, ServerName: "nacos.example.org"}, "ServerCheckRequest"},
+		"not verified":          {plugin.TLS{CertFile: cert, KeyFile: keyFile, InsecureSkipVerify: true}, ""},
 	} {
-		tlsConfig, err := newTLS(test.config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := dial(t.Context(), s, tlsConfig, newAuth(Config{}, nil, nil), slog.New(slog.DiscardHandler))
+		c, err := dial(t.Context(), s, TLSConfig{GRPC: true, TLS: test.config}, newAuth(Config{}, nil, nil), slog.New(slog.DiscardHandler))
 		if err == nil {
 			c.close()
 		}
@@ -612,8 +622,10 @@ func TestTLS(t *testing.T) {
 			t.Errorf("%s: error %v, want %q", name, err, test.want)
 		}
 	}
-	for field, bad := range map[string]TLSConfig{"tls.ca_file": {CAFile: keyFile}, "tls.cert_file": {CertFile: cert, KeyFile: cert}} {
-		if _, err := newTLS(bad); err == nil || !strings.Contains(err.Error(), field) {
+	for field, bad := range map[string]plugin.TLS{"tls.ca_file": {CAFile: keyFile}, "tls.cert_file": {CertFile: cert, KeyFile: cert}} {
+		c := fakeConfig(f)
+		c.TLS.TLS, c.TLS.GRPC = bad, true
+		if _, err := newAdapter(c, plugin.Env{}); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: error %v", field, err)
 		}
 	}

@@ -3,8 +3,6 @@ package nacos
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -29,50 +26,27 @@ const (
 	maxConns = 32
 )
 
-// newTLS makes the TLS configuration, nil where none is asked for. The client's certificate is read again for every connection.
-func newTLS(c TLSConfig) (*tls.Config, error) {
-	t := &tls.Config{ServerName: c.ServerName, InsecureSkipVerify: c.InsecureSkipVerify, MinVersion: tls.VersionTLS12} //nolint:gosec // said by the user
-	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
-		if err != nil {
-			return nil, &plugin.FieldError{Field: "tls.ca_file", Reason: err.Error()}
-		}
-		t.RootCAs = x509.NewCertPool()
-		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, &plugin.FieldError{Field: "tls.ca_file", Reason: fmt.Sprintf("%s holds no certificate in PEM", c.CAFile)}
-		}
-	}
-	if c.CertFile != "" {
-		if _, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile); err != nil {
-			return nil, &plugin.FieldError{Field: "tls.cert_file", Reason: err.Error()}
-		}
-		t.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-			return &cert, err
-		}
-	}
-	return t, nil
-}
-
-// newHTTPClient makes the client of the HTTP API.
-func newHTTPClient(t *tls.Config) *http.Client {
+// newHTTPClient returns the client of the HTTP API.
+func newHTTPClient(t plugin.TLS) *http.Client {
 	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}
 	return &http.Client{
 		Timeout: httpTimeout,
-		// Nothing comes from the environment, also no proxy.
+		// Nothing comes from the environment, including the proxy.
 		Transport: &http.Transport{
 			DialContext:         dialer.DialContext,
-			TLSClientConfig:     t,
+			DialTLSContext:      t.DialHTTP("tls", dialer),
+			ForceAttemptHTTP2:   true,
 			MaxConnsPerHost:     maxConns,
 			MaxIdleConnsPerHost: maxConns,
 			IdleConnTimeout:     time.Minute,
 		},
-		// A redirect would carry the credentials to wherever it points.
+		// A redirect would send the credentials to its target.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
 
-// httpDo makes a request, with a form as its body unless that is empty, and returns the answer's body.
+// httpDo makes a request, with form as its body unless empty, and returns the
+// body of the answer.
 func httpDo(ctx context.Context, client *http.Client, method, target, form string, headers map[string]string) (body []byte, status int, err error) {
 	var content io.Reader
 	if form != "" {
@@ -104,7 +78,8 @@ func httpDo(ctx context.Context, client *http.Client, method, target, form strin
 	return body, res.StatusCode, nil
 }
 
-// hideQuery returns err without the query of its URL, which may hold a signature.
+// hideQuery returns err without the query of its URL, which may contain a
+// signature.
 func hideQuery(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		u.URL, _, _ = strings.Cut(u.URL, "?")
@@ -120,7 +95,7 @@ type httpAPI struct {
 	heard  func() // called with each answer; may be nil
 }
 
-// errStatus is an answer of the HTTP API that is no success.
+// errStatus is an answer of the HTTP API with an error status.
 type errStatus struct {
 	path   string
 	status int
@@ -132,15 +107,16 @@ func (e *errStatus) Error() string {
 	return fmt.Sprintf("%s: nacos answers status %d %q", e.path, e.status, clip(e.text))
 }
 
-// saying returns what an answer that is no success says. Of one in JSON that is its message and data, or its error: the rest, such as a time, is
-// another at each request, and would make each failure a new one.
+// saying returns the message of an error answer. Of JSON it returns the message
+// and data, or the error: other fields, such as a time, differ in each answer
+// and would make each failure a new one.
 func saying(body []byte) string {
 	var answer struct {
 		Message string `json:"message"`
 		Error   string `json:"error"`
 		Data    any    `json:"data"`
 	}
-	_ = json.Unmarshal(body, &answer) // fields that decoded are set whatever the error
+	_ = json.Unmarshal(body, &answer) // decoded fields are set even on error
 	text := cmp.Or(answer.Message, answer.Error)
 	if text == "" {
 		return string(body)
@@ -151,20 +127,20 @@ func saying(body []byte) string {
 	return text
 }
 
-// isAbsent reports whether err says that the server has no such API.
+// isAbsent reports whether err means that the server lacks the API.
 func isAbsent(err error) bool {
 	e, ok := errors.AsType[*errStatus](err)
 	return ok && (e.status == http.StatusNotFound || e.status == http.StatusGone || e.status == http.StatusNotImplemented || e.status == http.StatusMethodNotAllowed)
 }
 
-// isRefused reports whether err says that the asker may not.
+// isRefused reports whether err means that access is denied.
 func isRefused(err error) bool {
 	e, ok := errors.AsType[*errStatus](err)
 	return ok && (e.status == http.StatusForbidden || e.status == http.StatusUnauthorized) || isForbidden(err)
 }
 
-// get makes a request and decodes its answer, which must be a JSON object, into answer. Where the token is refused it is made once more
-// with another, if there is one.
+// get makes a request and decodes the answer, a JSON object, into answer. If
+// the token is refused, get renews it and retries once.
 func (h *httpAPI) get(ctx context.Context, path, resource string, query url.Values, answer any) error {
 	token, err := h.getOnce(ctx, path, resource, query, answer)
 	if isRefused(err) && h.auth.renew(ctx, h.server, token) {
@@ -200,7 +176,7 @@ func (h *httpAPI) getOnce(ctx context.Context, path, resource string, query url.
 	if status != http.StatusOK {
 		return token, &errStatus{path: path, status: status, text: saying(body)}
 	}
-	// From 2.2 on answers have an envelope with a code of its own.
+	// From 2.2 on answers have an envelope with an error code.
 	var envelope struct {
 		Code    *int   `json:"code"`
 		Message string `json:"message"`
@@ -220,7 +196,7 @@ func (h *httpAPI) getOnce(ctx context.Context, path, resource string, query url.
 	return token, nil
 }
 
-// answers reports whether the server's HTTP API is there at all, whatever it says.
+// answers returns nil if the server's HTTP API answers, with any status.
 func (h *httpAPI) answers(ctx context.Context) error {
 	_, status, err := httpDo(ctx, h.client, http.MethodGet, h.server.url("/v1/ns/operator/metrics"), "", nil)
 	if err == nil && status >= http.StatusInternalServerError {
@@ -229,10 +205,10 @@ func (h *httpAPI) answers(ctx context.Context) error {
 	return err
 }
 
-// namespacePaths are where namespaces are listed: 3.x, 2.x, 1.x.
+// namespacePaths are the endpoints that list namespaces: 3.x, 2.x, 1.x.
 var namespacePaths = []string{"/v3/admin/core/namespace/list", "/v2/console/namespace/list", "/v1/console/namespaces"}
 
-// namespaces lists the namespaces' ids, the public one as such.
+// namespaces lists the ids of the namespaces, including the public one by name.
 func (h *httpAPI) namespaces(ctx context.Context) ([]string, error) {
 	var err error
 	for _, path := range namespacePaths {
@@ -261,13 +237,14 @@ func (h *httpAPI) namespaces(ctx context.Context) ([]string, error) {
 	return nil, err
 }
 
-// groupedName is a service as lists of all groups name it.
+// groupedName is a service in lists of all groups.
 type groupedName struct {
 	Name      string `json:"name"`
 	GroupName string `json:"groupName"`
 }
 
-// listAllPage asks for one page of the services of all groups of a namespace, counted from 1.
+// listAllPage requests one page of a namespace's services of all groups,
+// counted from 1.
 func (h *httpAPI) listAllPage(ctx context.Context, namespace string, page, size int) (names []groupedName, total int, err error) {
 	q := url.Values{
 		"namespaceId": {namespace}, "pageNo": {strconv.Itoa(page)}, "pageSize": {strconv.Itoa(size)}, "withInstances": {"false"},
@@ -303,8 +280,9 @@ func (h *httpAPI) listAllPage(ctx context.Context, namespace string, page, size 
 	return v1.List, *v1.Count, nil
 }
 
-// emptyGroups asks for the groups that have services in the empty namespace. Only servers before 3.0 tell, along with all else that they have: no
-// request can name that namespace.
+// emptyGroups returns the groups that have services in the empty namespace.
+// Only servers before 3.0 list them, among those of all namespaces: no request
+// can name that namespace.
 func (h *httpAPI) emptyGroups(ctx context.Context) ([]string, error) {
 	var answer struct {
 		Services map[string][]string `json:"services"` // by namespace, as "GROUP@@NAME"
@@ -328,10 +306,10 @@ func (h *httpAPI) emptyGroups(ctx context.Context) ([]string, error) {
 	return groups, nil
 }
 
-// errNoList is an answer that is JSON and no list.
+// errNoList reports an answer in JSON that is not a list.
 var errNoList = errors.New("the answer is no list")
 
-// listGroupPage asks for one page of a group's services, counted from 1.
+// listGroupPage requests one page of a group's services, counted from 1.
 func (h *httpAPI) listGroupPage(ctx context.Context, namespace, group string, page, size int) (names []string, total int, err error) {
 	q := url.Values{"namespaceId": {namespace}, "groupName": {group}, "pageNo": {strconv.Itoa(page)}, "pageSize": {strconv.Itoa(size)}}
 	var answer struct {
@@ -349,15 +327,15 @@ func (h *httpAPI) listGroupPage(ctx context.Context, namespace, group string, pa
 	return answer.Doms, *answer.Count, nil
 }
 
-// query asks for the present state of a service.
+// query returns the current state of a service.
 func (h *httpAPI) query(ctx context.Context, namespace, group, name string) (model.Service, error) {
 	grouped := group + serviceKeySeparator + name
 	q := url.Values{"namespaceId": {namespace}, "serviceName": {grouped}, "groupName": {group}, "healthyOnly": {"false"}}
 	var answer struct {
 		model.Service
-		// Hosts is required: an answer without it is no service.
+		// Hosts is required: an answer without it is not a service.
 		Hosts *[]model.Instance `json:"hosts"`
-		// Valid hides the SDK's, which is a string in some versions.
+		// Valid shadows the SDK's field, which is a string in some versions.
 		Valid       any `json:"valid"`
 		LastRefTime any `json:"lastRefTime"`
 		CacheMillis any `json:"cacheMillis"`

@@ -2,11 +2,14 @@ package nacos
 
 import "github.com/isthmus-mesh/isthmus/plugin"
 
-// hostTemplate is the host that bridges of Nacos give a service: NAME.GROUP.NAMESPACE.nacos, with the underscore of groups such as
-// DEFAULT_GROUP, which is in nearly every one, made a dash. Anything else that is illegal in a host is mended and listed by translate.
+// hostTemplate is the host that other Nacos bridges give a service:
+// NAME.GROUP.NAMESPACE.nacos, with a dash for the underscore that most groups
+// contain, such as DEFAULT_GROUP. translate replaces and reports any other
+// illegal character.
 const hostTemplate = `{{.Name}}.{{.Group | dash}}.{{.Namespace}}.nacos`
 
-// Main runs the adapter as a plugin, as plugin.Main does. It does not return. The version is that of the program which the adapter is part of.
+// Main runs the adapter as a plugin, as plugin.Main does, and does not return.
+// version is the version of the program that contains the adapter.
 func Main(version string) {
-	plugin.Main("nacos", New, plugin.WithVersion(version), plugin.WithDefaults(DefaultConfig), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
+	plugin.Main("nacos", New, plugin.WithVersion(version), plugin.WithSummary("Follows one or several namespaces of a Nacos."), plugin.WithDefaults(DefaultConfig), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
 }

@@ -13,22 +13,23 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Error codes of Nacos in the body of an answer.
+// Error codes in the body of an answer.
 const (
-	codeNotReady     = 300 // 300 to 399: the server does not serve yet
-	codeUnregistered = 301 // the server does not know the connection
-	codeNoHandler    = 302 // the server does not know the request
+	codeNotReady     = 300 // 300 to 399: the server is not ready
+	codeUnregistered = 301 // the connection is not registered
+	codeNoHandler    = 302 // the server does not support the request
 	codeForbidden    = 403
-	// The server tells of a part of the services only (nacos.naming.fuzzy.watch.max.pattern.match.service.count) or does not take
-	// another pattern (...max.pattern.count).
+	// The server announces only some of the services
+	// (nacos.naming.fuzzy.watch.max.pattern.match.service.count) or accepts no
+	// further pattern (...max.pattern.count).
 	codePatternsOverLimit = 50310
 	codeMatchesOverLimit  = 50311
 )
 
-// resultOK is the resultCode of an answer that is no error.
+// resultOK is the resultCode of success.
 const resultOK = 200
 
-// Types of what the server sends on the stream.
+// Types of messages of the server.
 const (
 	typeSetupAck        = "SetupAckRequest"
 	typePush            = "NotifySubscriberRequest"
@@ -46,14 +47,16 @@ const (
 	serviceKeySeparator = "@@"
 )
 
-// setupRequest is the first message on the stream, with what the SDK's type lacks.
+// setupRequest is the first message on the stream, with fields that the SDK's
+// type lacks.
 type setupRequest struct {
 	*rpc_request.ConnectionSetupRequest
-	// AbilityTable says what this client can do, for servers from 2.4 on; older ones ignore it.
+	// AbilityTable lists this client's abilities, for servers from 2.4 on;
+	// older ones ignore it.
 	AbilityTable map[string]bool `json:"abilityTable"`
 }
 
-// fuzzyWatchRequest asks for the services that match a pattern (3.x).
+// fuzzyWatchRequest requests a fuzzy watch of a pattern (3.x).
 type fuzzyWatchRequest struct {
 	*rpc_request.Request
 	Namespace         string   `json:"namespace"`
@@ -61,7 +64,7 @@ type fuzzyWatchRequest struct {
 	ReceivedGroupKeys []string `json:"receivedGroupKeys"`
 	WatchType         string   `json:"watchType"`
 	Initializing      bool     `json:"initializing"`
-	// IsInitializing is what 3.0 calls the same.
+	// IsInitializing is the name of the field in 3.0.
 	IsInitializing bool   `json:"isInitializing"`
 	Module         string `json:"module"`
 }
@@ -69,14 +72,14 @@ type fuzzyWatchRequest struct {
 // GetRequestType implements rpc_request.IRequest.
 func (*fuzzyWatchRequest) GetRequestType() string { return "NamingFuzzyWatchRequest" }
 
-// serverRequest is what a request of the server may hold; each type has some of it.
+// serverRequest is the union of the fields of the server's requests.
 type serverRequest struct {
 	RequestID string `json:"requestId"`
 
 	// SetupAckRequest
 	AbilityTable map[string]bool `json:"abilityTable"`
 
-	// NotifySubscriberRequest, which says no namespace
+	// NotifySubscriberRequest, which has no namespace
 	ServiceInfo model.Service `json:"serviceInfo"`
 
 	// ConnectResetRequest
@@ -93,22 +96,22 @@ type serverRequest struct {
 	ChangedType     string         `json:"changedType"`
 }
 
-// fuzzyContext is one service of a fuzzy watch's batch.
+// fuzzyContext is one service in a batch of a fuzzy watch.
 type fuzzyContext struct {
 	ServiceKey  string `json:"serviceKey"`
 	ChangedType string `json:"changedType"`
 }
 
-// serverCheckResponse is what answers a ServerCheckRequest.
+// serverCheckResponse is the answer to a ServerCheckRequest.
 type serverCheckResponse struct {
 	rpc_response.ServerCheckResponse
-	// SupportAbilityNegotiation says that a SetupAckRequest will follow the setup.
+	// SupportAbilityNegotiation announces a SetupAckRequest after the setup.
 	SupportAbilityNegotiation bool `json:"supportAbilityNegotiation"`
 }
 
-// serverError is an answer that says that the server did not do what it was asked.
+// serverError is an error answer of the server.
 type serverError struct {
-	code    int // errorCode, or resultCode where there is none
+	code    int // errorCode, or resultCode if there is none
 	message string
 }
 
@@ -117,21 +120,22 @@ func (e *serverError) Error() string {
 	return fmt.Sprintf("nacos answers %d %q", e.code, clip(e.message))
 }
 
-// errNoHosts is an answer or a push that does not say which instances a service has. Where it has none servers say so, by an empty list.
+// errNoHosts reports an answer or a push without a list of instances. A service
+// without instances has an empty list.
 var errNoHosts = errors.New("it holds no list of instances")
 
-// hasCode reports whether err is the server's answer with the code.
+// hasCode reports whether err is an answer of the server with the code.
 func hasCode(err error, code int) bool {
 	e, ok := errors.AsType[*serverError](err)
 	return ok && e.code == code
 }
 
-// isForbidden reports whether the server refused for want of rights.
+// isForbidden reports whether the server denied access.
 func isForbidden(err error) bool {
 	return hasCode(err, codeForbidden) || hasCode(err, 401)
 }
 
-// clip shortens what a server says for an error.
+// clip bounds the length of the server's text in an error.
 func clip(s string) string {
 	const most = 300
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(s, "?")), " ")
@@ -141,7 +145,8 @@ func clip(s string) string {
 	return s
 }
 
-// encodeRequest makes the payload of a request. Headers carry who asks.
+// encodeRequest encodes the payload of a request. headers carry the
+// credentials.
 func encodeRequest(request rpc_request.IRequest, headers map[string]string) (*grpcapi.Payload, error) {
 	body, err := json.Marshal(request)
 	if err != nil {
@@ -153,7 +158,8 @@ func encodeRequest(request rpc_request.IRequest, headers map[string]string) (*gr
 	}, nil
 }
 
-// encodeAck makes the payload of the answer to a request of the server: every one wants one, by the name of its type.
+// encodeAck encodes the acknowledgement of a request of the server. Its type is
+// named after that of the request.
 func encodeAck(requestType, requestID string) *grpcapi.Payload {
 	body, _ := json.Marshal(rpc_response.Response{ResultCode: resultOK, Success: true, RequestId: requestID}) // cannot fail: plain fields
 	return &grpcapi.Payload{
@@ -162,7 +168,8 @@ func encodeAck(requestType, requestID string) *grpcapi.Payload {
 	}
 }
 
-// decodeResponse decodes an answer into response, a pointer. An answer that is an error is a *serverError.
+// decodeResponse decodes an answer into response, a pointer. It returns a
+// *serverError for an error answer.
 func decodeResponse(p *grpcapi.Payload, response any) error {
 	var head rpc_response.Response
 	body := p.GetBody().GetValue()
@@ -182,8 +189,8 @@ func decodeResponse(p *grpcapi.Payload, response any) error {
 	return nil
 }
 
-// decodeRequest decodes a request of the server. What could be read of one that does not decode is returned too, so that it can be
-// answered.
+// decodeRequest decodes a request of the server. On error it returns the fields
+// that could be decoded, so that the request can be acknowledged.
 func decodeRequest(p *grpcapi.Payload) (*serverRequest, error) {
 	r := &serverRequest{}
 	body := p.GetBody().GetValue()
@@ -195,7 +202,7 @@ func decodeRequest(p *grpcapi.Payload) (*serverRequest, error) {
 				GroupName string `json:"groupName"`
 			} `json:"serviceInfo"`
 		}
-		_ = json.Unmarshal(body, &id) // fields that decoded are set whatever the error
+		_ = json.Unmarshal(body, &id) // decoded fields are set even on error
 		return &serverRequest{
 			RequestID:   id.RequestID,
 			ServiceInfo: model.Service{Name: id.ServiceInfo.Name, GroupName: id.ServiceInfo.GroupName},
@@ -207,7 +214,8 @@ func decodeRequest(p *grpcapi.Payload) (*serverRequest, error) {
 	return r, nil
 }
 
-// splitServiceKey splits "NAMESPACE@@GROUP@@NAME". A name may hold the separator, the others may not.
+// splitServiceKey splits "NAMESPACE@@GROUP@@NAME". Only the name may contain
+// the separator.
 func splitServiceKey(key string) (namespace, group, name string, ok bool) {
 	parts := strings.SplitN(key, serviceKeySeparator, 3)
 	if len(parts) != 3 || parts[1] == "" || parts[2] == "" {
@@ -216,7 +224,8 @@ func splitServiceKey(key string) (namespace, group, name string, ok bool) {
 	return parts[0], parts[1], parts[2], true
 }
 
-// splitGrouped splits "GROUP@@NAME", which some answers hold instead of the name alone.
+// splitGrouped splits "GROUP@@NAME", which some answers have in place of the
+// name.
 func splitGrouped(group, name string) (g, n string) {
 	if before, after, ok := strings.Cut(name, serviceKeySeparator); ok && (group == "" || group == before) {
 		return before, after

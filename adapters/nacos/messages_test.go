@@ -48,6 +48,7 @@ func (nothing) Publish(*mcp.Resource)     {}
 func (nothing) Withdraw(string, string)   {}
 func (nothing) Synced()                   {}
 func (nothing) Degraded(error)            {}
+func (nothing) Detail(string)             {}
 func (nothing) Problem(string, string)    {}
 func (nothing) Heard()                    {}
 
@@ -74,7 +75,8 @@ var seeds = []string{
 	`{"requestId":1,"serviceInfo":[]}`, `[]`, `null`, ``, `{"abilityTable":{"fuzzyWatch":true},"serverIp":"a","serverPort":"b"}`,
 }
 
-// FuzzServerRequest shows that nothing that the server sends on the stream can break the adapter, and that what cannot be read removes nothing.
+// FuzzServerRequest shows that nothing that the server sends on the stream can
+// break the adapter, and that what cannot be read removes nothing.
 func FuzzServerRequest(f *testing.F) {
 	for _, s := range seeds {
 		for i := range serverTypes {
@@ -109,7 +111,8 @@ func FuzzServerRequest(f *testing.F) {
 	})
 }
 
-// canned is a server that has one answer to everything, and keeps what it was asked.
+// canned is a server that has one answer to everything, and keeps what it was
+// asked.
 type canned struct {
 	answer *grpcapi.Payload
 	asked  []*grpcapi.Payload
@@ -156,7 +159,8 @@ func FuzzResponse(f *testing.F) {
 	})
 }
 
-// FuzzHTTP shows that no body of the HTTP API breaks the adapter, and that none but a whole answer is taken for one.
+// FuzzHTTP shows that no body of the HTTP API breaks the adapter, and that none
+// but a whole answer is taken for one.
 func FuzzHTTP(f *testing.F) {
 	for _, s := range append(slices.Clone(seeds), `{"count":1,"serviceList":[{"name":"a","groupName":"G"}]}`, `{"count":2,"doms":["a"]}`,
 		`{"code":0,"data":[{"namespace":"x"}]}`, `{"code":403,"message":"no"}`, `{"hosts":[]}`, `{"accessToken":"x","tokenTtl":1}`, `<html>error</html>`) {
@@ -210,7 +214,8 @@ func TestConvert(t *testing.T) {
 	}
 }
 
-// TestLocality shows where each value of cluster_locality puts an instance in the mesh, and what it needs for that.
+// TestLocality shows where each value of cluster_locality puts an instance in
+// the mesh, and what it needs for that.
 func TestLocality(t *testing.T) {
 	yes := translate.LocalityOptions{Region: "eu"}
 	zoned := translate.LocalityOptions{Region: "eu", ZoneKey: "zone"}

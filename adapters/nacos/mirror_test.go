@@ -30,7 +30,8 @@ type book struct {
 	degraded string
 	synced   bool
 	sets     int
-	// instances are those of each service, and least is the smallest number of them.
+	// instances are those of each service, and least is the smallest number of
+	// them.
 	instances map[string][]registry.Instance
 	least     map[string]int
 	heard     int
@@ -60,6 +61,7 @@ func (b *book) Remove(key registry.Key) {
 	defer b.mu.Unlock()
 	delete(b.services, key.String())
 }
+func (*book) Detail(string)           {}
 func (*book) Publish(*mcp.Resource)   {}
 func (*book) Withdraw(string, string) {}
 func (b *book) Synced()               { b.mu.Lock(); defer b.mu.Unlock(); b.synced = true }
@@ -226,7 +228,8 @@ func (be *bench) list(ids ...serviceID) {
 	synctest.Wait()
 }
 
-// TestEmptyIsConfirmed shows that a push without instances counts only once a query says the same.
+// TestEmptyIsConfirmed shows that a push without instances counts only once a
+// query says the same.
 func TestEmptyIsConfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		be := newBench(t, Config{})
@@ -253,7 +256,8 @@ func TestEmptyIsConfirmed(t *testing.T) {
 	})
 }
 
-// TestMissingInAList shows that a service goes only if it is missing in a complete list and a query has no instance of it.
+// TestMissingInAList shows that a service goes only if it is missing in a
+// complete list and a query has no instance of it.
 func TestMissingInAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		be := newBench(t, Config{})
@@ -276,7 +280,8 @@ func TestMissingInAList(t *testing.T) {
 	})
 }
 
-// TestGrace shows another session: everything is subscribed again and kept, what the server shows is believed, and what it lacks is kept for the grace
+// TestGrace shows another session: everything is subscribed again and kept,
+// what the server shows is believed, and what it lacks is kept for the grace
 // period, unless the session has shown it once.
 func TestGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -316,7 +321,8 @@ func TestGrace(t *testing.T) {
 	})
 }
 
-// TestStaleReply shows that an answer that is older than a push which overtook it is dropped.
+// TestStaleReply shows that an answer that is older than a push which overtook
+// it is dropped.
 func TestStaleReply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		be := newBench(t, Config{})
@@ -331,7 +337,8 @@ func TestStaleReply(t *testing.T) {
 	})
 }
 
-// TestPushOfTwoNamespaces shows that a push, which does not say its namespace, is never taken for that of another one.
+// TestPushOfTwoNamespaces shows that a push, which does not say its namespace,
+// is never taken for that of another one.
 func TestPushOfTwoNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		be := newBench(t, Config{})
@@ -348,7 +355,8 @@ func TestPushOfTwoNamespaces(t *testing.T) {
 	})
 }
 
-// TestBothNamesOfPublic shows that what clients register under the empty name and under "public" is one service.
+// TestBothNamesOfPublic shows that what clients register under the empty name
+// and under "public" is one service.
 func TestBothNamesOfPublic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		be := newBench(t, Config{})
@@ -367,7 +375,8 @@ func TestBothNamesOfPublic(t *testing.T) {
 	})
 }
 
-// TestSubscriptionWithoutPush shows that a subscription that no push follows is made again, a few times.
+// TestSubscriptionWithoutPush shows that a subscription that no push follows is
+// made again, a few times.
 func TestSubscriptionWithoutPush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		be := newBench(t, Config{})
@@ -388,7 +397,8 @@ func TestSubscriptionWithoutPush(t *testing.T) {
 	})
 }
 
-// TestSubscriptionWithoutPushOfTwoNamespaces shows that the push of one service is not taken for a sign that another of the same name is subscribed.
+// TestSubscriptionWithoutPushOfTwoNamespaces shows that the push of one service
+// is not taken for a sign that another of the same name is subscribed.
 func TestSubscriptionWithoutPushOfTwoNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		be := newBench(t, Config{})
@@ -407,7 +417,8 @@ func TestSubscriptionWithoutPushOfTwoNamespaces(t *testing.T) {
 	})
 }
 
-// TestFailures shows which failures end a session, which are tried again, and that none removes anything.
+// TestFailures shows which failures end a session, which are tried again, and
+// that none removes anything.
 func TestFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		be := newBench(t, Config{})
@@ -450,8 +461,9 @@ func TestFailures(t *testing.T) {
 	})
 }
 
-// TestServiceRefused shows that the refusal of one service, while another is shown, does not hold up the first listing, that it is listed with its cure, and
-// that it removes nothing.
+// TestServiceRefused shows that the refusal of one service, while another is
+// shown, does not hold up the first listing, that it is listed with its cure,
+// and that it removes nothing.
 func TestServiceRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		be := newBench(t, Config{})
@@ -512,7 +524,8 @@ func TestServiceRefused(t *testing.T) {
 	})
 }
 
-// TestEverythingRefused shows that a password that does not hold, from the start or from some time on, never makes a first listing.
+// TestEverythingRefused shows that a password that does not hold, from the
+// start or from some time on, never makes a first listing.
 func TestEverythingRefused(t *testing.T) {
 	for name, before := range map[string]bool{"from the start": false, "after one answer": true} {
 		t.Run(name, func(t *testing.T) {
@@ -539,7 +552,8 @@ func TestEverythingRefused(t *testing.T) {
 	}
 }
 
-// TestPortsOfMetadata shows that a configured port whose metadata is no port number is listed.
+// TestPortsOfMetadata shows that a configured port whose metadata is no port
+// number is listed.
 func TestPortsOfMetadata(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		be := newBench(t, Config{Ports: []PortKey{{Name: "grpc", Key: "gRPC_port"}}})
@@ -583,7 +597,8 @@ func TestPortsOfMetadata(t *testing.T) {
 	})
 }
 
-// TestManyInFlight shows that no more than so many requests are under way at once.
+// TestManyInFlight shows that no more than so many requests are under way at
+// once.
 func TestManyInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		be := newBench(t, Config{})
@@ -604,7 +619,8 @@ func TestManyInFlight(t *testing.T) {
 	})
 }
 
-// TestNamespaces shows which empty lists are believed, by what a server says of its namespaces.
+// TestNamespaces shows which empty lists are believed, by what a server says of
+// its namespaces.
 func TestNamespaces(t *testing.T) {
 	for name, test := range map[string]struct {
 		status int
@@ -645,7 +661,8 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// TestListsThatAreNone shows that error pages, refusals and lists that change while they are read remove nothing over the HTTP API.
+// TestListsThatAreNone shows that error pages, refusals and lists that change
+// while they are read remove nothing over the HTTP API.
 func TestListsThatAreNone(t *testing.T) {
 	var mu sync.Mutex
 	answers := []string{}

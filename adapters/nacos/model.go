@@ -16,73 +16,83 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// serviceID names a service as requests do. Its namespace is as the server spells it, "" included.
+// serviceID identifies a service in requests. Its namespace is spelled as by
+// the server, and may be "".
 type serviceID struct{ namespace, group, name string }
 
-// String returns the service as people write it.
+// String returns the service for people to read.
 func (id serviceID) String() string {
 	return canonicalNamespace(id.namespace) + "/" + id.group + "/" + id.name
 }
 
-// part names the service among the parts of the registry that may have a fault.
+// part identifies the service in the registry's faults.
 func (id serviceID) part() string { return "service " + id.namespace + "/" + id.group + "/" + id.name }
 
-// source is where services are asked for: a connection, or the HTTP API.
+// source is where services are queried: a connection, or the HTTP API.
 type source interface {
-	// subscribe asks for pushes of a service, and returns its present state.
+	// subscribe subscribes to a service and returns its current state.
 	subscribe(ctx context.Context, namespace, group, name string) (model.Service, error)
-	// unsubscribe takes that back.
+	// unsubscribe ends a subscription.
 	unsubscribe(ctx context.Context, namespace, group, name string) error
-	// query asks for the present state of a service.
+	// query returns the current state of a service.
 	query(ctx context.Context, namespace, group, name string) (model.Service, error)
 }
 
-// service is what is known of one service. Its fields but id, key and queued are guarded by the mirror's mu.
+// service is the state of one service. Its fields but id, key and queued are
+// guarded by the mirror's mu.
 type service struct {
 	id     serviceID
 	key    registry.Key
 	queued *dueItem // guarded by the queue's mu
 
-	// listed says that the service was in the last list, or told of since; seen is when that was said last.
+	// listed reports that the service was in the last list or was announced
+	// since; seen is the time of the last such report.
 	listed bool
 	seen   time.Time
-	// arrived is to be called when the first answer is in, or the service is gone.
+	// arrived must be called when the first answer has arrived or the service
+	// is removed.
 	arrived func()
-	// published says that the catalog has it, with shown.
+	// published reports that the catalog has the service, with shown.
 	published bool
 	shown     []registry.Instance
 
 	// session is the one in which it was subscribed, 0 for none.
 	session uint64
-	// answered says that an answer of the session is in latest.
+	// answered reports that latest is an answer of the session.
 	answered bool
 	latest   []registry.Instance
-	// reference is the server's clock of that answer, and pushes counts those taken over pushes.
+	// reference is the server's clock in that answer; pushes counts the pushes
+	// that were applied.
 	reference uint64
 	pushes    uint64
-	// pushed says that something was pushed in the session; a subscription without any is made again, tries times in all.
+	// pushed reports that the session has received a push; without one the
+	// subscription is repeated, up to tries times.
 	pushed     bool
 	subscribed time.Time
 	tries      int
-	// carried is what was shown before the session, and no answer of the session has shown since; nil after the grace period.
+	// carried are the instances shown before the session that no answer of the
+	// session has contained; nil after the grace period.
 	carried []registry.Instance
-	// carrying says that it counts in the mirror's carrying.
+	// carrying reports that the service counts in the mirror's carrying.
 	carrying bool
-	// doubtful says that latest is empty, that something is shown, and that no query has confirmed it yet.
+	// doubtful reports that latest is empty, that instances are shown, and that
+	// no query has confirmed latest yet.
 	doubtful bool
-	// unread says that the server sent something that could not be read, or not told from that of another namespace, and that no query has been
-	// made since.
+	// unread reports a message that could not be decoded, or not be assigned to
+	// a namespace, and that was not followed by a query yet.
 	unread bool
-	// absent says that a query was made since the service is no more listed.
+	// absent reports that a query was made since the service is unlisted.
 	absent bool
-	// protected says that the service's protectThreshold is reached. A server does not push that another one was set, so it is asked.
+	// protected reports that the service's protectThreshold is reached. A
+	// server does not push a new threshold, so the service is queried.
 	protected bool
 	failures  plugin.Backoff
 	failed    bool
 	problem   string
 }
 
-// mirror keeps the catalog equal to what the sessions say. It outlives them.
+// mirror keeps the catalog equal to the state that the sessions report. It
+// outlives them.
 type mirror struct {
 	config  Config
 	log     *slog.Logger
@@ -93,20 +103,24 @@ type mirror struct {
 
 	mu       sync.Mutex // guards everything below, and each service
 	services map[serviceID]*service
-	// byKey are the services of one key: two where clients use both names of the public namespace.
+	// byKey are the services of one key: two if clients use both names of the
+	// public namespace.
 	byKey map[registry.Key][]*service
-	// byName are the services that a push may be about, of all namespaces.
+	// byName are the services that a push may refer to, of all namespaces.
 	byName map[groupedName][]*service
-	// dropped is when a service of a name was unsubscribed that a push may yet be about.
+	// dropped is when a service was unsubscribed to which a late push may
+	// refer.
 	dropped map[groupedName]time.Time
-	// session is the number of the present one, 0 before the first.
+	// session is the number of the current one, 0 before the first.
 	session uint64
 	polling bool
-	// answered is the service that the session has answered last, nil for none.
+	// answered is the service of the session's last answer, nil for none.
 	answered *service
-	// graceEnd is when the grace period of the present session ends; zero once it has.
+	// graceEnd is the end of the session's grace period; zero once it has
+	// ended.
 	graceEnd time.Time
-	// carrying counts the services of which something is shown that the session's answer lacks.
+	// carrying counts the services that show instances which the session's
+	// answer lacks.
 	carrying int
 }
 
@@ -118,7 +132,8 @@ func newMirror(c Config, log *slog.Logger, catalog plugin.Catalog, st *state) *m
 	}
 }
 
-// begin opens a session, whose number it returns: every service has to be subscribed in it, and what is shown is carried over.
+// begin opens a session and returns its number: every service must be
+// subscribed in it, and shown instances are carried over.
 func (m *mirror) begin(polling bool) (number uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -146,7 +161,8 @@ func (m *mirror) begin(polling bool) (number uint64) {
 	return m.session
 }
 
-// carryLocked sets what is carried over of a service. It counts once the session has answered: until then the answer may show all of it.
+// carryLocked sets the instances carried over of a service. The service counts
+// once the session has answered: until then the answer may contain all of them.
 func (m *mirror) carryLocked(s *service, instances []registry.Instance) {
 	s.carried = instances
 	carrying := s.answered && len(instances) > 0
@@ -164,7 +180,8 @@ func (m *mirror) carryLocked(s *service, instances []registry.Instance) {
 	}
 }
 
-// graceStateLocked shows whether something is kept that the server does not say.
+// graceStateLocked reports whether instances are retained that the server
+// lacks.
 func (m *mirror) graceStateLocked() {
 	if m.carrying == 0 {
 		m.state.faults.Clear("grace")
@@ -175,7 +192,7 @@ func (m *mirror) graceStateLocked() {
 		m.config.RemoveGrace))
 }
 
-// keepGrace ends the grace period in time.
+// keepGrace ends the grace period when its time has passed.
 func (m *mirror) keepGrace(ctx context.Context) {
 	m.mu.Lock()
 	end := m.graceEnd
@@ -199,14 +216,14 @@ func (m *mirror) keepGrace(ctx context.Context) {
 	}
 }
 
-// add takes in that a service exists.
+// add records that a service exists.
 func (m *mirror) add(id serviceID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.addLocked(id, time.Now())
 }
 
-// addLocked returns whether the service is new.
+// addLocked reports whether the service is new.
 func (m *mirror) addLocked(id serviceID, now time.Time) bool {
 	if !m.config.selects(id.group, id.name) {
 		return false
@@ -229,7 +246,7 @@ func (m *mirror) addLocked(id serviceID, now time.Time) bool {
 	return true
 }
 
-// missing takes in that the server says that a service is gone, or does not list it.
+// missing records that a service was announced as removed, or is not listed.
 func (m *mirror) missing(id serviceID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -245,8 +262,9 @@ func (m *mirror) missingLocked(s *service) {
 	}
 }
 
-// list takes in a complete list of a namespace that was asked for at a time, and reports whether it changed anything. What was told of since then is
-// not missing.
+// list applies a complete list of a namespace, requested at the given time, and
+// reports whether it changed anything. Services announced since are not
+// missing.
 func (m *mirror) list(namespace string, ids map[serviceID]bool, asked time.Time) (changed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -263,7 +281,7 @@ func (m *mirror) list(namespace string, ids map[serviceID]bool, asked time.Time)
 	return changed
 }
 
-// addAll takes in services of a list that is not complete.
+// addAll adds the services of an incomplete list.
 func (m *mirror) addAll(ids map[serviceID]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -273,7 +291,8 @@ func (m *mirror) addAll(ids map[serviceID]bool) {
 	}
 }
 
-// groups returns those of the groups, of the groups of the services that are known, and of the default one, that are to be followed.
+// groups returns the selected groups among the given ones, those of known
+// services, and the default one.
 func (m *mirror) groups(more []string) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -294,8 +313,8 @@ func (m *mirror) groups(more []string) []string {
 	return out
 }
 
-// push takes in what the server sent of a service, or that it sent something that cannot be read. A push does not say the namespace: where
-// several services have the name, each is asked for.
+// push applies a push, or records one that cannot be decoded. A push has no
+// namespace: if several services have the name, each is queried.
 func (m *mirror) push(session uint64, group, name string, info *model.Service, err error) {
 	a := m.convert.answer(info)
 	m.mu.Lock()
@@ -310,7 +329,8 @@ func (m *mirror) push(session uint64, group, name string, info *model.Service, e
 		delete(m.dropped, named)
 		ambiguous = false
 	}
-	// Nobody can say which of several services a push was about, so that none of them has been shown to be subscribed.
+	// With several services of the name, the push does not prove that any of
+	// them is subscribed.
 	if len(all) == 1 && !ambiguous {
 		all[0].pushed = true
 	}
@@ -333,19 +353,21 @@ func (m *mirror) push(session uint64, group, name string, info *model.Service, e
 	}
 }
 
-// droppedFor is how long a push may be under way of a service that was unsubscribed.
+// droppedFor bounds the delay of pushes after an unsubscription.
 const droppedFor = 10 * time.Second
 
-// unreadableRetry is the pause before a service is asked for of which something came that cannot be read.
+// unreadableRetry is the pause before a service is queried after a message that
+// cannot be decoded.
 const unreadableRetry = 5 * time.Second
 
-// answerLocked takes in an answer about a service. confirmed says that it came from a query that was made because of an empty one.
+// answerLocked applies an answer about a service. confirmed reports that the
+// answer is of a query that verifies an empty one.
 func (m *mirror) answerLocked(s *service, a answer, confirmed bool) {
 	m.answered = s
 	s.answered, s.latest, s.reference = true, a.instances, a.reference
 	s.doubtful, s.unread = false, false
 	if s.carried != nil {
-		// What the session has shown is no more a matter of grace.
+		// What the session has contained needs no grace.
 		kept := slices.DeleteFunc(slices.Clone(s.carried), func(c registry.Instance) bool {
 			return slices.ContainsFunc(a.instances, func(i registry.Instance) bool { return i.ID == c.ID })
 		})
@@ -367,7 +389,8 @@ func (m *mirror) answerLocked(s *service, a answer, confirmed bool) {
 	m.settleLocked(s)
 }
 
-// settleLocked shows the latest answer with what is carried over, unless it needs a confirmation first.
+// settleLocked publishes the latest answer with what is carried over, unless
+// the answer must be confirmed first.
 func (m *mirror) settleLocked(s *service) {
 	if len(s.latest) == 0 && len(s.carried) == 0 && len(s.shown) > 0 {
 		s.doubtful = true
@@ -377,7 +400,7 @@ func (m *mirror) settleLocked(s *service) {
 	m.publishLocked(s)
 }
 
-// publishLocked tells the catalog what is to be shown of a service.
+// publishLocked updates the catalog with the instances to show.
 func (m *mirror) publishLocked(s *service) {
 	shown, _ := plugin.UnionInstances(s.latest, s.carried)
 	if !s.published || !plugin.EqualInstances(shown, s.shown) {
@@ -390,7 +413,7 @@ func (m *mirror) publishLocked(s *service) {
 	}
 }
 
-// tellLocked hands the services of a key to the catalog, as one.
+// tellLocked publishes the services of a key, merged.
 func (m *mirror) tellLocked(key registry.Key) {
 	var all []registry.Instance
 	published := false
@@ -407,7 +430,8 @@ func (m *mirror) tellLocked(key registry.Key) {
 	m.catalog.Set(registry.Service{Key: key}, all)
 }
 
-// problemLocked says what is wrong with a service, "" for nothing. What is listed is that of all services of its key.
+// problemLocked sets the problem of a service, "" for none. The catalog gets
+// the problems of all services of its key.
 func (m *mirror) problemLocked(s *service, text string) {
 	if s.problem == text {
 		return
@@ -422,19 +446,19 @@ func (m *mirror) problemLocked(s *service, text string) {
 	m.catalog.Problem("service "+s.key.String(), strings.Join(all, "; "))
 }
 
-// step is what a visit does.
+// step is the action of a visit.
 type step int
 
 const (
 	stepNothing step = iota
 	stepSubscribe
 	stepQuery
-	// stepPoll is a query that nothing but time asks for.
+	// stepPoll is a periodic query.
 	stepPoll
 	stepRemove
 )
 
-// nextLocked says what has to be done for a service.
+// nextLocked returns the next action for a service.
 func (m *mirror) nextLocked(s *service) step {
 	switch {
 	case s.session != m.session:
@@ -454,17 +478,19 @@ func (m *mirror) nextLocked(s *service) step {
 }
 
 const (
-	// pushWait is how long the push may take that follows every subscription. A server that was not quite done with taking in the connection answers a
-	// subscription and forgets it.
+	// pushWait bounds the time until the push that follows every subscription.
+	// A server that is still registering the connection answers a subscription
+	// and then loses it.
 	pushWait = 8 * time.Second
-	// subscribeTries is how often a subscription is made that no push follows.
+	// subscribeTries bounds the subscriptions to a service without a push.
 	subscribeTries = 3
 )
 
-// errSession ends a session because of what a request met.
+// errSession ends a session because of a failed request.
 var errSession = errors.New("the connection is of no use any more")
 
-// visit does what has to be done for a service, by one request. An error ends the session.
+// visit performs the next action for a service, with one request. An error ends
+// the session.
 func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 	m.mu.Lock()
 	do, session, pushes, doubtful := m.nextLocked(s), m.session, s.pushes, s.doubtful
@@ -512,14 +538,15 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 	if do == stepQuery && !s.listed {
 		s.absent = true
 	}
-	// A push that came meanwhile is newer unless the server's clock says otherwise.
+	// A push during the request is newer unless the server's clock shows
+	// otherwise.
 	if s.pushes == pushes || a.reference > s.reference {
 		m.answerLocked(s, a, do == stepQuery && doubtful)
 	}
 	switch m.nextLocked(s) {
 	case stepNothing:
 		if !m.polling && !s.pushed && s.tries < subscribeTries {
-			m.queue.add(s, s.subscribed.Add(pushWait)) // a queue holds one visit, so that any other takes this one away
+			m.queue.add(s, s.subscribed.Add(pushWait)) // the queue holds one visit per service, so any other replaces this one
 		}
 	case stepPoll:
 		m.queue.add(s, time.Now().Add(plugin.Jitter(time.Duration(m.config.PollInterval))))
@@ -529,8 +556,10 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 	return nil
 }
 
-// showsAnother reports whether the server shows a service at this moment that it has shown before. Then a refusal is about the service that it refuses.
-// Otherwise it may be about who asks: a wrong password must not look like a registry of nothing.
+// showsAnother reports whether the server currently serves another service that
+// it has served before. If so, a refusal concerns the refused service.
+// Otherwise it may concern the credentials: a wrong password must not look like
+// an empty registry.
 func (m *mirror) showsAnother(ctx context.Context, src source) bool {
 	m.mu.Lock()
 	other := m.answered
@@ -542,22 +571,23 @@ func (m *mirror) showsAnother(ctx context.Context, src source) bool {
 	return err == nil
 }
 
-// failedLocked takes in that a request about a service failed: it is made again later. What is known of the service stays. definite says that it was
-// refused, and others were not.
+// failedLocked records a failed request about a service and schedules a retry.
+// The known state is retained. definite reports that only this service was
+// refused.
 func (m *mirror) failedLocked(s *service, err error, definite bool) error {
 	if hasCode(err, codeUnregistered) || isTransport(err) {
 		return fmt.Errorf("%w: %w", errSession, err)
 	}
 	if hasCode(err, codeBadParameter) {
-		// Asking again is of no use. It must not hold up everything else.
+		// A retry cannot succeed, and must not delay the first listing.
 		m.problemLocked(s, fmt.Sprintf("the server does not take a request about it, so its last state is kept: %v; rename it, or exclude it under config.services", err))
-		m.mendedLocked(s) // of what failed before
+		m.mendedLocked(s) // clear the failures before
 		s.arrived()
 		s.session = m.session
 		return nil
 	}
 	if definite {
-		// It must not hold up everything else.
+		// It must not delay the first listing.
 		s.arrived()
 		if !s.listed && !s.published {
 			m.mendedLocked(s)
@@ -580,10 +610,10 @@ func (m *mirror) failedLocked(s *service, err error, definite bool) error {
 	return nil
 }
 
-// codeBadParameter is what the server answers where a name is illegal.
+// codeBadParameter is the code for an illegal name.
 const codeBadParameter = 400
 
-// mendedLocked takes back what failedLocked said.
+// mendedLocked clears the fault that failedLocked set.
 func (m *mirror) mendedLocked(s *service) {
 	if s.failed {
 		s.failed = false
@@ -592,7 +622,7 @@ func (m *mirror) mendedLocked(s *service) {
 	}
 }
 
-// removedLocked forgets a service that was unsubscribed, unless it was told of meanwhile.
+// removedLocked deletes an unsubscribed service, unless it was announced since.
 func (m *mirror) removedLocked(s *service) {
 	if s.listed || len(s.latest) > 0 {
 		s.session, s.answered, s.latest = 0, false, nil

@@ -4,109 +4,32 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	mcp "istio.io/api/mcp/v1alpha1"
-
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// within bounds every wait of these tests. What they wait for takes some seconds, but the 2.x server deletes no service in its first minute (see
+// within bounds every wait of these tests. What they wait for takes some
+// seconds, but the 2.x server deletes no service in its first minute (see
 // testenv.Nacos.DeleteService), and many tests run side by side.
 const within = 3 * time.Minute
 
-// catalog keeps what the adapter says.
-type catalog struct {
-	mu       sync.Mutex // guards everything below
-	services map[string][]registry.Instance
-	problems map[string]string
-	sets     int
-	removes  int
-	// least is the smallest number of instances that was ever set for a service since it was last asked for.
-	least    map[string]int
-	synced   bool
-	degraded string
-	states   []string // every text that degraded had
-	detail   string
-	changed  chan struct{} // closed and replaced at each call
-}
+// catalog is a catalog that is waited for.
+type catalog struct{ *plugintest.Catalog }
 
-func (c *catalog) do(fn func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	fn()
-	close(c.changed)
-	c.changed = make(chan struct{})
-}
-
-func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
-	c.do(func() {
-		key := svc.Key.String()
-		c.sets++
-		c.services[key] = slices.Clone(instances)
-		if n, ok := c.least[key]; !ok || len(instances) < n {
-			c.least[key] = len(instances)
-		}
-	})
-}
-
-func (c *catalog) Remove(key registry.Key) {
-	c.do(func() { c.removes++; delete(c.services, key.String()); c.least[key.String()] = 0 })
-}
-func (c *catalog) Publish(*mcp.Resource)   {}
-func (c *catalog) Withdraw(string, string) {}
-func (c *catalog) Synced()                 { c.do(func() { c.synced = true }) }
-func (c *catalog) Heard()                  {}
-func (c *catalog) Detail(text string)      { c.do(func() { c.detail = text }) }
-func (c *catalog) Problem(id, reason string) {
-	c.do(func() {
-		if c.problems[id] = reason; reason == "" {
-			delete(c.problems, id)
-		}
-	})
-}
-
-func (c *catalog) Degraded(err error) {
-	c.do(func() {
-		c.degraded = ""
-		if err != nil {
-			c.degraded = err.Error()
-			c.states = append(c.states, c.degraded)
-		}
-	})
-}
-
-// await waits until cond, which runs under mu, holds.
+// await waits until cond, which may read Held, holds.
 func (c *catalog) await(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	end := time.NewTimer(within)
-	defer end.Stop()
-	for {
-		c.mu.Lock()
-		ok, changed := cond(), c.changed
-		c.mu.Unlock()
-		if ok {
-			return
-		}
-		select {
-		case <-changed:
-		case <-end.C:
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			names := slices.Sorted(maps.Keys(c.services))
-			t.Fatalf("%s: not within %v; synced %t, degraded %q, problems %v, %d services: %.20q", what, within, c.synced, c.degraded, c.problems, len(names), names)
-		}
-	}
+	c.Await(t, within, what, func(*plugintest.Held) bool { return cond() })
 }
 
 // awaitService waits until cond holds of a service's instances.
@@ -114,37 +37,39 @@ func (c *catalog) awaitService(t testing.TB, what, key string, cond func([]regis
 	t.Helper()
 	defer func() {
 		if t.Failed() {
-			c.mu.Lock()
-			t.Logf("%s: %+v", key, c.services[key])
-			c.mu.Unlock()
+			c.Look(func(h *plugintest.Held) { t.Logf("%s: %+v", key, h.Instances[key]) })
 		}
 	}()
-	c.await(t, what, func() bool { return cond(c.services[key]) })
+	c.await(t, what, func() bool { return cond(c.Held.Instances[key]) })
 }
 
 func (c *catalog) awaitSynced(t testing.TB) {
 	t.Helper()
-	c.await(t, "synced", func() bool { return c.synced })
+	c.AwaitSynced(t, within)
 }
 
-// awaitState waits until the registry is degraded with a text, or with "" is not.
+// awaitState waits until the registry is degraded with a text, or with "" is
+// not.
 func (c *catalog) awaitState(t testing.TB, part string) {
 	t.Helper()
 	c.await(t, fmt.Sprintf("degraded with %q", part), func() bool {
-		return part == "" && c.degraded == "" || part != "" && strings.Contains(c.degraded, part)
+		return part == "" && c.Held.Degraded == "" || part != "" && strings.Contains(c.Held.Degraded, part)
 	})
 }
 
-func (c *catalog) resetLeast() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	clear(c.least)
+// reasons returns every text that the degraded state had. The caller may read
+// Held.
+func (c *catalog) reasons() (all []string) {
+	for _, reason := range c.Held.Reasons {
+		if reason != "" {
+			all = append(all, reason)
+		}
+	}
+	return all
 }
 
 func (c *catalog) leastOf(key string) (n int, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n, ok = c.least[key]
+	c.Look(func(h *plugintest.Held) { n, ok = h.Least[key] })
 	return n, ok
 }
 
@@ -175,7 +100,7 @@ func followUntil(t testing.TB, server *testenv.Nacos, change ...func(*nacos.Conf
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &catalog{services: map[string][]registry.Instance{}, problems: map[string]string{}, least: map[string]int{}, changed: make(chan struct{})}
+	c := &catalog{plugintest.NewCatalog()}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- adapter.Run(ctx, c) }()
@@ -198,8 +123,9 @@ func count(n int) func([]registry.Instance) bool {
 // tokenLife is how long tokens hold at the servers with access control.
 const tokenLife = 10 * time.Second
 
-// TestNacos runs one suite against both versions, open and with access control. One server each serves all of it. Nearly all of the time is spent
-// waiting for them, so that everything runs side by side (see TestMain).
+// TestNacos runs one suite against both versions, open and with access control.
+// One server each serves all of it. Nearly all of the time is spent waiting for
+// them, so that everything runs side by side (see TestMain).
 func TestNacos(t *testing.T) {
 	testenv.SkipIfShort(t)
 	for _, version := range testenv.NacosVersions {
@@ -255,7 +181,8 @@ func suite(t *testing.T, server *testenv.Nacos) {
 	t.Run("killed", func(t *testing.T) { killed(t, server) }) // the last one: nobody else's data is there afterwards
 }
 
-// polled shows the HTTP API as the only one, by choice and because gRPC is closed.
+// polled shows the HTTP API as the only one, by choice and because gRPC is
+// closed.
 func polled(t *testing.T, server *testenv.Nacos) {
 	app := server.Client(t)
 	app.Register(t, "public", "H", "web", testenv.NacosUp("10.1.0.1", 80))
@@ -265,7 +192,7 @@ func polled(t *testing.T, server *testenv.Nacos) {
 				c.Protocol, c.PollInterval, c.GRPCPortOffset, c.Groups = protocol, plugin.Duration(time.Second), 5, []string{"H*"}
 			})
 			c.awaitSynced(t)
-			c.await(t, "polling is told", func() bool { return c.detail == "polling" })
+			c.await(t, "polling is told", func() bool { return c.Held.Detail == "polling" })
 			c.awaitService(t, "listed", "public/H/web", count(1))
 			i := testenv.NacosUp("10.1.0.1", 80)
 			i.Weight, i.Metadata = 0.5, map[string]string{"k": protocol}
@@ -276,7 +203,7 @@ func polled(t *testing.T, server *testenv.Nacos) {
 			app.Register(t, "public", "H", "new-"+protocol, testenv.NacosUp("10.1.0.3", 80))
 			c.awaitService(t, "a service that appears", "public/H/new-"+protocol, count(1))
 			app.Register(t, "public", "H", "new-"+protocol)
-			c.await(t, "its instance gone", func() bool { return len(c.services["public/H/new-"+protocol]) == 0 })
+			c.await(t, "its instance gone", func() bool { return len(c.Held.Instances["public/H/new-"+protocol]) == 0 })
 			app.Register(t, "public", "H", "web", testenv.NacosUp("10.1.0.1", 80))
 			c.awaitService(t, "scaled in", "public/H/web", count(1))
 			c.awaitState(t, "")
@@ -284,8 +211,9 @@ func polled(t *testing.T, server *testenv.Nacos) {
 	}
 }
 
-// killed shows a server killed and started again, which then holds nothing: what is known stays for the grace period, and what registers again within
-// it never leaves.
+// killed shows a server killed and started again, which then holds nothing:
+// what is known stays for the grace period, and what registers again within it
+// never leaves.
 func killed(t *testing.T, server *testenv.Nacos) {
 	app := server.Client(t)
 	web := []testenv.NacosInstance{testenv.NacosUp("10.1.0.1", 80), testenv.NacosUp("10.1.0.2", 80)}
@@ -295,17 +223,21 @@ func killed(t *testing.T, server *testenv.Nacos) {
 		c.Groups, c.RemoveGrace, c.PollInterval = []string{"K"}, plugin.Duration(12*time.Second), plugin.Duration(time.Second)
 	})
 	c.awaitSynced(t)
-	c.await(t, "both", func() bool { return len(c.services["public/K/web"]) == 2 && len(c.services["public/K/db"]) == 1 })
-	c.resetLeast()
+	c.await(t, "both", func() bool {
+		return len(c.Held.Instances["public/K/web"]) == 2 && len(c.Held.Instances["public/K/db"]) == 1
+	})
+	c.ForgetLeast()
 	server.Kill()
 	c.awaitState(t, "cannot follow")
 	server.Restart(t)
 	c.awaitState(t, "remove_grace")
-	c.await(t, "everything kept", func() bool { return len(c.services) == 2 && len(c.services["public/K/web"]) == 2 && c.removes == 0 })
+	c.await(t, "everything kept", func() bool {
+		return len(c.Held.Instances) == 2 && len(c.Held.Instances["public/K/web"]) == 2 && c.Held.Removes == 0
+	})
 	again := server.Client(t)
 	again.Register(t, "public", "K", "web", web[0])
 	again.Register(t, "public", "K", "web", web...)
-	c.await(t, "what did not return is gone", func() bool { return len(c.services["public/K/db"]) == 0 })
+	c.await(t, "what did not return is gone", func() bool { return len(c.Held.Instances["public/K/db"]) == 0 })
 	c.awaitState(t, "")
 	if least, ok := c.leastOf("public/K/web"); ok && least < 2 {
 		t.Errorf("web was down to %d instances while its clients registered again", least)
@@ -340,7 +272,7 @@ func life(t *testing.T, server *testenv.Nacos) {
 	i.Weight, i.Enable = 3, false
 	register()
 	// Nacos shows a disabled instance to nobody.
-	c.await(t, "disabled", func() bool { i, ok := c.services[web]; return ok && len(i) == 0 })
+	c.await(t, "disabled", func() bool { i, ok := c.Held.Instances[web]; return ok && len(i) == 0 })
 	i.Enable, i.Metadata = true, map[string]string{"protocol": "grpc", "version": "v2"}
 	register()
 	c.awaitService(t, "metadata", web, one(func(i registry.Instance) bool {
@@ -359,16 +291,17 @@ func life(t *testing.T, server *testenv.Nacos) {
 	app.Register(t, "public", "G", "web", i)
 	c.awaitService(t, "scaled in", web, count(1))
 	app.Register(t, "public", "G", "web")
-	c.await(t, "the last one deregistered", func() bool { return len(c.services[web]) == 0 })
+	c.await(t, "the last one deregistered", func() bool { return len(c.Held.Instances[web]) == 0 })
 	server.DeleteService(t, "public", "G", "web")
-	c.await(t, "service deleted", func() bool { _, ok := c.services[web]; return !ok })
+	c.await(t, "service deleted", func() bool { _, ok := c.Held.Instances[web]; return !ok })
 	i.ClusterName = "DEFAULT"
 	register()
 	c.awaitService(t, "and back", web, count(1))
 	c.awaitState(t, "")
 }
 
-// groups shows that groups and namespaces are told apart, although a push does not say its namespace.
+// groups shows that groups and namespaces are told apart, although a push does
+// not say its namespace.
 func groups(t *testing.T, server *testenv.Nacos) {
 	server.CreateNamespace(t, "dev")
 	app := server.Client(t)
@@ -388,7 +321,7 @@ func groups(t *testing.T, server *testenv.Nacos) {
 		c.awaitService(t, "the others", key, count(1))
 	}
 	named.await(t, "the named groups only", func() bool {
-		return len(named.services) == 2 && len(named.services["dev/G1/web"]) == 1 && len(named.services["dev/G3/web"]) == 1
+		return len(named.Held.Instances) == 2 && len(named.Held.Instances["dev/G1/web"]) == 1 && len(named.Held.Instances["dev/G3/web"]) == 1
 	})
 	c.awaitState(t, "")
 	named.awaitState(t, "")
@@ -405,21 +338,23 @@ func persistent(t *testing.T, server *testenv.Nacos) {
 	c := follow(t, server)
 	c.awaitService(t, "registered", "public/P/db", one(func(i registry.Instance) bool { return i.ID == "127.0.0.1:9" }))
 	server.Persist(t, "public", "P", "db", i, true)
-	c.await(t, "deregistered", func() bool { return len(c.services["public/P/db"]) == 0 })
+	c.await(t, "deregistered", func() bool { return len(c.Held.Instances["public/P/db"]) == 0 })
 }
 
-// wrongNamespace shows that a namespace that does not exist is an error, and no empty registry.
+// wrongNamespace shows that a namespace that does not exist is an error, and no
+// empty registry.
 func wrongNamespace(t *testing.T, server *testenv.Nacos) {
 	c := follow(t, server, func(c *nacos.Config) { c.Namespaces = []string{"typo"} })
 	c.awaitState(t, `namespace "typo"`)
 	c.awaitState(t, "write its id")
-	c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+	c.await(t, "not synced", func() bool { return !c.Held.Synced && len(c.Held.Instances) == 0 })
 	empty := follow(t, server, func(c *nacos.Config) { c.Namespaces = []string{"typo"}; c.AcceptEmpty = true })
 	empty.awaitSynced(t)
 	empty.awaitState(t, "")
 }
 
-// many shows many services, that one change among them is one Set, and that all of them go.
+// many shows many services, that one change among them is one Set, and that all
+// of them go.
 func many(t *testing.T, server *testenv.Nacos, n, per int) {
 	app := server.Client(t)
 	load(t, app, n, per)
@@ -427,25 +362,25 @@ func many(t *testing.T, server *testenv.Nacos, n, per int) {
 	c.awaitSynced(t)
 	c.await(t, "all services", func() bool {
 		total := 0
-		for _, i := range c.services {
+		for _, i := range c.Held.Instances {
 			total += len(i)
 		}
-		return len(c.services) == n && total == n*per
+		return len(c.Held.Instances) == n && total == n*per
 	})
-	c.mu.Lock()
-	sets := c.sets
-	c.mu.Unlock()
-	// A server that is not quite done with a registration shows the service without it, and pushes it then.
+	var sets int
+	c.Look(func(h *plugintest.Held) { sets = h.Sets })
+	// A server that is not quite done with a registration shows the service
+	// without it, and pushes it then.
 	if sets < n || sets > n+n/20 {
 		t.Errorf("%d sets for %d services, want about one each", sets, n)
 	}
 	app.Register(t, "public", "M", "svc-500", testenv.NacosUp("10.9.9.9", 99))
 	c.awaitService(t, "the change", "public/M/svc-500", count(1))
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if now := c.sets - sets; now < 1 || now > 3 {
-		t.Errorf("%d sets for one change", now)
-	}
+	c.Look(func(h *plugintest.Held) {
+		if now := h.Sets - sets; now < 1 || now > 3 {
+			t.Errorf("%d sets for one change", now)
+		}
+	})
 }
 
 // load registers n services with per instances each.
@@ -499,13 +434,13 @@ func access(t *testing.T, server *testenv.Nacos) {
 		t.Parallel()
 		c := follow(t, server, as("nacos", "wrong"))
 		c.awaitState(t, `login refused: user "nacos"`)
-		c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+		c.await(t, "not synced", func() bool { return !c.Held.Synced && len(c.Held.Instances) == 0 })
 	})
 	t.Run("nobody", func(t *testing.T) {
 		t.Parallel()
 		c := follow(t, server, as("", ""))
 		c.awaitState(t, "403")
-		c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+		c.await(t, "not synced", func() bool { return !c.Held.Synced && len(c.Held.Instances) == 0 })
 	})
 	t.Run("least privilege", func(t *testing.T) {
 		t.Parallel()
@@ -524,7 +459,7 @@ func access(t *testing.T, server *testenv.Nacos) {
 			c.Username, c.Password, c.PasswordFile, c.Namespaces, c.Groups = "reader", "", file, []string{"secret"}, []string{"A"}
 		})
 		other.awaitState(t, "refuses")
-		other.await(t, "not synced", func() bool { return !other.synced })
+		other.await(t, "not synced", func() bool { return !other.Held.Synced })
 	})
 	t.Run("token renewed in time", func(t *testing.T) {
 		t.Parallel()
@@ -537,11 +472,11 @@ func access(t *testing.T, server *testenv.Nacos) {
 			app.Register(t, "public", "T", "web", i)
 			c.awaitService(t, "the change", "public/T/web", one(func(got registry.Instance) bool { return *got.Weight == i.Weight }))
 		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if len(c.states) > 0 {
-			t.Errorf("degraded meanwhile: %q", c.states)
-		}
+		c.Look(func(*plugintest.Held) {
+			if len(c.reasons()) > 0 {
+				t.Errorf("degraded meanwhile: %q", c.reasons())
+			}
+		})
 	})
 	t.Run("token from a file", func(t *testing.T) {
 		t.Parallel()

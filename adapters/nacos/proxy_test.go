@@ -24,7 +24,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
-// proxy is a gRPC server that hands everything to Nacos, over one connection for each of its clients, and cuts a client's connection when a message of
+// proxy is a gRPC server that hands everything to Nacos, over one connection
+// for each of its clients, and cuts a client's connection when a message of
 // some type passes.
 type proxy struct {
 	grpcapi.UnimplementedRequestServer
@@ -120,7 +121,8 @@ func (p *proxy) to(ctx context.Context) (*grpc.ClientConn, string, error) {
 	return cc, client, nil
 }
 
-// passes notes a message, and cuts the client's connection if it is the one to cut at.
+// passes notes a message, and cuts the client's connection if it is the one to
+// cut at.
 func (p *proxy) passes(client string, m *grpcapi.Payload) bool {
 	typ := m.GetMetadata().GetType()
 	p.mu.Lock()
@@ -249,7 +251,8 @@ func (p *proxy) count() (cuts, subscribed int) {
 	return p.cuts, len(p.subscribed)
 }
 
-// cut cuts the connection at every type of message, before the first listing and later: nothing is lost or removed, and everything arrives.
+// cut cuts the connection at every type of message, before the first listing
+// and later: nothing is lost or removed, and everything arrives.
 func cut(t *testing.T, server *testenv.Nacos) {
 	types := []string{
 		"ServerCheckRequest", "ServerCheckResponse", "ConnectionSetupRequest", "HealthCheckRequest", "HealthCheckResponse",
@@ -272,7 +275,8 @@ func cut(t *testing.T, server *testenv.Nacos) {
 			c := follow(t, server, p.behind(t, server), func(c *nacos.Config) {
 				c.Groups, c.RemoveGrace, c.Protocol = []string{"C"}, plugin.Duration(2*time.Second), "grpc"
 			})
-			// A service that comes, changes, loses everything and goes, so that each type occurs.
+			// A service that comes, changes, loses everything and goes, so that
+			// each type occurs.
 			name := fmt.Sprintf("svc-%d", n)
 			key := "public/C/" + name
 			if !strings.Contains(typ, "Fuzzy") {
@@ -283,9 +287,9 @@ func cut(t *testing.T, server *testenv.Nacos) {
 			app.Register(t, "public", "C", name, testenv.NacosUp("10.1.1.1", 80), testenv.NacosUp("10.1.1.2", 80))
 			c.awaitService(t, "scaled out", key, count(2))
 			app.Register(t, "public", "C", name)
-			c.await(t, "all instances gone", func() bool { return len(c.services[key]) == 0 })
+			c.await(t, "all instances gone", func() bool { return len(c.Held.Instances[key]) == 0 })
 			server.DeleteService(t, "public", "C", name)
-			c.await(t, "gone", func() bool { _, ok := c.services[key]; return !ok })
+			c.await(t, "gone", func() bool { _, ok := c.Held.Instances[key]; return !ok })
 			c.awaitSynced(t)
 			c.awaitService(t, "what did not change", "public/C/steady", count(2))
 			c.awaitState(t, "")
@@ -299,13 +303,15 @@ func cut(t *testing.T, server *testenv.Nacos) {
 	}
 }
 
-// comeAndGo shows that services that come and go leave no goroutine, connection or subscription behind.
+// comeAndGo shows that services that come and go leave no goroutine, connection
+// or subscription behind.
 func comeAndGo(t *testing.T, server *testenv.Nacos, n int) {
 	p := newProxy(t, server)
 	app := server.Client(t)
 	app.Register(t, "public", "L", "steady", testenv.NacosUp("10.1.0.1", 80))
 	var c *catalog
-	// Goroutines inherit labels, so that those of this adapter can be told from all others.
+	// Goroutines inherit labels, so that those of this adapter can be told from
+	// all others.
 	pprof.Do(t.Context(), pprof.Labels("adapter", t.Name()), func(context.Context) {
 		c = follow(t, server, p.behind(t, server), func(c *nacos.Config) { c.Groups = []string{"L"} })
 	})
@@ -321,14 +327,14 @@ func comeAndGo(t *testing.T, server *testenv.Nacos, n int) {
 	each(t, n, func(i int) error {
 		return app.TryRegister(t.Context(), "public", "L", "leak-"+strconv.Itoa(i), testenv.NacosUp("10.1.0.1", 1+i))
 	})
-	c.await(t, "all came", func() bool { return len(c.services) == subscribedBefore+n })
+	c.await(t, "all came", func() bool { return len(c.Held.Instances) == subscribedBefore+n })
 	each(t, n, func(i int) error {
 		if err := app.TryRegister(t.Context(), "public", "L", "leak-"+strconv.Itoa(i)); err != nil {
 			return err
 		}
 		return server.TryDeleteService(t.Context(), "public", "L", "leak-"+strconv.Itoa(i))
 	})
-	c.await(t, "all went", func() bool { return len(c.services) == subscribedBefore })
+	c.await(t, "all went", func() bool { return len(c.Held.Instances) == subscribedBefore })
 	testenv.Eventually(t, within, "subscriptions, connections and goroutines as before", func() (string, bool) {
 		_, subscribed := p.count()
 		now := goroutinesOf(t, t.Name())
@@ -338,7 +344,8 @@ func comeAndGo(t *testing.T, server *testenv.Nacos, n int) {
 	})
 }
 
-// stacks matches the beginning of each group of goroutines with the same stack in a profile, their number.
+// stacks matches the beginning of each group of goroutines with the same stack
+// in a profile, their number.
 var stacks = regexp.MustCompile(`(?m)^(\d+) @ `)
 
 // goroutinesOf counts the goroutines of the adapter with a label.
@@ -362,7 +369,8 @@ func goroutinesOf(t *testing.T, adapter string) int {
 	return total
 }
 
-// BenchmarkIdle counts the requests that a server gets in a minute in which nothing changes, with a thousand services.
+// BenchmarkIdle counts the requests that a server gets in a minute in which
+// nothing changes, with a thousand services.
 //
 //	go test ./test/nacos ./adapters/nacos -run '^$' -bench 'Change|Idle' -benchtime 100x -timeout 60m
 func BenchmarkIdle(b *testing.B) {

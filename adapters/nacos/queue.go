@@ -9,13 +9,15 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
-// queue holds services that need a visit, each once, by the time when that is due. Its length is bounded by the number of services.
+// queue holds services that need a visit, each once, ordered by due time. Its
+// length is bounded by the number of services.
 type queue struct {
 	mu    sync.Mutex // guards everything below
 	items dueHeap
-	// visiting are the services that somebody took; what is added meanwhile waits until that is done.
+	// visiting are the services being visited; visits added meanwhile wait for
+	// the end of the current one.
 	visiting map[*service]bool
-	// wake is closed and replaced when an earlier visit comes in.
+	// wake is closed and replaced when an earlier visit is added.
 	wake chan struct{}
 }
 
@@ -29,7 +31,7 @@ func newQueue() *queue {
 	return &queue{visiting: map[*service]bool{}, wake: make(chan struct{})}
 }
 
-// add asks for a visit at a time, or sooner if one is asked for already.
+// add schedules a visit for the given time, or keeps an earlier one.
 func (q *queue) add(s *service, due time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -51,7 +53,8 @@ func (q *queue) wakeLocked() {
 	q.wake = make(chan struct{})
 }
 
-// take waits for a service whose visit is due, and takes it; done gives it back. It returns nil when ctx ends.
+// take waits for a due service and starts its visit; done ends it. It returns
+// nil when ctx ends.
 func (q *queue) take(ctx context.Context) *service {
 	for {
 		q.mu.Lock()
@@ -98,7 +101,7 @@ func (q *queue) done(s *service) {
 	}
 }
 
-// drop forgets a service.
+// drop removes a service.
 func (q *queue) drop(s *service) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 const (
 	defaultPort        = 8848
 	defaultContextPath = "/nacos"
-	// grpcOffset is what a server adds to its port for gRPC.
+	// grpcOffset is the distance of a server's gRPC port from its port.
 	grpcOffset = 1000
 )
 
@@ -25,7 +25,7 @@ type server struct {
 	grpcPort    int
 }
 
-// parseServer reads "host", "host:port" or "http://host:port/context".
+// parseServer parses "host", "host:port" or "http://host:port/context".
 func parseServer(address, contextPath string, offset int) (server, error) {
 	full := address
 	if !strings.Contains(full, "://") {
@@ -69,18 +69,18 @@ func (s server) address() string { return net.JoinHostPort(s.host, strconv.Itoa(
 // grpcAddress returns host:port of the gRPC server.
 func (s server) grpcAddress() string { return net.JoinHostPort(s.host, strconv.Itoa(s.grpcPort)) }
 
-// url returns the URL of a path of the HTTP API.
+// url returns the URL of an API path.
 func (s server) url(path string) string { return s.scheme + "://" + s.address() + s.contextPath + path }
 
-// servers is the rotation of addresses: each failure moves on to the next.
+// servers rotates through the addresses: each failure advances to the next.
 type servers struct {
 	all  []server
 	next int
-	// recommended is where a server sent us; it is tried once, before the next.
+	// recommended is a server's redirection; it is tried once, before the next.
 	recommended *server
 }
 
-// take returns the server to try now.
+// take returns the server to try next.
 func (s *servers) take() server {
 	if r := s.recommended; r != nil {
 		s.recommended = nil
@@ -91,8 +91,9 @@ func (s *servers) take() server {
 	return now
 }
 
-// recommend takes the address that a server sent us to. What an address does not say, such as the context path, is as in the configured server of
-// the same port; without one the recommendation is not followed.
+// recommend sets the address to which a server redirects. The rest, such as the
+// context path, is that of the configured server with the same port; without
+// one the recommendation is ignored.
 func (s *servers) recommend(address string) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

@@ -14,13 +14,16 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// quickest is the shortest interval of lists, and so of looks for namespaces, that a configuration may have.
+// quickest is the shortest interval of lists, and so of looks for namespaces,
+// that a configuration may have.
 const quickest = plugin.Duration(500 * time.Millisecond)
 
-// kept fails the test if a service was removed, or had fewer instances than so many, at any time since resetLeast.
+// kept fails the test if a service was removed, or had fewer instances than so
+// many, at any time since ForgetLeast.
 func (c *catalog) kept(t testing.TB, atLeast map[string]int) {
 	t.Helper()
 	for key, want := range atLeast {
@@ -33,11 +36,11 @@ func (c *catalog) kept(t testing.TB, atLeast map[string]int) {
 // saidNothing fails the test if the registry was ever degraded.
 func (c *catalog) saidNothing(t testing.TB) {
 	t.Helper()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.states) > 0 {
-		t.Errorf("degraded meanwhile: %q", c.states)
-	}
+	c.Look(func(*plugintest.Held) {
+		if len(c.reasons()) > 0 {
+			t.Errorf("degraded meanwhile: %q", c.reasons())
+		}
+	})
 }
 
 // passing reports whether there are n instances, and all of them take traffic.
@@ -47,8 +50,9 @@ func passing(n int) func([]registry.Instance) bool {
 	}
 }
 
-// allNamespaces follows whatever namespaces there are, as they come. It is for both versions: this build of 2.1.1 has no API that lists them, since
-// it comes without the console, and that is said.
+// allNamespaces follows whatever namespaces there are, as they come. It is for
+// both versions: this build of 2.1.1 has no API that lists them, since it comes
+// without the console, and that is said.
 func allNamespaces(t *testing.T, server *testenv.Nacos) {
 	all := func(c *nacos.Config) {
 		c.Namespaces, c.Groups, c.ListInterval = []string{"*"}, []string{"N"}, quickest
@@ -59,7 +63,7 @@ func allNamespaces(t *testing.T, server *testenv.Nacos) {
 		c := follow(t, server, all)
 		c.awaitState(t, "list the namespaces: ")
 		c.awaitState(t, "the server has no API for it; name them under config.namespaces")
-		c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+		c.await(t, "not synced", func() bool { return !c.Held.Synced && len(c.Held.Instances) == 0 })
 		return
 	}
 	if server.Auth() {
@@ -74,18 +78,19 @@ func allNamespaces(t *testing.T, server *testenv.Nacos) {
 	server.CreateNamespace(t, "all-later")
 	app.Register(t, "all-later", "N", "web", testenv.NacosUp("10.1.0.3", 80))
 	c.awaitService(t, "one that came later", "all-later/N/web", count(1))
-	c.resetLeast()
+	c.ForgetLeast()
 	app.Register(t, "all-later", "N", "web", testenv.NacosUp("10.1.0.3", 80), testenv.NacosUp("10.1.0.4", 80))
 	c.awaitService(t, "a change there", "all-later/N/web", count(2))
 
-	// Nacos deletes a namespace without its services, which are there until they go themselves.
+	// Nacos deletes a namespace without its services, which are there until
+	// they go themselves.
 	server.DeleteNamespace(t, "all-before")
 	app.Register(t, "all-before", "N", "web", testenv.NacosUp("10.1.0.2", 80), testenv.NacosUp("10.1.0.5", 80))
 	c.awaitService(t, "a change in a namespace that was deleted", "all-before/N/web", count(2))
 	c.kept(t, map[string]int{"public/N/web": 1, "all-before/N/web": 1, "all-later/N/web": 1})
 	app.Register(t, "all-before", "N", "web")
 	server.DeleteService(t, "all-before", "N", "web")
-	c.await(t, "gone from there", func() bool { _, ok := c.services["all-before/N/web"]; return !ok })
+	c.await(t, "gone from there", func() bool { _, ok := c.Held.Instances["all-before/N/web"]; return !ok })
 	c.saidNothing(t)
 
 	if !server.Auth() {
@@ -94,10 +99,11 @@ func allNamespaces(t *testing.T, server *testenv.Nacos) {
 	refused := follow(t, server, all, func(c *nacos.Config) { c.Username, c.Password = "namespaces-reader", "reader-password" })
 	refused.awaitState(t, "list the namespaces: ")
 	refused.awaitState(t, "give the user the right to, or name them under config.namespaces")
-	refused.await(t, "not synced", func() bool { return !refused.synced && len(refused.services) == 0 })
+	refused.await(t, "not synced", func() bool { return !refused.Held.Synced && len(refused.Held.Instances) == 0 })
 }
 
-// protect shows a service of which so few instances are healthy that Nacos says that all are. It is for 3.x: 2.1.1 without Raft has no threshold.
+// protect shows a service of which so few instances are healthy that Nacos says
+// that all are. It is for 3.x: 2.1.1 without Raft has no threshold.
 func protect(t *testing.T, server *testenv.Nacos) {
 	if !server.Version.V3() {
 		t.Skip("this build of 2.1.1 comes without Raft, and so without settings of a service (see testenv.Nacos.DeleteService)")
@@ -111,10 +117,10 @@ func protect(t *testing.T, server *testenv.Nacos) {
 	c.awaitSynced(t)
 	c.awaitService(t, "healthy", web, passing(2))
 	protected := func() bool {
-		p := c.problems["service "+web]
+		p := c.Held.Problems["service "+web]
 		return strings.Contains(p, "protectThreshold is reached") && strings.Contains(p, "mend the instances, or lower the threshold")
 	}
-	mended := func() bool { return len(c.problems) == 0 }
+	mended := func() bool { return len(c.Held.Problems) == 0 }
 	c.await(t, "no problem", mended)
 
 	i[0].Healthy = false
@@ -138,9 +144,11 @@ func protect(t *testing.T, server *testenv.Nacos) {
 	c.saidNothing(t)
 }
 
-// manyGlobbed follows groups by a glob where there are more services than 3.x tells of for a pattern, 500. With access control it also shows what is
-// said when the right to list them is lost: nothing is removed. It is for both versions; on 2.1.1 a service goes a minute after the server's start at
-// the earliest.
+// manyGlobbed follows groups by a glob where there are more services than 3.x
+// tells of for a pattern, 500. With access control it also shows what is said
+// when the right to list them is lost: nothing is removed. It is for both
+// versions; on 2.1.1 a service goes a minute after the server's start at the
+// earliest.
 func manyGlobbed(t *testing.T, server *testenv.Nacos) {
 	const n = 700
 	server.CreateNamespace(t, "globbed")
@@ -166,21 +174,21 @@ func manyGlobbed(t *testing.T, server *testenv.Nacos) {
 	c.awaitSynced(t)
 	instances := func() int {
 		total := 0
-		for _, i := range c.services {
+		for _, i := range c.Held.Instances {
 			total += len(i)
 		}
 		return total
 	}
-	c.await(t, "all services", func() bool { return len(c.services) == n && instances() == n })
-	c.resetLeast()
+	c.await(t, "all services", func() bool { return len(c.Held.Instances) == n && instances() == n })
+	c.ForgetLeast()
 
 	app.Register(t, "globbed", "Q1", "later", testenv.NacosUp("10.1.0.2", 80), testenv.NacosUp("10.1.0.3", 80))
 	c.awaitService(t, "one that comes later", "globbed/Q1/later", count(2))
 	app.Register(t, "globbed", "other", "later", testenv.NacosUp("10.1.0.2", 80)) // not selected
 	app.Register(t, "globbed", "Q1", "later")
-	c.await(t, "its instances gone", func() bool { return len(c.services["globbed/Q1/later"]) == 0 })
+	c.await(t, "its instances gone", func() bool { return len(c.Held.Instances["globbed/Q1/later"]) == 0 })
 	server.DeleteService(t, "globbed", "Q1", "later")
-	c.await(t, "gone", func() bool { return len(c.services) == n && instances() == n })
+	c.await(t, "gone", func() bool { return len(c.Held.Instances) == n && instances() == n })
 	c.awaitState(t, "")
 	c.kept(t, all)
 	if !server.Auth() {
@@ -194,12 +202,13 @@ func manyGlobbed(t *testing.T, server *testenv.Nacos) {
 	c.awaitService(t, "what is known is followed", "globbed/Q0/svc-0", count(2))
 	become("nacos", server.Password())
 	c.awaitState(t, "")
-	c.await(t, "everything is there", func() bool { return len(c.services) == n && instances() == n+1 })
+	c.await(t, "everything is there", func() bool { return len(c.Held.Instances) == n && instances() == n+1 })
 	c.kept(t, all)
 }
 
-// tokenFile keeps a token in a file, renewed until the end of the test, and returns a function that makes it that of another user. At first it
-// is the administrator's.
+// tokenFile keeps a token in a file, renewed until the end of the test, and
+// returns a function that makes it that of another user. At first it is the
+// administrator's.
 func tokenFile(t *testing.T, server *testenv.Nacos, name string) (become func(user, password string)) {
 	t.Helper()
 	if !server.Auth() {
@@ -252,7 +261,8 @@ func tokenFile(t *testing.T, server *testenv.Nacos, name string) (become func(us
 	return become
 }
 
-// groupReader shows that read on a group is enough to follow that group, if it is named. It is for servers of both versions with access control.
+// groupReader shows that read on a group is enough to follow that group, if it
+// is named. It is for servers of both versions with access control.
 func groupReader(t *testing.T, server *testenv.Nacos) {
 	server.CreateUser(t, "group-reader", "reader-password", "public:R1:*", ":R1:*") // the latter for 2.1.1, where "" is not "public"
 	app := server.Client(t)
@@ -274,13 +284,15 @@ func groupReader(t *testing.T, server *testenv.Nacos) {
 	for _, refused := range []*catalog{other, glob} {
 		refused.awaitState(t, `the server refuses to list the services of namespace "public"`)
 		refused.awaitState(t, "give the user read on it")
-		refused.await(t, "not synced", func() bool { return !refused.synced && len(refused.services) == 0 })
+		refused.await(t, "not synced", func() bool { return !refused.Held.Synced && len(refused.Held.Instances) == 0 })
 	}
 	glob.awaitState(t, "config.groups")
 }
 
-// wrongNamespaceStays shows that what is said of a namespace that does not exist stays the same, however often it is looked at. It is for both
-// versions: 2.1.1, without its console, cannot be asked for the namespaces that there are.
+// wrongNamespaceStays shows that what is said of a namespace that does not
+// exist stays the same, however often it is looked at. It is for both versions:
+// 2.1.1, without its console, cannot be asked for the namespaces that there
+// are.
 func wrongNamespaceStays(t *testing.T, server *testenv.Nacos) {
 	p := newProxy(t, server)
 	c := follow(t, server, p.behind(t, server), func(c *nacos.Config) {
@@ -296,11 +308,12 @@ func wrongNamespaceStays(t *testing.T, server *testenv.Nacos) {
 		n := p.counts()[look]
 		return fmt.Sprintf("%d of %s", n, look), n >= 4
 	})
-	c.await(t, "said once", func() bool { return !c.synced && len(c.services) == 0 && len(c.states) == 1 })
+	c.await(t, "said once", func() bool { return !c.Held.Synced && len(c.Held.Instances) == 0 && len(c.reasons()) == 1 })
 }
 
-// emptyNamespace shows services that clients registered with an empty namespace at 2.1.1: in a group that nothing else has, found by its name and by a glob; and
-// what a user is told who may read "public" only.
+// emptyNamespace shows services that clients registered with an empty namespace
+// at 2.1.1: in a group that nothing else has, found by its name and by a glob;
+// and what a user is told who may read "public" only.
 func emptyNamespace(t *testing.T, server *testenv.Nacos) {
 	if server.Version.V3() {
 		t.Skip("from 2.4 on the empty namespace is not followed")
@@ -344,11 +357,12 @@ func emptyNamespace(t *testing.T, server *testenv.Nacos) {
 	some.awaitSynced(t)
 	some.awaitService(t, "public", "public/E0/web", count(1))
 	some.awaitState(t, "refuses to show service public/E3/secret")
-	some.await(t, "the problem", func() bool { return some.problems["service public/E3/secret"] != "" })
+	some.await(t, "the problem", func() bool { return some.Held.Problems["service public/E3/secret"] != "" })
 }
 
-// sentAwayReal shows that a server that asks for another connection gets it, that each service is subscribed there, and that nothing else is seen of it. It
-// is for both versions.
+// sentAwayReal shows that a server that asks for another connection gets it,
+// that each service is subscribed there, and that nothing else is seen of it.
+// It is for both versions.
 func sentAwayReal(t *testing.T, server *testenv.Nacos) {
 	const n = 20
 	name := func(i int) string { return "svc-" + strconv.Itoa(i) }
@@ -362,8 +376,8 @@ func sentAwayReal(t *testing.T, server *testenv.Nacos) {
 	gate.Open(t)
 	c := follow(t, server, through(t, server, gate), func(c *nacos.Config) { c.Groups, c.Protocol = []string{"Z"}, "grpc" })
 	c.awaitSynced(t)
-	c.await(t, "all", func() bool { return len(c.services) == n })
-	c.resetLeast()
+	c.await(t, "all", func() bool { return len(c.Held.Instances) == n })
+	c.ForgetLeast()
 	ports := gate.LocalPorts()
 	if len(ports) != 1 {
 		t.Fatalf("connections from ports %v, want one", ports)
@@ -396,8 +410,10 @@ func through(t testing.TB, server *testenv.Nacos, gate *testenv.Gate) func(*naco
 	return (&proxy{addr: gate.Addr}).behind(t, server)
 }
 
-// TestRotation shows what is left of several servers when the one that is followed is killed: everything, and the next one is followed. With 3.1.0 they
-// are a cluster; the build of 2.1.1 cannot be one, so there they are two with the same applications.
+// TestRotation shows what is left of several servers when the one that is
+// followed is killed: everything, and the next one is followed. With 3.1.0 they
+// are a cluster; the build of 2.1.1 cannot be one, so there they are two with
+// the same applications.
 func TestRotation(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Run("nacos-3.1.0/cluster", func(t *testing.T) {
@@ -416,7 +432,8 @@ func TestRotation(t *testing.T) {
 	})
 }
 
-// rotate follows two servers, and kills the one that is followed twice. Applications register at all of the others.
+// rotate follows two servers, and kills the one that is followed twice.
+// Applications register at all of the others.
 func rotate(t *testing.T, servers, others []*testenv.Nacos) {
 	clients := map[*testenv.Nacos]*testenv.NacosClient{}
 	register := func(except *testenv.Nacos, name string, instances int) {
@@ -442,8 +459,8 @@ func rotate(t *testing.T, servers, others []*testenv.Nacos) {
 	})
 	c.awaitSynced(t)
 	const web, db = "public/RO/web", "public/RO/db"
-	c.await(t, "both", func() bool { return len(c.services[web]) == 2 && len(c.services[db]) == 1 })
-	c.resetLeast()
+	c.await(t, "both", func() bool { return len(c.Held.Instances[web]) == 2 && len(c.Held.Instances[db]) == 1 })
+	c.ForgetLeast()
 	kill := func(dead *testenv.Nacos, instances int) {
 		t.Helper()
 		dead.Kill()
@@ -460,10 +477,11 @@ func rotate(t *testing.T, servers, others []*testenv.Nacos) {
 	register(servers[1], "later", 1)
 	c.awaitService(t, "one that comes later", "public/RO/later", count(1))
 	c.kept(t, map[string]int{web: 2, db: 1})
-	c.await(t, "the outages were said", func() bool { return len(c.states) >= 2 })
+	c.await(t, "the outages were said", func() bool { return len(c.reasons()) >= 2 })
 }
 
-// sentTo shows that a server that recommends another one is left for that one, which is not the next in turn.
+// sentTo shows that a server that recommends another one is left for that one,
+// which is not the next in turn.
 func sentTo(t *testing.T, nodes []*testenv.Nacos) {
 	app := nodes[1].Client(t)
 	app.Register(t, "public", "ST", "web", testenv.NacosUp("10.1.0.1", 80))
@@ -474,7 +492,7 @@ func sentTo(t *testing.T, nodes []*testenv.Nacos) {
 	c.awaitSynced(t)
 	const web = "public/ST/web"
 	c.awaitService(t, "followed", web, count(1))
-	c.resetLeast()
+	c.ForgetLeast()
 	from, to := nodes[0], nodes[2]
 	ids := from.Connections(t, "isthmus")
 	if len(ids) != 1 {

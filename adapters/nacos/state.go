@@ -2,25 +2,27 @@ package nacos
 
 import "github.com/isthmus-mesh/isthmus/plugin"
 
-// faultKind is what keeps the registry from being followed. Kinds are shown in this order.
+// faultKind is a kind of fault of the registry, in order of precedence.
 type faultKind int
 
 const (
-	// faultAway: no server can be reached, or the one at hand does not serve.
+	// faultAway: no server is reachable, or the current one does not serve.
 	faultAway faultKind = iota
-	// faultAuth: the server refuses who asks.
+	// faultAuth: the server refuses the credentials.
 	faultAuth
-	// faultNamespace: a namespace does not exist, or is empty and may not exist.
+	// faultNamespace: a namespace does not exist, or is empty and may not
+	// exist.
 	faultNamespace
-	// faultList: which services there are cannot be learnt.
+	// faultList: services cannot be listed.
 	faultList
-	// faultService: a service cannot be subscribed or asked for.
+	// faultService: a service cannot be subscribed or queried.
 	faultService
-	// faultGrace: what was known before an outage is kept for a while.
+	// faultGrace: instances known before an outage are retained.
 	faultGrace
 )
 
-// state is what the catalog is told of the registry as a whole, over all sessions.
+// state is the state of the registry as reported to the catalog, across
+// sessions.
 type state struct {
 	faults  *plugin.Faults[faultKind]
 	listing *plugin.FirstListing

@@ -2,7 +2,9 @@ package sim
 
 import (
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"math"
 	"net/netip"
 	"strings"
@@ -11,10 +13,11 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// Config is the config block of a registry of type sim. The zero value is an empty registry in which nothing changes; the
-// configuration file is laid over [Defaults].
+// Config is the config block of a registry of type sim. The zero value is an
+// empty registry without changes. Missing fields have the values of [Defaults].
 //
-// The state after k changes depends on k and on every field but ChangesPerSecond, and on nothing else.
+// The state after k changes is a function of k and of all fields but
+// ChangesPerSecond.
 type Config struct {
 	Services         int               `json:"services,omitempty" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Number of services at the start. Default: 10."`
 	Instances        int               `json:"instances,omitempty" jsonschema:"minimum=0,maximum=100000" jsonschema_description:"Number of instances of each service at the start. Changes keep every service within a fifth of it, but at least one, either way. Default: 3."`
@@ -25,9 +28,68 @@ type Config struct {
 	CIDR             string            `json:"cidr,omitempty" jsonschema_description:"Network that the instances' addresses are taken from, in order; no two instances share one. Default: 10.0.0.0/8."`
 	Zones            []string          `json:"zones,omitempty" jsonschema_description:"Localities that instances are spread over, each region, region/zone or region/zone/subzone. Default: sim-1/sim-1a, sim-1/sim-1b, sim-1/sim-1c."`
 	Meta             map[string]string `json:"meta,omitempty" jsonschema_description:"Metadata of every instance, besides version, which the change label rewrites. Default: none."`
+	Flags            []string          `json:"flags,omitempty" jsonschema_description:"Load flags of nacos-istio, as on its command line: --mockServiceCount=1000. They stand for services, instances, changes_per_second, changes and protocols. Default: none."`
+
+	// By flags only.
+	prefix string // of services' names; the number follows behind a dot
+	large  bool   // every largeEvery-th service has largeInstances
 }
 
-// Changes says how often each kind of change is drawn, relative to the others.
+// What flags of nacos-istio make of some services.
+const (
+	largeEvery     = 10_000
+	largeInstances = 20_000
+)
+
+// expand returns the configuration that the flags stand for.
+func (c Config) expand() (Config, error) {
+	if len(c.Flags) == 0 {
+		return c, nil
+	}
+	f := flag.NewFlagSet("flags", flag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	mock := f.Bool("mock", true, "")
+	services, endpoints := f.Int("mockServiceCount", 0, ""), f.Int("mockAvgEndpointCount", 20, "")
+	delay, prefix := f.Int64("mockPushDelay", 10, ""), f.String("mockServiceNamePrefix", "mock.service", "")
+	incremental, ratio := f.Bool("mockTestIncremental", false, ""), f.Int("mockIncrementalRatio", 0, "")
+	err := f.Parse(c.Flags)
+	switch {
+	case err != nil:
+	case f.NArg() > 0:
+		err = fmt.Errorf("%q is no flag; write --name=value", f.Arg(0))
+	case !*mock:
+		err = errors.New("--mock=false is nothing to generate; leave it out")
+	case *delay < 1:
+		err = fmt.Errorf("--mockPushDelay=%d: must be at least 1 (milliseconds)", *delay)
+	case *ratio < 0 || *ratio > 100:
+		err = fmt.Errorf("--mockIncrementalRatio=%d: must be 0 to 100 (percent)", *ratio)
+	case *prefix == "":
+		err = errors.New("--mockServiceNamePrefix is empty; name one")
+	}
+	if err != nil {
+		return c, &plugin.FieldError{Field: "flags", Reason: err.Error()}
+	}
+	c.Services, c.Instances, c.prefix, c.large = *services, *endpoints, *prefix, true
+	c.Changes, c.Protocols = &Changes{Weight: 1}, &Protocols{HTTP: 1}
+	// A push of everything is what one change is to a sink of the state of the
+	// world; an incremental one holds a share of the services.
+	changed := 1.0
+	if *incremental {
+		changed = float64(*services) * float64(*ratio) / 100
+	}
+	c.ChangesPerSecond = changed * 1000 / float64(*delay)
+	return c, nil
+}
+
+// instancesOf is the number of instances of the n-th service at the start.
+func (c Config) instancesOf(n int) int {
+	if c.large && n%largeEvery == 0 {
+		return largeInstances
+	}
+	return c.Instances
+}
+
+// Changes holds the relative frequencies of the kinds of change.
 type Changes struct {
 	InstanceAdded   float64 `json:"instance_added,omitempty" jsonschema:"minimum=0" jsonschema_description:"A service gains an instance."`
 	InstanceRemoved float64 `json:"instance_removed,omitempty" jsonschema:"minimum=0" jsonschema_description:"A service loses an instance."`
@@ -39,14 +101,15 @@ type Changes struct {
 	ServiceRemoved  float64 `json:"service_removed,omitempty" jsonschema:"minimum=0" jsonschema_description:"A service goes, with all its instances."`
 }
 
-// Protocols says how often each protocol is drawn for a service, relative to the others.
+// Protocols holds the relative frequencies of the protocols of services.
 type Protocols struct {
 	HTTP float64 `json:"http,omitempty" jsonschema:"minimum=0" jsonschema_description:"Services that speak http, on port 8080."`
 	GRPC float64 `json:"grpc,omitempty" jsonschema:"minimum=0" jsonschema_description:"Services that speak grpc, on port 9090."`
 	TCP  float64 `json:"tcp,omitempty" jsonschema:"minimum=0" jsonschema_description:"Services that speak tcp, on port 7000."`
 }
 
-// Defaults is what the configuration file is laid over. What it leaves empty has its default in the field's description.
+// Defaults holds the values of missing fields. The defaults of the rest are in
+// the fields' descriptions.
 var Defaults = Config{Services: 10, Instances: 3, ChangesPerSecond: 1, Seed: 1}
 
 const defaultCIDR = "10.0.0.0/8"
@@ -57,7 +120,7 @@ var (
 	defaultZones     = []string{"sim-1/sim-1a", "sim-1/sim-1b", "sim-1/sim-1c"}
 )
 
-// The order of these two lists is part of what a seed means.
+// The meaning of a seed depends on the order of these two lists.
 
 func (c *Changes) weights() []float64 {
 	if c == nil {
@@ -73,8 +136,12 @@ func (p *Protocols) weights() []float64 {
 	return []float64{p.HTTP, p.GRPC, p.TCP}
 }
 
-// Validate returns everything that is wrong with c at once, each as a *[plugin.FieldError].
+// Validate returns all errors of c, each as a *[plugin.FieldError].
 func (c Config) Validate() error {
+	c, err := c.expand()
+	if err != nil {
+		return err
+	}
 	var errs []error
 	bad := func(field, format string, args ...any) {
 		errs = append(errs, &plugin.FieldError{Field: field, Reason: fmt.Sprintf(format, args...)})
@@ -99,7 +166,7 @@ func (c Config) Validate() error {
 			bad(fmt.Sprintf("zones[%d]", i), "%v", err)
 		}
 	}
-	if prefix, err := c.prefix(); err != nil {
+	if prefix, err := c.network(); err != nil {
 		bad("cidr", "%q is not a network such as 10.0.0.0/8", c.CIDR)
 	} else if need, have := c.mostAddresses(), addressCount(prefix); len(errs) == 0 && need > have {
 		bad("cidr", "%s holds %d addresses, and up to %d are needed; take a wider network, or fewer services or instances", prefix, have, need)
@@ -107,7 +174,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// usable says whether something can be drawn by weights.
+// usable reports whether weights allow a draw.
 func usable(weights []float64) bool {
 	sum := 0.0
 	for _, w := range weights {
@@ -119,7 +186,7 @@ func usable(weights []float64) bool {
 	return sum > 0 && !math.IsInf(sum, 0)
 }
 
-func (c Config) prefix() (netip.Prefix, error) {
+func (c Config) network() (netip.Prefix, error) {
 	s := c.CIDR
 	if s == "" {
 		s = defaultCIDR
@@ -135,7 +202,7 @@ func (c Config) localities() []registry.Locality {
 	}
 	all := make([]registry.Locality, len(zones))
 	for i, zone := range zones {
-		all[i], _ = parseLocality(zone) // Validate has seen it
+		all[i], _ = parseLocality(zone) // checked by Validate
 	}
 	return all
 }
@@ -149,14 +216,15 @@ func parseLocality(s string) (registry.Locality, error) {
 	return registry.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}, nil
 }
 
-// instanceBounds returns the fewest and the most instances that changes leave a service with.
+// instanceBounds returns the least and the greatest number of instances that
+// changes leave a service with.
 func (c Config) instanceBounds() (fewest, most int) {
 	d := max(1, c.Instances/5)
 	return max(0, c.Instances-d), c.Instances + d
 }
 
-// serviceBounds returns the fewest and the most services that changes leave. A registry that begins with services never loses
-// the last one.
+// serviceBounds returns the least and the greatest number of services that
+// changes leave. A registry that starts with services never loses the last one.
 func (c Config) serviceBounds() (fewest, most int) {
 	if w := c.Changes.weights(); c.Services == 0 || w[serviceAdded]+w[serviceRemoved] == 0 {
 		return c.Services, c.Services
@@ -165,12 +233,16 @@ func (c Config) serviceBounds() (fewest, most int) {
 	return max(1, c.Services-d), c.Services + d
 }
 
-// mostAddresses returns how many addresses are in use at most.
+// mostAddresses returns the greatest number of addresses in use.
 func (c Config) mostAddresses() uint64 {
 	_, services := c.serviceBounds()
 	instances := c.Instances
 	if c.ChangesPerSecond > 0 {
 		_, instances = c.instanceBounds()
 	}
-	return uint64(services) * uint64(instances)
+	n := uint64(services) * uint64(instances)
+	if c.large {
+		n += uint64(services+largeEvery-1) / largeEvery * largeInstances
+	}
+	return n
 }

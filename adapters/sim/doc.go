@@ -1,2 +1,3 @@
-// Package sim is an adapter for a registry that does not exist: services and instances made from a seed, changing at a given rate.
+// Package sim is an adapter for a generated registry: services and instances
+// drawn from a seed that change at a given rate.
 package sim

@@ -10,32 +10,36 @@ import (
 )
 
 const (
-	// tick is the least time between two batches of changes. At a rate of fewer than 100 changes a second every change
-	// has a batch of its own.
+	// tick is the least time between two batches of changes. Below 100 changes
+	// per second, every change is a batch.
 	tick = 10 * time.Millisecond
-	// maxBehind is how many seconds' worth of changes are made up for after a stall; what is older never happens.
+	// maxBehind bounds the changes that are made up for after a stall, in
+	// seconds; older ones are skipped.
 	maxBehind = 1.0
-	// heardEvery is how often the world is heard from although nothing changes.
+	// heardEvery is the interval at which the registry is reported as heard
+	// from without changes.
 	heardEvery = 5 * time.Second
 )
 
-// adapter is the registry that does not exist.
+// adapter is the generated registry.
 type adapter struct {
 	conf Config
 	log  *slog.Logger
 }
 
-// New returns an adapter that follows the world that c describes. The error joins a *[plugin.FieldError] for each thing that is
-// wrong with c.
+// New returns an adapter of the registry that c describes. The error joins a
+// *[plugin.FieldError] for each error of c.
 func New(c Config, env plugin.Env) (plugin.Adapter, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	return &adapter{conf: c, log: env.Log}, nil
+	c, err := c.expand()
+	return &adapter{conf: c, log: env.Log}, err
 }
 
-// Run builds the world, hands it to catalog and then changes one service at a time, at the configured rate, until ctx ends; then it
-// returns nil. Each run begins again with the world after no change.
+// Run builds the registry, passes it to catalog and changes one service at a
+// time at the configured rate until ctx ends; then it returns nil. Every run
+// starts from the same state.
 func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	w := newWorld(a.conf)
 	for _, svc := range w.services {
@@ -92,18 +96,19 @@ func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	}
 }
 
-// pacer says how many changes are due. It counts from the start and not from the last batch, so that late timers and the time
-// that changes take do not add up.
+// pacer computes how many changes are due. It counts from the start and not
+// from the last batch, so late timers and the duration of changes do not
+// accumulate.
 type pacer struct {
 	rate  float64 // changes per second, above 0
 	start time.Time
-	done  int64 // changes that were due since start
+	done  int64 // number of changes that were due since the start
 }
 
-// due returns how many changes have fallen due by the time elapsed since the start, and how many more than that are left out because
-// the adapter is too far behind.
+// due returns how many changes became due up to elapsed since the start, and
+// how many further ones are skipped because the adapter is too far behind.
 func (p *pacer) due(elapsed time.Duration) (due, lost int64) {
-	// The small addition is for products that rounding left just below a whole number.
+	// The addend compensates for products rounded to just below an integer.
 	total := int64(math.Floor(p.rate*elapsed.Seconds() + 1e-6))
 	due = total - p.done
 	if most := max(1, int64(math.Ceil(p.rate*maxBehind))); due > most {
@@ -113,10 +118,10 @@ func (p *pacer) due(elapsed time.Duration) (due, lost int64) {
 	return due, lost
 }
 
-// wait returns how long it is, elapsed after the start, until there is something to do.
+// wait returns the time from elapsed until the next change is due.
 func (p *pacer) wait(elapsed time.Duration) time.Duration {
 	next := float64(p.done+1)/p.rate - elapsed.Seconds()
-	if next > time.Hour.Seconds() { // longer waits need not fit a Duration
+	if next > time.Hour.Seconds() { // longer waits may not fit a Duration
 		return time.Hour
 	}
 	return max(tick, time.Duration(math.Ceil(next*1e9)))

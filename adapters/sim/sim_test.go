@@ -13,7 +13,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,18 +20,16 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
-	mcp "istio.io/api/mcp/v1alpha1"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asPlugin) != "" {
-		Main("test")
-	}
+	plugintest.Self(func() { Main("test") })
 	goleak.VerifyTestMain(m)
 }
 
@@ -42,19 +39,52 @@ type held struct {
 	Instances []registry.Instance
 }
 
-// catalog records what it is told. It copies everything, as the contract says.
+// catalog is a catalog of a registry that is always well, and has nothing to
+// tell but services.
 type catalog struct {
+	*plugintest.Catalog
 	// onSet, if not nil, runs on each Set.
 	onSet func()
-
-	mu       sync.Mutex
-	services map[registry.Key]held
-	log      []string // of changes: what was called with what, in order
-	synced   int      // how many services were there when Synced was called; -1 before
-	heard    int
 }
 
-func newCatalog() *catalog { return &catalog{services: map[registry.Key]held{}, synced: -1} }
+func newCatalog() *catalog { return &catalog{Catalog: plugintest.NewCatalog()} }
+
+func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
+	if c.onSet != nil {
+		c.onSet()
+	}
+	c.Catalog.Set(svc, instances)
+}
+
+func (c *catalog) Detail(string)      { panic("the sim registry has nothing to tell") }
+func (c *catalog) Degraded(err error) { panic(fmt.Sprintf("the sim registry is degraded: %v", err)) }
+
+func (c *catalog) Problem(id, r string) {
+	panic(fmt.Sprintf("the sim registry has a problem: %s: %s", id, r))
+}
+
+// changes returns how many services were set or removed since Synced, and how
+// many were set before it; -1 if it was not called.
+func (c *catalog) changes() (n, before int) {
+	before = -1
+	c.Look(func(h *plugintest.Held) {
+		if i := slices.Index(h.Calls, "synced"); i >= 0 {
+			n, before = len(h.Calls)-i-1, i
+		}
+	})
+	return n, before
+}
+
+// holds returns what the catalog holds.
+func (c *catalog) holds() map[registry.Key]held {
+	all := map[registry.Key]held{}
+	c.Look(func(h *plugintest.Held) {
+		for key, svc := range h.Services {
+			all[svc.Key] = held{svc, h.Instances[key]}
+		}
+	})
+	return all
+}
 
 func clone(svc registry.Service, instances []registry.Instance) held {
 	svc.Ports, svc.Meta, svc.Tags = slices.Clone(svc.Ports), maps.Clone(svc.Meta), slices.Clone(svc.Tags)
@@ -67,50 +97,6 @@ func clone(svc registry.Service, instances []registry.Instance) held {
 		}
 	}
 	return h
-}
-
-func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
-	if c.onSet != nil {
-		c.onSet()
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.services[svc.Key] = clone(svc, instances)
-	c.log = append(c.log, "set "+svc.Key.String())
-}
-
-func (c *catalog) Remove(key registry.Key) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.services, key)
-	c.log = append(c.log, "remove "+key.String())
-}
-
-func (c *catalog) Synced() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.synced, c.log = len(c.services), nil
-}
-
-// changes returns how many services were set or removed since Synced.
-func (c *catalog) changes() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.log)
-}
-
-func (c *catalog) Publish(*mcp.Resource)   { panic("the sim registry does not speak Istio") }
-func (c *catalog) Withdraw(string, string) { panic("the sim registry does not speak Istio") }
-func (c *catalog) Degraded(err error)      { panic(fmt.Sprintf("the sim registry is degraded: %v", err)) }
-
-func (c *catalog) Heard() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.heard++
-}
-
-func (c *catalog) Problem(id, r string) {
-	panic(fmt.Sprintf("the sim registry has a problem: %s: %s", id, r))
 }
 
 // snapshot returns the world as a catalog would hold it.
@@ -179,7 +165,8 @@ func TestOtherSeedOtherWorld(t *testing.T) {
 	}
 }
 
-// TestGolden pins what a seed means: a change of it is a change of every user's world, to be made on purpose.
+// TestGolden pins what a seed means: a change of it is a change of every user's
+// world, to be made on purpose.
 func TestGolden(t *testing.T) {
 	w := newWorld(Config{Services: 3, Instances: 2, Seed: 1, Changes: everyChange, Meta: map[string]string{"team": "load"}})
 	var b strings.Builder
@@ -220,8 +207,9 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestEachStepChangesOneService holds the promises of the world over a long random run: each step changes exactly the service
-// that it names, addresses and IDs are unique, and the numbers stay within their bounds.
+// TestEachStepChangesOneService holds the promises of the world over a long
+// random run: each step changes exactly the service that it names, addresses
+// and IDs are unique, and the numbers stay within their bounds.
 func TestEachStepChangesOneService(t *testing.T) {
 	for _, conf := range []Config{
 		{Services: 10, Instances: 5, Changes: everyChange, CIDR: "10.0.0.0/24"},
@@ -455,18 +443,20 @@ func TestSyncedAfterTheWholeWorld(t *testing.T) {
 		stop := run(t, Config{Services: 50, Instances: 3, Seed: 1}, c)
 		defer stop()
 		synctest.Wait()
-		if c.synced != 50 {
-			t.Errorf("%d services were there at Synced (-1: it was not called)", c.synced)
+		if _, before := c.changes(); before != 50 {
+			t.Errorf("%d services were there at Synced (-1: it was not called)", before)
 		}
-		if diff := cmp.Diff(snapshot(newWorld(Config{Services: 50, Instances: 3, Seed: 1})), c.services); diff != "" {
+		if diff := cmp.Diff(snapshot(newWorld(Config{Services: 50, Instances: 3, Seed: 1})), c.holds()); diff != "" {
 			t.Errorf("the catalog differs from the world (-want +got):\n%s", diff)
 		}
 		time.Sleep(24 * time.Hour) // of fake time: without a rate nothing happens
-		if n := c.changes(); n != 0 {
+		if n, _ := c.changes(); n != 0 {
 			t.Errorf("%d changes at rate 0", n)
 		}
-		if n := int(24*time.Hour/heardEvery) - c.heard; n < -1 || n > 1 {
-			t.Errorf("heard %d times in a day", c.heard)
+		var heard int
+		c.Look(func(h *plugintest.Held) { heard = h.Heard })
+		if n := int(24*time.Hour/heardEvery) - heard; n < -1 || n > 1 {
+			t.Errorf("heard %d times in a day", heard)
 		}
 	})
 }
@@ -493,7 +483,7 @@ func TestRateIsHeldWithoutDrift(t *testing.T) {
 				defer stop()
 				time.Sleep(tt.wait) // of fake time
 				synctest.Wait()
-				if got := c.changes(); got != tt.want {
+				if got, _ := c.changes(); got != tt.want {
 					t.Errorf("%d changes, want %d", got, tt.want)
 				}
 			})
@@ -501,7 +491,8 @@ func TestRateIsHeldWithoutDrift(t *testing.T) {
 	}
 }
 
-// TestCatalogFollowsTheWorld shows that one Set or Remove per change is enough to keep a catalog equal to the world.
+// TestCatalogFollowsTheWorld shows that one Set or Remove per change is enough
+// to keep a catalog equal to the world.
 func TestCatalogFollowsTheWorld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conf := Config{Services: 20, Instances: 4, ChangesPerSecond: 1000, Seed: 3, Changes: everyChange}
@@ -510,20 +501,22 @@ func TestCatalogFollowsTheWorld(t *testing.T) {
 		time.Sleep(3*time.Second + tick/2) // of fake time
 		stop()
 		w := newWorld(conf)
-		for range c.changes() {
+		n, _ := c.changes()
+		for range n {
 			w.step()
 		}
-		if n := c.changes(); n != 3000 {
+		if n, _ := c.changes(); n != 3000 {
 			t.Errorf("%d changes", n)
 		}
-		if diff := cmp.Diff(snapshot(w), c.services); diff != "" {
+		if diff := cmp.Diff(snapshot(w), c.holds()); diff != "" {
 			t.Errorf("the catalog differs from the world (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// TestStallIsNotMadeUpForWithoutBound shows that after a stall of a minute one second's worth of changes comes at once, and the rate
-// holds again from then on.
+// TestStallIsNotMadeUpForWithoutBound shows that after a stall of a minute one
+// second's worth of changes comes at once, and the rate holds again from then
+// on.
 func TestStallIsNotMadeUpForWithoutBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCatalog()
@@ -540,8 +533,9 @@ func TestStallIsNotMadeUpForWithoutBound(t *testing.T) {
 		stall.Store(true)
 		time.Sleep(time.Minute + 100*time.Millisecond)
 		synctest.Wait()
-		// A second before the stall, a second's worth after it, and the rate for what is left.
-		if n := c.changes(); n < 2000 || n > 2200 {
+		// A second before the stall, a second's worth after it, and the rate
+		// for what is left.
+		if n, _ := c.changes(); n < 2000 || n > 2200 {
 			t.Errorf("%d changes, want about 2100", n)
 		}
 	})

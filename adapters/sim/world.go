@@ -10,7 +10,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// change is a kind of change. The order is that of [Changes.weights].
+// change is a kind of change, in the order of [Changes.weights].
 type change int
 
 const (
@@ -24,7 +24,8 @@ const (
 	serviceRemoved
 )
 
-// words are the first halves of services' names. Adding one renames services: leave the list as it is.
+// words are the first parts of services' names. Additions rename services, so
+// the list is fixed.
 var words = [...]string{
 	"account", "address", "analytics", "audit", "auth", "basket", "billing", "catalog",
 	"checkout", "consent", "coupon", "currency", "delivery", "discount", "email", "feature",
@@ -42,32 +43,33 @@ var protocols = [...]struct {
 
 const versions = 5 // v1 to v5
 
-// world is the whole registry. It is drawn from one stream of random numbers, so that it is a pure function of the
-// configuration and the number of steps taken. It is not safe for concurrent use.
+// world is the generated registry. It draws from one stream of random numbers,
+// so it is a pure function of the configuration and the number of steps. It is
+// not safe for concurrent use.
 type world struct {
 	conf       Config
 	rand       *rand.Rand
 	addresses  addresses
 	localities []registry.Locality
-	meta       [versions]map[string]string // by version; shared by the instances, never changed
+	meta       [versions]map[string]string // by version; shared by instances, immutable
 	changes    []float64
 	protocols  []float64
 
 	services []*service
-	nextName int // number of the next service to appear; numbers are not used twice
+	nextName int // number of the next new service; numbers are not reused
 }
 
-// service is one service of the world.
+// service is one generated service.
 type service struct {
 	registry.Service
 	instances []registry.Instance
-	nextID    int // number of the next instance to appear; numbers are not used twice
-	failing   int // instances that do not pass
+	nextID    int // number of the next new instance; numbers are not reused
+	failing   int // number of failing instances
 }
 
-// newWorld builds the world after no change. c is valid.
+// newWorld builds the initial state. c must be valid.
 func newWorld(c Config) *world {
-	prefix, _ := c.prefix() // Validate has seen it
+	prefix, _ := c.network() // checked by Validate
 	w := &world{
 		conf:       c,
 		rand:       rand.New(rand.NewPCG(c.Seed, 0x697374686d757321)),
@@ -89,8 +91,9 @@ func newWorld(c Config) *world {
 	return w
 }
 
-// step makes one change and returns the service that changed; gone says that it is no longer there. Each step changes
-// something, except in a world without services, in which nothing ever does: there svc is nil.
+// step makes one change and returns the changed service; gone reports that it
+// was removed. Every step is a change, except in a registry without services,
+// which never changes and returns nil.
 func (w *world) step() (svc *service, gone bool) {
 	if len(w.services) == 0 {
 		return nil, false
@@ -113,7 +116,7 @@ func (w *world) step() (svc *service, gone bool) {
 	fewest, most := w.conf.instanceBounds()
 	switch n := len(svc.instances); {
 	case n == 0:
-		kind = instanceAdded // there is nothing else to change
+		kind = instanceAdded // no other change is possible
 	case kind == instanceAdded && n >= most:
 		kind = instanceRemoved
 	case kind == instanceRemoved && n <= fewest:
@@ -147,13 +150,17 @@ func (w *world) step() (svc *service, gone bool) {
 
 func (w *world) addService() *service {
 	p := protocols[w.draw(w.protocols)]
+	name, instances := fmt.Sprintf("%s-%04d", words[w.nextName%len(words)], w.nextName), w.conf.instancesOf(w.nextName)
+	if w.conf.prefix != "" {
+		name = fmt.Sprintf("%s.%d", w.conf.prefix, w.nextName)
+	}
 	svc := &service{Service: registry.Service{
-		Key:   registry.Key{Name: fmt.Sprintf("%s-%04d", words[w.nextName%len(words)], w.nextName)},
+		Key:   registry.Key{Name: name},
 		Ports: []registry.Port{{Name: p.name, Number: p.number, Protocol: p.name}},
 	}}
 	w.nextName++
-	svc.instances = make([]registry.Instance, 0, w.conf.Instances)
-	for range w.conf.Instances {
+	svc.instances = make([]registry.Instance, 0, instances)
+	for range instances {
 		w.addInstance(svc)
 	}
 	w.services = append(w.services, svc)
@@ -195,8 +202,8 @@ func (w *world) removeInstance(svc *service) {
 	svc.instances = slices.Delete(svc.instances, n, n+1)
 }
 
-// flipHealth makes a failing instance pass or a passing one fail. No more than a fifth of a service's instances fail at a time,
-// but at least one may.
+// flipHealth makes a failing instance pass or a passing one fail. At most a
+// fifth of a service's instances fail at a time, but at least one may.
 func (w *world) flipHealth(svc *service) {
 	heal := svc.failing > 0 && (svc.failing >= max(1, len(svc.instances)/5) || w.rand.IntN(2) == 0)
 	candidates := len(svc.instances) - svc.failing
@@ -228,12 +235,13 @@ func (w *world) flipHealth(svc *service) {
 	panic("BUG: no instance to flip the health of")
 }
 
-// instance draws an instance of svc, which has some.
+// instance draws an instance of svc, which must have some.
 func (w *world) instance(svc *service) *registry.Instance {
 	return &svc.instances[w.rand.IntN(len(svc.instances))]
 }
 
-// draw returns an index of weights, each as likely as its weight says.
+// draw returns an index of weights with a probability proportional to its
+// weight.
 func (w *world) draw(weights []float64) int {
 	sum := 0.0
 	for _, x := range weights {
@@ -249,10 +257,10 @@ func (w *world) draw(weights []float64) int {
 		}
 		at, last = at-x, i
 	}
-	return last // rounding brought at to the very end
+	return last // rounding moved at to the end
 }
 
-// other draws a number from lo to hi that is not now. lo is less than hi.
+// other draws a number from lo to hi other than now. lo must be less than hi.
 func other(r *rand.Rand, lo, hi, now int) int {
 	if now < lo || now > hi {
 		return lo + r.IntN(hi-lo+1)
@@ -264,21 +272,22 @@ func other(r *rand.Rand, lo, hi, now int) int {
 	return n
 }
 
-// addresses hands out the addresses of a network, each to one holder at a time.
+// addresses allocates the addresses of a network.
 type addresses struct {
 	base netip.Addr
-	next uint64 // offset of the lowest address that was never taken
+	next uint64 // offset of the lowest address that was never allocated
 	end  uint64 // offset after the last one
-	// freed are the addresses that were given back, oldest first from index head on. One rests there until resting others
-	// have come after it, or the network has no fresh one: as in a real network, an address does not come back at once,
-	// and yet the list stays short.
+	// freed holds the released addresses, oldest first, from index head on. One
+	// is reused only after others were released, or when no unused one is left.
+	// So addresses do not return at once, as in a real network, and the list
+	// stays short.
 	freed []string
 	head  int
 }
 
 const resting = 1024
 
-// newAddresses begins after the network's own address and, for IPv4, ends before its broadcast address.
+// newAddresses omits the network address and, for IPv4, the broadcast address.
 func newAddresses(p netip.Prefix) addresses {
 	a := addresses{base: p.Addr(), end: addressCount(p)}
 	if bits := p.Addr().BitLen() - p.Bits(); bits > 1 {
@@ -287,7 +296,8 @@ func newAddresses(p netip.Prefix) addresses {
 	return a
 }
 
-// addressCount returns how many addresses newAddresses(p) has; networks of more than 2^62 count as that.
+// addressCount returns the number of addresses of newAddresses(p), at most
+// 2^62.
 func addressCount(p netip.Prefix) uint64 {
 	bits := p.Addr().BitLen() - p.Bits()
 	if bits > 62 {

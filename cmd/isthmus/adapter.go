@@ -11,21 +11,27 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
+	"github.com/isthmus-mesh/isthmus/adapters/eureka"
 	"github.com/isthmus-mesh/isthmus/adapters/file"
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
 )
 
-// adapters are the built-in ones, by name. Each runs as a plugin, with the version of the program, and does not return.
+// adapters are the built-in ones, by name: the only list of them. Each runs as
+// a plugin, with the version of the program, and does not return.
 var adapters = map[string]func(version string){
 	"consul": consul.Main,
+	"eureka": eureka.Main,
 	"file":   file.Main,
 	"nacos":  nacos.Main,
 	"sim":    sim.Main,
 }
 
+// builtIn returns the names of the built-in adapters.
+func builtIn() []string { return slices.Sorted(maps.Keys(adapters)) }
+
 func newAdapter() *cobra.Command {
-	names := slices.Sorted(maps.Keys(adapters))
+	names := builtIn()
 	return &cobra.Command{
 		Use:   "adapter NAME",
 		Short: "Run a built-in adapter as a plugin; the bridge does this for each registry",
@@ -42,7 +48,7 @@ func newAdapter() *cobra.Command {
 		}),
 		ValidArgs: names,
 		Run: func(_ *cobra.Command, args []string) {
-			signal.Reset(syscall.SIGPIPE) // the SDK has its own way to end
+			signal.Reset(syscall.SIGPIPE) // the SDK handles the exit of the bridge itself
 			adapters[args[0]](programVersion())
 		},
 	}

@@ -15,10 +15,12 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-mesh/isthmus/internal/watch"
+	"github.com/isthmus-mesh/isthmus/server"
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
 
-// demoConfig is the configuration of the demo, with the flags' values to be filled in.
+// demoConfig is the configuration of the demo, a format for the values of
+// flags.
 const demoConfig = `listen: {xds: %q, admin: %q}
 registries:
 - {name: demo, type: sim, config: {services: %d, instances: %d, changes_per_second: %g, seed: %d}}
@@ -40,17 +42,18 @@ func newDemo() *cobra.Command {
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			text := fmt.Sprintf(demoConfig, xdsAddress, adminAddress, services, instances, rate, seed, level.value)
-			cfg, err := config.Parse("demo", []byte(text), config.Options{})
+			cfg, err := config.Parse("demo", []byte(text), config.Options{Adapters: builtIn()})
 			if err != nil {
 				return demoError(cmd, err)
 			}
+			cfg.Drain = "0s" // nobody waits for the end of a demo
 			log := cfg.Log.Logger(cmd.ErrOrStderr())
 			ctx, stop := endAtHangup(cmd.Context())
 			defer stop()
 			if err := checkPlugins(ctx, &cfg, log); err != nil {
 				return demoError(cmd, err)
 			}
-			s, err := newServer(cfg, log)
+			s, err := newServer(cfg, server.Options{Log: log})
 			if err != nil {
 				return err
 			}
@@ -82,7 +85,7 @@ func newDemo() *cobra.Command {
 	return cmd
 }
 
-// demoError says what is wrong with the configuration of the demo by the flags that it was made of.
+// demoError converts errors of the configuration to the flags that set it.
 func demoError(cmd *cobra.Command, err error) error {
 	problems, ok := errors.AsType[config.Problems](err)
 	if !ok {
@@ -92,7 +95,7 @@ func demoError(cmd *cobra.Command, err error) error {
 	for _, p := range problems {
 		name := strings.ReplaceAll(p.Field[strings.LastIndexByte(p.Field, '.')+1:], "_", "-")
 		if cmd.Flags().Lookup(name) == nil {
-			return err // nothing that a flag can mend
+			return err // not caused by a flag
 		}
 		lines = append(lines, "--"+name+": "+p.Reason)
 	}
@@ -115,7 +118,7 @@ Below is what a delta sink gets. Ctrl-C ends it.
 
 `
 
-// lineWriter decodes what a watch writes, line by line.
+// lineWriter decodes the output of a watch, line by line.
 type lineWriter struct {
 	ctx  context.Context //nolint:containedctx // Write has no argument for it
 	to   chan<- watch.Line
@@ -143,9 +146,11 @@ func (w *lineWriter) Write(b []byte) (int, error) {
 }
 
 const (
-	// settle is how long a push may take to be decoded before it is shown in part.
+	// settle bounds the time that a push may take to be decoded before its
+	// first part is shown.
 	settle = 100 * time.Millisecond
-	// maxLines is how many resources of one push are shown each on its own line.
+	// maxLines is the greatest number of resources of a push that are printed
+	// one per line.
 	maxLines = 5
 )
 
@@ -175,7 +180,7 @@ func showFeed(ctx context.Context, lines <-chan watch.Line, out io.Writer) error
 	}
 }
 
-// writePush prints one push: its changes if they are few, how many they are otherwise.
+// writePush prints one push: its changes if they are few, else their number.
 func writePush(out io.Writer, push []watch.Line) {
 	if len(push) > maxLines {
 		kind := kindOf(push[0])
@@ -189,7 +194,7 @@ func writePush(out io.Writer, push []watch.Line) {
 
 func kindOf(l watch.Line) string { return l.Collection[strings.LastIndex(l.Collection, "/")+1:] }
 
-// detail returns what people want to see of a WorkloadEntry.
+// detail returns the address of a WorkloadEntry, with its weight if it has one.
 func detail(resource json.RawMessage) string {
 	var r struct {
 		Body struct {

@@ -19,4 +19,5 @@
 package main
 
 //go:generate sh -c "go run . docs > ../../docs/configuration.md"
+//go:generate sh -c "cd ../.. && go run ./internal/pages"
 //go:generate sh -c "go run . docs --schema > ../../docs/configuration.schema.json"

@@ -9,13 +9,13 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-mesh/isthmus/internal/conf"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
@@ -39,7 +39,7 @@ func newDocs() *cobra.Command {
 				return fmt.Errorf("find the program's own file: %w", err)
 			}
 			var described []supervisor.Description
-			for _, name := range config.BuiltIn {
+			for _, name := range builtIn() {
 				d, err := supervisor.Describe(cmd.Context(), host, supervisor.Spec{Registry: name, Adapter: name, Command: []string{path, "adapter", name}}, log)
 				if err != nil {
 					return fmt.Errorf("adapter %s: %w", name, err)
@@ -60,10 +60,12 @@ const docsHead = `<!-- Made by "make generate" from the code. Do not edit. -->
 
 # Configuration
 
-` + "`isthmus serve --config FILE`" + ` reads one YAML document. ` + "`isthmus validate --config FILE`" + ` checks it without contacting a registry.
-[configuration.schema.json](configuration.schema.json) is a JSON Schema of it for editors.
+` + "`" + `isthmus serve --config FILE` + "`" + ` reads one YAML document. ` + "`" + `isthmus validate
+--config FILE` + "`" + ` checks it without contacting a registry.
+[configuration.schema.json](configuration.schema.json) is a JSON Schema of it
+for editors.
 
-` + "```yaml" + `
+` + "```" + `yaml
 listen: {xds: 127.0.0.1:15051, admin: 127.0.0.1:15080}
 registries:
 - {name: dc1, type: consul, config: {address: "http://127.0.0.1:8500"}, translate: {namespace: consul}}
@@ -71,30 +73,41 @@ registries:
 - {name: static, type: file, config: {path: ./mesh}}
 ` + "```" + `
 
-An unknown field, a field given twice or a value of the wrong type is an error. All problems are reported at once, each with its
-line and column: those of the file, and those that the plugins of its registries find in their blocks. What remains hidden until the rest is mended:
+An unknown field, a field given twice or a value of the wrong type is an error.
+All problems are reported at once, each with its line and column: those of the
+file, and those that the plugins of its registries find in their blocks. What
+remains hidden until the rest is mended:
 
 - everything, where the file is no YAML;
 - a registry's blocks, where its type is wrong or its plugin cannot be asked;
-- what depends on a value that is itself wrong, such as two fields that have to fit together.
+- what depends on a value that is itself wrong, such as two fields that have to
+  fit together.
 
 Fields are never removed or given another meaning; new ones may come.
 
-A text value may hold ` + "`${NAME}`" + `, which stands for the environment variable of that name; it is an error if the variable is not set.
-` + "`$${`" + ` stands for a plain ` + "`${`" + `. A value with a variable is always text: an option that takes a number cannot come from the environment.
+A text value may hold ` + "`" + `${NAME}` + "`" + `, which stands for the environment variable of
+that name; it is an error if the variable is not set. ` + "`" + `$${` + "`" + ` stands for a plain
+` + "`" + `${` + "`" + `. A value with a variable is always text: an option that takes a number
+cannot come from the environment.
 
 Relative paths start at the working directory of the bridge.
+
+A running bridge loads the file again when it changes; [operations.md](operations.md#reload) says what that does, and which fields need a restart.
 
 ## The file
 
 `
 
-// writeDocs writes the reference.
+// writeDocs writes the reference of the configuration.
 func writeDocs(w io.Writer, adapters []supervisor.Description) error {
 	var b bytes.Buffer
 	b.WriteString(docsHead)
+	file, err := parseSchema(fileSchema())
+	if err != nil {
+		return fmt.Errorf("schema of the file: %w", err)
+	}
 	tableHead(&b)
-	structRows(&b, "", reflect.TypeFor[config.Config](), reflect.ValueOf(config.Default))
+	file.rows(&b, "", file, 0)
 
 	for _, a := range adapters {
 		s, err := parseSchema(a.ConfigSchema)
@@ -102,14 +115,12 @@ func writeDocs(w io.Writer, adapters []supervisor.Description) error {
 			return fmt.Errorf("adapter %s: config schema: %w", a.Name, err)
 		}
 		fmt.Fprintf(&b, "\n## config of %s\n\n", a.Name)
-		if about := adapterText[a.Name]; about != "" {
-			b.WriteString(about + "\n\n")
-		}
+		b.WriteString(introduction(a) + "\n\n")
 		tableHead(&b)
 		s.rows(&b, "", s, 0)
 	}
 
-	b.WriteString("\n## translate\n\nHow services of a registry become resources. Every adapter that speaks of services takes this block.\n\n")
+	b.WriteString("\n## translate\n\nHow services of a registry become resources. Every adapter that speaks of\nservices takes this block.\n\n")
 	var all []*schema
 	var names []string
 	for _, a := range adapters {
@@ -137,14 +148,14 @@ func writeDocs(w io.Writer, adapters []supervisor.Description) error {
 		tableHead(&b)
 		common.rows(&b, "", common, 0)
 	}
-	_, err := w.Write(b.Bytes())
-	if err != nil {
+	if _, err := w.Write(b.Bytes()); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
 	return nil
 }
 
-// sharedDefault returns the default of a field that all adapters have in common, nil if there is none.
+// sharedDefault returns the default that all adapters share for a field, nil if
+// there is none.
 func sharedDefault(all []*schema, field string) json.RawMessage {
 	first := all[0].properties()[field].Default
 	for _, s := range all[1:] {
@@ -155,11 +166,19 @@ func sharedDefault(all []*schema, field string) json.RawMessage {
 	return first
 }
 
-var adapterText = map[string]string{
-	"consul": "Follows a Consul catalog. See [registries/consul.md](registries/consul.md).",
-	"file":   "Follows a directory of YAML files. See [registries/file.md](registries/file.md).",
-	"nacos":  "Follows one or several namespaces of a Nacos. See [registries/nacos.md](registries/nacos.md).",
-	"sim":    "Generates a registry that changes, for trials and load tests. See [registries/sim.md](registries/sim.md).",
+// introduction returns what an adapter says of itself, with its page.
+func introduction(a supervisor.Description) string {
+	page := fmt.Sprintf("[registries/%s.md](registries/%[1]s.md)", a.Name)
+	text := a.Summary + " See"
+	if len(text)+1+len(page)+1 > 80 {
+		return text + "\n" + page + "."
+	}
+	return text + " " + page + "."
+}
+
+// fileSchema returns the schema of the file, which names the adapters.
+func fileSchema() []byte {
+	return bytes.ReplaceAll(config.Schema(), []byte("{adapters}"), []byte(strings.Join(builtIn(), ", ")))
 }
 
 func tableHead(b *bytes.Buffer) {
@@ -171,50 +190,10 @@ func row(b *bytes.Buffer, path, typ, def, about string) {
 	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", path, cell.Replace(typ), cell.Replace(def), cell.Replace(about))
 }
 
-// structRows writes the fields of a part of the configuration.
-func structRows(b *bytes.Buffer, path string, t reflect.Type, v reflect.Value) {
-	for i := range t.NumField() {
-		f := t.Field(i)
-		if !f.IsExported() {
-			continue
-		}
-		p := path + f.Tag.Get("json")
-		var value reflect.Value
-		def := ""
-		if v.IsValid() {
-			if value = v.Field(i); !value.IsZero() {
-				def = "`" + strings.Trim(fmt.Sprint(value.Interface()), "[]") + "`"
-			}
-		}
-		about := f.Tag.Get("doc")
-		switch {
-		case f.Type == reflect.TypeFor[json.RawMessage]():
-			row(b, p, "block", "", about)
-		case f.Type == reflect.TypeFor[config.Listeners]():
-			row(b, p, "address, block or list", def, about)
-		case f.Type == reflect.TypeFor[config.Listener]():
-			row(b, p, "address or block", def, about)
-			structRows(b, p+".", f.Type, reflect.Value{})
-		case f.Type.Kind() == reflect.Struct:
-			row(b, p, "block", "", about)
-			structRows(b, p+".", f.Type, value)
-		case f.Type.Kind() == reflect.Map:
-			row(b, p, "text by name", "", about)
-		case f.Type.Kind() == reflect.Slice:
-			row(b, p, "list", "", about)
-			structRows(b, p+"[].", f.Type.Elem(), reflect.Value{})
-		default:
-			typ := map[reflect.Kind]string{reflect.String: "text", reflect.Bool: "true or false", reflect.Int: "number"}[f.Type.Kind()]
-			if f.Type.Kind() == reflect.Bool {
-				def = "`" + fmt.Sprint(value.IsValid() && value.Bool()) + "`"
-			}
-			row(b, p, typ, def, about)
-		}
-	}
-}
-
-// schema is as much of JSON Schema as the SDK makes.
+// schema is the part of JSON Schema that package conf uses.
 type schema struct {
+	Short                string             `json:"x-short"`  // field whose value may replace the block
+	Single               bool               `json:"x-single"` // an item may replace the list
 	Ref                  string             `json:"$ref"`
 	Defs                 map[string]*schema `json:"$defs"`
 	Type                 any                `json:"type"`
@@ -224,7 +203,7 @@ type schema struct {
 	Minimum              *json.Number       `json:"minimum"`
 	ExclusiveMinimum     *json.Number       `json:"exclusiveMinimum"`
 	Maximum              *json.Number       `json:"maximum"`
-	Format               string             `json:"format"`
+	Pattern              string             `json:"pattern"`
 	Required             []string           `json:"required"`
 	Properties           map[string]*schema `json:"properties"`
 	Items                *schema            `json:"items"`
@@ -239,7 +218,7 @@ func parseSchema(raw []byte) (*schema, error) {
 	return s, json.Unmarshal(raw, s)
 }
 
-// UnmarshalJSON keeps the order of the properties.
+// UnmarshalJSON records the order of the properties.
 func (s *schema) UnmarshalJSON(raw []byte) error {
 	if string(raw) == "true" || string(raw) == "false" {
 		return nil
@@ -270,7 +249,7 @@ func (s *schema) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// resolve follows a reference into the definitions of root.
+// resolve resolves a reference to the definitions of root.
 func (s *schema) resolve(root *schema) *schema {
 	if name, ok := strings.CutPrefix(s.Ref, "#/$defs/"); ok && root.Defs[name] != nil {
 		r := *root.Defs[name]
@@ -282,13 +261,14 @@ func (s *schema) resolve(root *schema) *schema {
 
 func (s *schema) properties() map[string]*schema { return s.resolve(s).Properties }
 
-// saidDefault finds a default that a description ends with. It goes into its own column.
+// saidDefault matches a default at the end of a description. It moves to its
+// own column.
 var saidDefault = regexp.MustCompile(`\s*Default: (.*[^.])\.$`)
 
-// maxDepth bounds how deep the tables go, should a schema refer to itself.
+// maxDepth bounds the depth of the tables if a schema refers to itself.
 const maxDepth = 8
 
-// rows writes the properties of a block, and those of the blocks within.
+// rows writes the properties of a block and of the blocks within.
 func (s *schema) rows(b *bytes.Buffer, path string, root *schema, depth int) {
 	block := s.resolve(root)
 	for _, name := range block.order {
@@ -304,7 +284,7 @@ func (s *schema) rows(b *bytes.Buffer, path string, root *schema, depth int) {
 		}
 		row(b, path+name, p.typeName(root), def, about)
 		inner, suffix := p, "."
-		for inner.Items != nil {
+		for inner.Items != nil && !inner.Single {
 			inner, suffix = inner.Items.resolve(root), "[]"+suffix
 		}
 		if len(inner.Properties) > 0 && depth < maxDepth {
@@ -323,7 +303,7 @@ func (s *schema) typeName(root *schema) string {
 	}
 	switch s.Type {
 	case "string":
-		if s.Format == "duration" {
+		if s.Pattern == conf.DurationPattern {
 			return "duration"
 		}
 		return "text"
@@ -343,6 +323,9 @@ func (s *schema) typeName(root *schema) string {
 		}
 		return name
 	case "array":
+		if s.Single {
+			return strings.ReplaceAll(s.Items.resolve(root).typeName(root), " or ", ", ") + " or list"
+		}
 		if s.Items != nil {
 			if of := s.Items.resolve(root).typeName(root); of != "block" {
 				return "list of " + of
@@ -350,7 +333,10 @@ func (s *schema) typeName(root *schema) string {
 		}
 		return "list"
 	case "object":
-		if len(s.Properties) == 0 {
+		switch {
+		case s.Short != "":
+			return s.Short + " or block"
+		case len(s.Properties) == 0 && len(s.AdditionalProperties)+len(s.PatternProperties) > 0:
 			return "map"
 		}
 		return "block"
@@ -359,7 +345,7 @@ func (s *schema) typeName(root *schema) string {
 	}
 }
 
-// code shows a JSON value as the file has it.
+// code formats a JSON value as in the file.
 func code(v json.RawMessage) string {
 	if len(v) == 0 {
 		return ""

@@ -3,21 +3,20 @@ package main
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"reflect"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
 // logged finds messages at Warn and above in the source.
 var logged = regexp.MustCompile(`\.(?:(?:Warn|Error)\(|(?:Warn|Error)Context\([^,]+, |LogAttrs\([^,]+, slog\.Level(?:Warn|Error), )"([^"]+)"`)
 
-// Every message of the bridge and of its adapters that needs somebody is explained in docs/operations.md, and so is every phase.
+// Every message of the bridge and of its adapters that needs somebody is
+// explained in docs/operations.md, and so is every phase.
 func TestOperations(t *testing.T) {
 	b, err := os.ReadFile("../../docs/operations.md")
 	if err != nil {
@@ -57,23 +56,16 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// Every built-in adapter has an introduction in the reference, and a page that it leads to.
-func TestAdapterText(t *testing.T) {
-	for _, name := range config.BuiltIn {
-		page := "registries/" + name + ".md"
-		if !strings.Contains(adapterText[name], "]("+page+")") {
-			t.Errorf("the introduction of %s is %q, which does not lead to %s", name, adapterText[name], page)
-		}
-		if _, err := os.Stat(filepath.Join("../../docs", page)); err != nil {
-			t.Error(err)
-		}
+// Every built-in adapter says of itself what it follows.
+func TestSummaries(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "isthmus", "docs").Output()
+	if err != nil {
+		t.Fatal(err)
 	}
-	if field, ok := reflect.TypeFor[config.Registry]().FieldByName("Type"); !ok || !strings.Contains(field.Tag.Get("doc"), strings.Join(config.BuiltIn, ", ")+", ") {
-		t.Errorf("the reference says of registries[].type %q, which does not name all of %q", field.Tag.Get("doc"), config.BuiltIn)
-	}
-	for name := range adapterText {
-		if !slices.Contains(config.BuiltIn, name) {
-			t.Errorf("there is an introduction of %s, which is not built in", name)
+	for name := range adapters {
+		text := regexp.MustCompile(`(?m)^## config of ` + name + `\n\n[A-Z][a-z]+ [^\n]+\. See\s\[registries/` + name + `\.md\]`)
+		if !text.Match(out) {
+			t.Errorf("the reference does not say what %s follows", name)
 		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 
 func newDump() *cobra.Command {
 	var timeout time.Duration
+	var rejected bool
 	wanted := &oneOf{"inline", []string{"inline", "workload"}}
 	cmd := &cobra.Command{
 		Use:   "dump --config FILE",
@@ -31,11 +32,16 @@ func newDump() *cobra.Command {
 The output is one YAML document per resource, ordered, for 'kubectl apply -f -' in a cluster that has the namespaces. No port is opened, so it can
 run beside a bridge with the same configuration.
 
-What cannot be served as it is, and was mended or left out, is listed on standard error with the reason. The exit code is 0 then too.`,
+A registry that is not required and cannot be reached is left out, which standard error says.
+
+What cannot be served as it is, and was mended or left out, is listed on standard error with the reason. The exit code is 0 then too.
+With --rejected this list is all that is printed, as YAML on standard output: registry, id, the field of the configuration that
+would change it (none where only the registry can), and reason.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the registries")
+	cmd.Flags().BoolVar(&rejected, "rejected", false, "print what is left out or altered, instead of what would be served")
 	cmd.Flags().Var(wanted, "shape", "print services with their endpoints, or with a WorkloadEntry for each")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if timeout <= 0 {
@@ -51,19 +57,19 @@ What cannot be served as it is, and was mended or left out, is listed on standar
 		if err != nil {
 			return usageError(cmd, err)
 		}
-		cfg.Log.Level = "error" // what a warning is about is among the problems
+		cfg.Log.Level = "error" // warnings are among the problems
 		log := cfg.Log.Logger(cmd.ErrOrStderr())
 		if err := checkPlugins(ctx, &cfg, log); err != nil {
 			return err
 		}
-		s, err := newServer(cfg, log)
+		s, err := newServer(cfg, server.Options{Log: log})
 		if err != nil {
 			return err
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		group, ctx := errgroup.WithContext(ctx)
-		// Without Listen the server serves nobody.
+		// Without listeners the server has no sinks.
 		group.Go(func() error { return runServer(ctx, s) })
 		group.Go(func() error {
 			defer cancel()
@@ -71,10 +77,16 @@ What cannot be served as it is, and was mended or left out, is listed on standar
 			defer cancel()
 			if err := s.WaitSynced(limited); err != nil {
 				if ctx.Err() != nil {
-					return nil // a signal, or the server's own error
+					return nil // a signal, or the error of the server
 				}
 				writeProblems(cmd.ErrOrStderr(), s.Problems())
 				return &exitError{exitTimeout, fmt.Errorf("the registries did not list what they hold within %s (--timeout):\n%w", timeout, err)}
+			}
+			for _, remark := range s.Remarks() {
+				fmt.Fprintln(cmd.ErrOrStderr(), remark)
+			}
+			if rejected {
+				return writeRejected(cmd.OutOrStdout(), s.Problems())
 			}
 			resources, err := s.Resources(shape)
 			if err != nil {
@@ -88,7 +100,7 @@ What cannot be served as it is, and was mended or left out, is listed on standar
 	return cmd
 }
 
-// writeProblems lists what cannot be served as it is.
+// writeProblems lists what is not served as the registry has it.
 func writeProblems(w io.Writer, problems []server.Problem) {
 	for _, p := range problems {
 		fmt.Fprintf(w, "registry %s: %s: %s\n", p.Registry, p.ID, p.Reason)
@@ -98,13 +110,35 @@ func writeProblems(w io.Writer, problems []server.Problem) {
 	}
 }
 
-// versions are the API versions of the kinds that are not v1 in Kubernetes.
+// writeRejected lists what cannot be served as it is, as YAML.
+func writeRejected(w io.Writer, problems []server.Problem) error {
+	type entry struct {
+		Registry string `json:"registry"`
+		ID       string `json:"id"`
+		Field    string `json:"field,omitempty"`
+		Reason   string `json:"reason"`
+	}
+	list := make([]entry, 0, len(problems))
+	for _, p := range problems {
+		list = append(list, entry{p.Registry, p.ID, p.Field, p.Reason})
+	}
+	b, err := yaml.Marshal(list)
+	if err != nil {
+		return fmt.Errorf("list what is left out: %w", err)
+	}
+	if _, err := w.Write(b); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
+}
+
+// versions are the API versions in Kubernetes of kinds that are not v1.
 var versions = map[string]string{
 	"networking.istio.io/EnvoyFilter": "v1alpha3",
 	"networking.istio.io/ProxyConfig": "v1beta1",
 }
 
-// object is a resource as Kubernetes has it.
+// object is a resource in the format of Kubernetes.
 type object struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
@@ -119,7 +153,7 @@ type metadata struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// writeYAML writes the resources as documents.
+// writeYAML writes resources as YAML documents.
 func writeYAML(w io.Writer, resources []server.Resource) error {
 	for _, r := range resources {
 		doc, err := document(r.Collection, r.Resource)

@@ -22,12 +22,10 @@ import (
 	"github.com/hashicorp/go-hclog"
 	goplugin "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/timestamppb"
-	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/isthmus-mesh/isthmus/internal/testresource"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
@@ -35,8 +33,10 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
 )
 
-// The two executables that flood: "broken" is an adapter made with the SDK that has lost control of itself, "hostile" is a plugin that speaks the
-// contract without it, so that nothing but the bridge stands in its way. Both list the service live, flood, and then say that the listing is complete.
+// The two executables that flood: "broken" is an adapter made with the SDK that
+// has lost control of itself, "hostile" is a plugin that speaks the contract
+// without it, so that nothing but the bridge stands in its way. Both list the
+// service live, flood, and then say that the listing is complete.
 const (
 	brokenAdapter  = "isthmus-adapter-broken"
 	hostileAdapter = "isthmus-adapter-hostile"
@@ -112,18 +112,10 @@ func (h *hostile) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[p
 		}
 	}
 	entry := func(name string, hosts ...string) *pluginv1.Upsert {
-		body, err := anypb.New(&networking.ServiceEntry{
+		return &pluginv1.Upsert{Service: "flood/" + name, Resource: testresource.Encode(testresource.Named("flood/"+name), &networking.ServiceEntry{
 			Hosts: hosts, Ports: []*networking.ServicePort{{Number: 80, Name: "http", Protocol: "HTTP"}},
 			Location: networking.ServiceEntry_MESH_INTERNAL, Resolution: networking.ServiceEntry_STATIC,
-		})
-		if err != nil {
-			panic(err)
-		}
-		b, err := proto.Marshal(&mcp.Resource{Metadata: &mcp.Metadata{Name: "flood/" + name, CreateTime: &timestamppb.Timestamp{Seconds: 1}}, Body: body})
-		if err != nil {
-			panic(err)
-		}
-		return &pluginv1.Upsert{Service: "flood/" + name, Resource: b}
+		})}
 	}
 	send(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{entry("live", "live.example.org")}})
 	m := &pluginv1.WatchResponse{}
@@ -218,20 +210,13 @@ registries:
 func (b *flooded) find(pattern string) []string {
 	b.t.Helper()
 	re := regexp.MustCompile(pattern)
-	timer, tick := time.NewTimer(4*patience), time.NewTicker(100*time.Millisecond)
-	defer timer.Stop()
-	defer tick.Stop()
-	for {
+	var m []string
+	testwait.Eventually(b.t, 4*patience, "a log that matches "+pattern, func() (string, bool) {
 		text := b.text()
-		if m := re.FindStringSubmatch(text); m != nil {
-			return m
-		}
-		select {
-		case <-tick.C:
-		case <-timer.C:
-			b.t.Fatalf("the log does not match %s:\n%.10000s", pattern, text)
-		}
-	}
+		m = re.FindStringSubmatch(text)
+		return fmt.Sprintf("%.10000s", text), m != nil
+	})
+	return m
 }
 
 // text returns the log. Of a long one the beginning and the end are enough.
@@ -280,7 +265,8 @@ func (b *flooded) registry() (r struct {
 	return r
 }
 
-// peak returns the most memory that a process has had resident, in MB; 0 where the system does not tell.
+// peak returns the most memory that a process has had resident, in MB; 0 where
+// the system does not tell.
 func peak(t *testing.T, pid int) int {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -295,14 +281,16 @@ func peak(t *testing.T, pid int) int {
 	return kB / 1000
 }
 
-// raced reports whether the program has the race detector in it, which multiplies what it takes.
+// raced reports whether the program has the race detector in it, which
+// multiplies what it takes.
 func raced() bool {
 	info, _ := debug.ReadBuildInfo()
 	return slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// TestFloods shows what a plugin that floods costs: its log, its memory and the bridge's are bounded, what was live stays, and what was left
-// out is counted and listed. With -v it prints the figures that docs/performance.md has.
+// TestFloods shows what a plugin that floods costs: its log, its memory and the
+// bridge's are bounded, what was live stays, and what was left out is counted
+// and listed. With -v it prints the figures that docs/performance.md has.
 func TestFloods(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes a minute and memory")
@@ -378,8 +366,9 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// TestListingHangs shows that an adapter that hangs before its listing is complete is seen as such, and so is one that does not tell when it
-// heard from its registry; beside them one whose registry answers.
+// TestListingHangs shows that an adapter that hangs before its listing is
+// complete is seen as such, and so is one that does not tell when it heard from
+// its registry; beside them one whose registry answers.
 func TestListingHangs(t *testing.T) {
 	b := startFlooded(t, brokenAdapter, flood{"hang", 1}, "")
 	for path, patterns := range map[string][]string{
@@ -418,18 +407,8 @@ func TestHeardFrom(t *testing.T) {
 func (b *flooded) await(path, pattern string) {
 	b.t.Helper()
 	re := regexp.MustCompile(pattern)
-	timer, tick := time.NewTimer(patience), time.NewTicker(50*time.Millisecond)
-	defer timer.Stop()
-	defer tick.Stop()
-	for {
+	testwait.Eventually(b.t, patience, path+" to match "+pattern, func() (string, bool) {
 		_, body := get(b.t, "http://"+b.admin+path)
-		if re.MatchString(body) {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-timer.C:
-			b.t.Fatalf("%s never matched %s; it was last:\n%s", path, pattern, body)
-		}
-	}
+		return body, re.MatchString(body)
+	})
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
 
-// Exit codes, as the command's documentation has them.
+// Exit codes, as in the documentation of the command.
 const (
 	exitOK = iota
 	exitFailed
@@ -24,9 +24,10 @@ const (
 	exitConfig
 	exitListen
 	exitTimeout
+	exitChanges
 )
 
-// exitError is an error with the exit code that it ends the program with.
+// exitError is an error with the exit code of the program.
 type exitError struct {
 	code int
 	err  error
@@ -36,7 +37,7 @@ func (e *exitError) Error() string { return e.err.Error() }
 func (e *exitError) Unwrap() error { return e.err }
 
 func main() {
-	// The first signal ends the program in good order; a second one ends it at once.
+	// The first signal shuts the program down, a second one ends it at once.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	keepBrokenPipes()
@@ -50,23 +51,22 @@ func main() {
 	os.Exit(code)
 }
 
-// gcPercent is how much garbage may come up before a collection, beside what is
-// live. Most of what the bridge and its plugins hold lives as long as the
-// service that it describes, so that half of Go's default costs little time and
-// saves a quarter of the resident memory.
+// gcPercent is the value of GOGC. Most of the memory of the bridge and its
+// plugins lives as long as the services that it describes, so half of Go's
+// default costs little time and saves a quarter of the resident memory.
 const gcPercent = 50
 
-// collectOften sets gcPercent, unless the environment has GOGC.
+// collectOften applies gcPercent unless the environment sets GOGC.
 func collectOften() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
 }
 
-// errNoReader says why the program ends.
+// errNoReader is the cause of a shutdown after the output was closed.
 var errNoReader = errors.New("nobody reads the output")
 
-// run is the program without its surroundings. It returns the exit code.
+// run runs the program and returns its exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot()
 	root.SetArgs(args)
@@ -77,7 +77,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, syscall.EPIPE):
-		return exitFailed // who read the output, like head(1), has enough
+		return exitFailed // the reader of the output, such as head(1), has closed it
 	}
 	if e, ok := errors.AsType[config.Problems](err); ok {
 		fmt.Fprintf(stderr, "%v\n%s\n", err, problemCount(len(e)))
@@ -116,16 +116,16 @@ resources. To see it at work, run:
 		},
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError(cmd, err) })
-	root.AddCommand(newServe(), newDemo(), newWatch(), newDump(), newValidate(), newAdapter(), newVersion(), newDocs())
+	root.AddCommand(newServe(), newDemo(), newWatch(), newDump(), newImport(), newDiff(), newValidate(), newAccept(), newRefuse(), newAdapter(), newVersion(), newDocs())
 	return root
 }
 
-// usageError says what is wrong with the command line, and where to read how it is done.
+// usageError is an error of the command line with a reference to the help.
 func usageError(cmd *cobra.Command, err error) error {
 	return &exitError{exitUsage, fmt.Errorf("%w\nrun '%s --help' to see how it is used", err, cmd.CommandPath())}
 }
 
-// usageArgs makes what is wrong with the arguments a usage error.
+// usageArgs converts errors of arguments to usage errors.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		err := check(cmd, args)
@@ -142,7 +142,7 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// requireConfig adds the flag --config and returns where its value will be.
+// requireConfig adds the required flag --config and returns its value.
 func requireConfig(cmd *cobra.Command) *string {
 	file := cmd.Flags().StringP("config", "c", "", "the configuration `FILE`; docs/configuration.md says what is in it")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {

@@ -58,8 +58,8 @@ func start(t *testing.T, args ...string) *process {
 // surroundings are what a process is started in.
 type surroundings struct {
 	env []string
-	// out is where it writes all that it does, and read what can be read of it; nil means two pipes. With terminal, out is its
-	// controlling one.
+	// out is where it writes all that it does, and read what can be read of it;
+	// nil means two pipes. With terminal, out is its controlling one.
 	out, read *os.File
 	terminal  bool
 }
@@ -68,7 +68,12 @@ func startWith(t *testing.T, in surroundings, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, cmd: exec.CommandContext(t.Context(), "isthmus", args...)}
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
-	p.cmd.Env = append(os.Environ(), in.env...)
+	stateHome, err := os.MkdirTemp("", "isthmus-test-state-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(stateHome) }) // not t.TempDir: the process may still be ending
+	p.cmd.Env = append(append(os.Environ(), "XDG_STATE_HOME="+stateHome), in.env...)
 	var stdout, stderr io.Reader
 	if in.out != nil {
 		defer in.out.Close() // the process has its own
@@ -79,7 +84,6 @@ func startWith(t *testing.T, in surroundings, args ...string) *process {
 			p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 		}
 	} else {
-		var err error
 		if stdout, err = p.cmd.StdoutPipe(); err != nil {
 			t.Fatal(err)
 		}
@@ -163,7 +167,8 @@ func get(t *testing.T, url string) (code int, body string) {
 	return r.StatusCode, string(b)
 }
 
-// serve serves until SIGTERM, says where, and a second one on the same ports says what to do.
+// serve serves until SIGTERM, says where, and a second one on the same ports
+// says what to do.
 func TestServe(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "isthmus.yaml")
@@ -203,7 +208,8 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// The ports answer whatever the plugins do: one that hangs keeps nobody from connecting, and shows where it hangs.
+// The ports answer whatever the plugins do: one that hangs keeps nobody from
+// connecting, and shows where it hangs.
 func TestHangingPlugin(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"silent", "noisy"} {
@@ -237,8 +243,8 @@ registries:
 		})
 	}
 	await("/readyz",
-		`(?m)^registry quiet: the first listing is not complete: starting, no handshake for \d+ s, of at most 10 s$`,
-		`(?m)^registry loud: the first listing is not complete: starting, no handshake for \d+ s, of at most 10 s$`)
+		`(?m)^registry quiet: the first listing is not complete: starting, no handshake for \d+ s, of at most 10 s; it holds every type since \S+Z$`,
+		`(?m)^registry loud: the first listing is not complete: starting, no handshake for \d+ s, of at most 10 s; it holds every type since \S+Z$`)
 	await("/api/v1/registries", `"explanation": "The plugin's process is being started. So far: no handshake for \d+ s, of at most 10 s."`)
 	watch := start(t, "watch", "--address", at[1])
 	await("/api/v1/sinks", `"node": "isthmus-watch~[^"]+",(?s:.*)"state": "held"`)
@@ -256,7 +262,8 @@ registries:
 	}
 }
 
-// An instance and a resource that are listed again with more than is accepted, after their plugin was killed, are served as they were.
+// An instance and a resource that are listed again with more than is accepted,
+// after their plugin was killed, are served as they were.
 func TestTooLargeAfterRestart(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
@@ -307,7 +314,7 @@ func TestTooLargeAfterRestart(t *testing.T) {
 	if err := plugin.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	p.find(p.stderr, `level=ERROR msg="the plugin ended; what is known is kept"`)
+	p.find(p.stderr, `level=ERROR msg="the plugin ended; nothing is removed meanwhile"`)
 	p.find(p.stderr, `msg="listing complete"`)
 	large := served(t, admin)
 	kept := 0
@@ -316,7 +323,8 @@ func TestTooLargeAfterRestart(t *testing.T) {
 			kept++
 		}
 	}
-	// The ServiceEntry has other endpoints, the third instance took the place of the second, and the rest is as it was.
+	// The ServiceEntry has other endpoints, the third instance took the place
+	// of the second, and the rest is as it was.
 	if kept != 2 || len(large) != len(small) {
 		t.Errorf("served %v, before the plugin was killed %v; want the WorkloadEntry of web-1 and the VirtualService unchanged", large, small)
 	}
@@ -386,7 +394,7 @@ func TestKeptAfterRestart(t *testing.T) {
 	if err := plugin.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	p.find(p.stderr, `level=ERROR msg="the plugin ended; what is known is kept"`)
+	p.find(p.stderr, `level=ERROR msg="the plugin ended; nothing is removed meanwhile"`)
 	p.find(p.stderr, `msg="listing complete"`)
 	if after := served(t, admin); !maps.Equal(before, after) {
 		t.Errorf("served %v, before the plugin was killed %v", after, before)
@@ -436,7 +444,8 @@ func served(t *testing.T, admin string) map[string]string {
 	return out
 }
 
-// The demo shows the first listing and then single changes, and what it suggests works beside it.
+// The demo shows the first listing and then single changes, and what it
+// suggests works beside it.
 func TestDemo(t *testing.T) {
 	p := start(t, "demo", "--xds", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--changes-per-second", "20")
 	address := p.find(p.stdout, `^  xDS    (\S+)$`)[1]

@@ -4,21 +4,26 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"reflect"
 
-	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/internal/conf"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
-// writeSchema writes a JSON Schema of the configuration file, for editors. It is less strict than the program in one thing: blocks of
-// adapters that are not built in are not checked.
+// writeSchema writes a JSON Schema of the configuration file for editors.
+// Unlike the program it does not check blocks of adapters that are not built
+// in.
 func writeSchema(w io.Writer, adapters []supervisor.Description) error {
-	s := structSchema(reflect.TypeFor[config.Config](), reflect.ValueOf(config.Default))
+	var s map[string]any
+	if err := json.Unmarshal(fileSchema(), &s); err != nil {
+		return fmt.Errorf("schema of the file: %w", err)
+	}
+	s = forEditors(s)
 	s["$schema"] = "https://json-schema.org/draft/2020-12/schema"
 	s["title"] = "Configuration of Isthmus"
 	s["required"] = []string{"registries"}
 
-	// The adapters' schemas refer to definitions of their own, so each keeps being a resource of its own ($id).
+	// The schemas of adapters refer to definitions of their own, so each is a
+	// resource of its own ($id).
 	defs := make(map[string]any)
 	var choices []any
 	for _, a := range adapters {
@@ -55,60 +60,42 @@ func writeSchema(w io.Writer, adapters []supervisor.Description) error {
 	return nil
 }
 
-// structSchema returns the schema of a part of the configuration.
-func structSchema(t reflect.Type, defaults reflect.Value) map[string]any {
-	properties := make(map[string]any)
-	for i := range t.NumField() {
-		f := t.Field(i)
-		if !f.IsExported() {
-			continue
-		}
-		var value reflect.Value
-		if defaults.IsValid() {
-			value = defaults.Field(i)
-		}
-		var p map[string]any
-		switch {
-		case f.Type == reflect.TypeFor[json.RawMessage]():
-			p = map[string]any{"type": "object"}
-		case f.Type == reflect.TypeFor[config.Listener]():
-			p = listenerSchema()
-		case f.Type == reflect.TypeFor[config.Listeners]():
-			one := listenerSchema()["anyOf"].([]any)
-			p = map[string]any{"anyOf": append(one, map[string]any{"type": "array", "minItems": 1, "items": map[string]any{"anyOf": one}})}
-		case f.Type.Kind() == reflect.Struct:
-			p = structSchema(f.Type, value)
-		case f.Type.Kind() == reflect.Map:
-			p = map[string]any{"type": "object", "additionalProperties": map[string]any{"type": "string"}}
-		case f.Type.Kind() == reflect.Slice:
-			p = map[string]any{"type": "array", "minItems": 1, "items": structSchema(f.Type.Elem(), reflect.Value{})}
-		case f.Type.Kind() == reflect.Int:
-			p = map[string]any{"type": "integer", "minimum": 1}
-		case f.Type.Kind() == reflect.Bool:
-			p = map[string]any{"type": "boolean"}
-		default:
-			p = map[string]any{"type": "string"}
-		}
-		if value.IsValid() && !value.IsZero() {
-			switch v := value.Interface().(type) {
-			case config.Listener:
-				p["default"] = v.Address
-			case config.Listeners:
-				p["default"] = v[0].Address
-			default:
-				if f.Type.Kind() != reflect.Struct {
-					p["default"] = v
-				}
-			}
-		}
-		p["description"] = f.Tag.Get("doc")
-		properties[f.Tag.Get("json")] = p
+// forEditors returns a schema with the bounds that the program checks itself,
+// and with both forms of values that have a shorter one.
+func forEditors(s map[string]any) map[string]any {
+	properties, _ := s["properties"].(map[string]any)
+	for name, p := range properties {
+		properties[name] = forEditors(p.(map[string]any))
 	}
-	return map[string]any{"type": "object", "additionalProperties": false, "properties": properties}
-}
-
-// listenerSchema returns the schema of a [config.Listener]: an address, or a
-// block with one.
-func listenerSchema() map[string]any {
-	return map[string]any{"anyOf": []any{map[string]any{"type": "string"}, structSchema(reflect.TypeFor[config.Listener](), reflect.Value{})}}
+	var forms []any
+	switch s["type"] {
+	case "integer":
+		s["minimum"] = 1
+	case "number":
+		s["minimum"], s["maximum"] = 0, 1
+	case "array":
+		items := forEditors(s["items"].(map[string]any))
+		s["items"], s["minItems"] = items, 1
+		if s[conf.SingleItem] != nil {
+			forms, _ = items["anyOf"].([]any)
+		}
+	case "object":
+		if s[conf.ShortField] != nil {
+			forms = []any{map[string]any{"type": "string"}}
+		}
+	}
+	if forms == nil {
+		return s
+	}
+	out := map[string]any{"anyOf": append(forms[:len(forms):len(forms)], s)}
+	for _, key := range []string{"default", "description"} {
+		if s[key] != nil {
+			out[key] = s[key]
+		}
+		delete(s, key)
+	}
+	for _, key := range []string{conf.ShortField, conf.ShortText, conf.SingleItem} {
+		delete(s, key)
+	}
+	return out
 }

@@ -48,7 +48,8 @@ func editorSchema(t *testing.T) func(text []byte) error {
 	}
 }
 
-// configurations returns those that a YAML file holds: a document itself, or a file in a ConfigMap.
+// configurations returns those that a YAML file holds: a document itself, or a
+// file in a ConfigMap.
 func configurations(t *testing.T, file string) (texts [][]byte) {
 	t.Helper()
 	f, err := os.Open(file)
@@ -79,7 +80,8 @@ func configurations(t *testing.T, file string) (texts [][]byte) {
 	}
 }
 
-// Every configuration of the examples is one that the schema for editors takes, and the program, with the environment that its page names.
+// Every configuration of the examples is one that the schema for editors takes,
+// and the program, with the environment that its page names.
 func TestExamples(t *testing.T) {
 	validate := editorSchema(t)
 	found := 0
@@ -113,7 +115,8 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// The schema for editors takes what the program takes, and refuses what it refuses, down to the adapters' blocks.
+// The schema for editors takes what the program takes, and refuses what it
+// refuses, down to the adapters' blocks.
 func TestSchema(t *testing.T) {
 	validate := editorSchema(t)
 	if err := validate([]byte("registries: [{name: a, type: zoo, config: {anything: 1}}]")); err != nil {

@@ -17,14 +17,23 @@ func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve --config FILE",
 		Short: "Follow the registries of a configuration and serve what they hold",
-		Long: `Follow the registries of a configuration and serve what they hold, until SIGINT or SIGTERM. SIGHUP is ignored.
+		Long: `Follow the registries of a configuration and serve what they hold, until SIGINT or SIGTERM.
 
 The ports are open first, so that an istiod that starts meanwhile waits instead of giving up. Then every plugin is asked about its
 configuration; if one refuses it, the problems are listed as 'isthmus validate' does, and the program ends.
 
 A registry that cannot be reached does not end the program: the log and the admin page say so, and the bridge keeps trying. Until its
 first listing is complete, sinks are kept waiting for the types that it may have, those of the other registries included: to serve a
-part would remove the rest from the mesh. From then on what is known of it is served, whatever happens to it.`,
+part would remove the rest from the mesh. With 'required: false' they do not wait for a registry that cannot be reached. Once it has
+listed, its last state is served, whatever happens to it; a listing that would leave less than half of it is held back, see 'isthmus accept'.
+
+What is served is kept on disk (state.dir) as the last good state. After a restart it is served at once, each registry until its own first
+listing is complete.
+
+The configuration is loaded again when its file changes, at SIGHUP, and at POST /api/v1/reload. Registries and listeners that stay the
+same go on as they are. If anything is wrong with the new one, the old one stays in force as a whole, and the log says why.
+
+At SIGINT or SIGTERM new streams are refused, and those that there are end one after the other within the time of 'drain'.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)
@@ -34,28 +43,38 @@ part would remove the rest from the mesh. From then on what is known of it is se
 		if err != nil {
 			return err
 		}
-		log := cfg.Log.Logger(cmd.ErrOrStderr())
-		defer ignoreHangup(log)()
-		s, err := newServer(cfg, log)
+		level := new(slog.LevelVar)
+		level.Set(cfg.Log.SlogLevel())
+		log := cfg.Log.LoggerAt(cmd.ErrOrStderr(), level)
+		dir, err := cfg.StateDir()
+		if err != nil {
+			log.Error("there is no place for the last good state, so that none is kept: name a directory in state.dir, or state: {dir: \"\"}", "err", err)
+		}
+		s, err := newServer(cfg, server.Options{
+			Log: log, SetLevel: level.Set, StateDir: dir,
+			Load: func() (config.Config, error) { return config.Load(*file, configOptions()) },
+		})
 		if err != nil {
 			return err
 		}
 		if err := s.Listen(); err != nil {
 			return listenError(err, "set another address in listen of "+*file)
 		}
+		defer reloadWhenTold(ctx, s, cfg.Hash(), *file, log)()
 		return runServer(ctx, s)
 	}
 	return cmd
 }
 
-// newServer returns a server with metrics of its own.
-func newServer(cfg config.Config, log *slog.Logger) (*server.Server, error) {
+// newServer returns a server with its own metrics and version.
+func newServer(cfg config.Config, o server.Options) (*server.Server, error) {
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return server.New(cfg, server.Options{Version: programVersion(), Log: log, Metrics: metrics})
+	o.Version, o.Metrics = programVersion(), metrics
+	return server.New(cfg, o)
 }
 
-// runServer runs s until ctx ends, which is no error.
+// runServer runs s until ctx ends, and returns nil then.
 func runServer(ctx context.Context, s *server.Server) error {
 	if err := s.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
 		return err

@@ -14,14 +14,16 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
 
-// bridge is a program that serves, with the processes of its plugins and the directory of its sockets' directories.
+// bridge is a program that serves, with the processes of its plugins and the
+// directory of its sockets' directories.
 type bridge struct {
 	*process
 	config, tmp string
 	plugins     []int
 }
 
-// startBridge serves two registries: one that is synced, and one whose plugin hangs before its handshake. The test ends what it may leave behind.
+// startBridge serves two registries: one that is synced, and one whose plugin
+// hangs before its handshake. The test ends what it may leave behind.
 func startBridge(t *testing.T, in surroundings) *bridge {
 	t.Helper()
 	tmp, err := os.MkdirTemp("/tmp", "it") // a socket's path must be short
@@ -84,8 +86,9 @@ func (b *bridge) left() int {
 	return len(found)
 }
 
-// However the bridge ends, its plugins end too, and what it left in the directory for temporary files goes: at an end in good order at
-// once, at any other with the next start.
+// However the bridge ends, its plugins end too, and what it left in the
+// directory for temporary files goes: at an end in good order at once, at any
+// other with the next start.
 func TestEnds(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -124,27 +127,8 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// SIGHUP changes nothing but the log, as often as it comes.
-func TestHangup(t *testing.T) {
-	t.Parallel()
-	b := startBridge(t, surroundings{})
-	for range 3 {
-		b.signal(syscall.SIGHUP)
-		b.find(b.stderr, `level=WARN msg="SIGHUP is ignored: `)
-	}
-	if slices.ContainsFunc(b.plugins, func(pid int) bool { return !testenv.Running(pid) }) || b.left() != 1 {
-		t.Errorf("after SIGHUP a plugin of %v is gone, or the directory of %d", b.plugins, b.left())
-	}
-	b.signal(syscall.SIGTERM)
-	if code := b.wait(); code != exitOK {
-		t.Errorf("exit code after SIGTERM = %d; it wrote:\n%s", code, strings.Join(b.stderr.seen, "\n"))
-	}
-	if left := b.left(); left > 0 {
-		t.Errorf("%d directories are left", left)
-	}
-}
-
-// A bridge whose log nobody can read any more ends in good order when it notices.
+// A bridge whose log nobody can read any more ends in good order when it
+// notices.
 func TestBrokenPipe(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()

@@ -24,10 +24,17 @@ func newValidate() *cobra.Command {
 		Long: `Check a configuration. Each registry's plugin is started and asked about its block; no registry is contacted.
 
 Every problem is one line: FILE:LINE:COLUMN: FIELD: what is wrong and how to mend it. The exit code is then 3. All problems are
-reported at once: those of the file and those that the plugins find. A plugin that cannot be asked is a problem too.`,
+reported at once: those of the file and those that the plugins find. A plugin that cannot be asked is a problem too.
+
+With --against ADDRESS a running bridge is asked what a reload of it would change: registries, listeners and fields by name. ADDRESS is
+that of its admin port; the text of FILE is sent there. The bridge compares it with the file that it loaded last, and changes nothing.
+The exit code is 0 if nothing would change, 6 if something would, 3 if a reload would be refused as it needs a restart, and 1 if the
+bridge cannot be asked.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)
+	var against string
+	cmd.Flags().StringVar(&against, "against", "", "the admin `ADDRESS` of a running bridge, as host:port, to ask what would change there")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log := config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr())
 		ctx, stop := endAtHangup(cmd.Context())
@@ -44,15 +51,19 @@ reported at once: those of the file and those that the plugins find. A plugin th
 			n = "registry"
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "%s is valid: %d %s\n", *file, len(cfg.Registries), n)
-		return nil
+		if against == "" {
+			return nil
+		}
+		return compare(ctx, cmd.OutOrStdout(), &cfg, against)
 	}
 	return cmd
 }
 
-// loadConfig reads a configuration file. If there is something wrong with it, the plugins are asked too, so that the error says what is
-// wrong with their blocks as well. Whatever it is, the exit code is the same.
+// loadConfig reads a configuration file. If the file has errors, the plugins
+// check their blocks too, so that the error has everything. The exit code is
+// the same for all errors.
 func loadConfig(ctx context.Context, file string, log *slog.Logger) (config.Config, error) {
-	cfg, err := config.Load(file, config.Options{Profiles: xds.Profiles(), MCPProfiles: mcp.Profiles()})
+	cfg, err := config.Load(file, configOptions())
 	problems, ok := errors.AsType[config.Problems](err)
 	switch {
 	case err == nil:
@@ -64,11 +75,16 @@ func loadConfig(ctx context.Context, file string, log *slog.Logger) (config.Conf
 	return cfg, errors.Join(append(problems, found...).Sort(), err)
 }
 
-// maxChecks is how many plugins are asked at a time.
+// configOptions are the options with which the configuration is always loaded.
+func configOptions() config.Options {
+	return config.Options{Adapters: builtIn(), Profiles: xds.Profiles(), MCPProfiles: mcp.Profiles()}
+}
+
+// maxChecks is the number of plugins that run at a time.
 const maxChecks = 16
 
-// checkPlugins asks each registry's plugin about its blocks. What is wrong with them comes back as config.Problems, and so does a plugin that
-// cannot be asked.
+// checkPlugins lets the plugin of each registry check its blocks. Errors, and
+// plugins that cannot be run, are returned as config.Problems.
 func checkPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	found, err := askPlugins(ctx, cfg, log)
 	if len(found) > 0 {
@@ -77,7 +93,8 @@ func checkPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger) err
 	return err
 }
 
-// askPlugins returns what the plugins find wrong with the blocks of the registries. An error is one of asking any of them.
+// askPlugins returns the errors that the plugins find in the blocks of the
+// registries. Its own error joins those of plugins that could not be run.
 func askPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger) (config.Problems, error) {
 	host, err := supervisor.NewHost("", log)
 	if err != nil {
@@ -95,15 +112,15 @@ func askPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger) (conf
 			})
 		}
 	}
-	_ = group.Wait() // the errors are in failed
+	_ = group.Wait() // errors are in failed
 	err = errors.Join(errors.Join(failed...), host.Close())
 	if ctx.Err() != nil {
-		return nil, ctx.Err() // whatever came of it
+		return nil, ctx.Err() // results are irrelevant then
 	}
 	return slices.Concat(found...), err
 }
 
-// askPlugin asks the plugin of registry i about its blocks.
+// askPlugin lets the plugin of registry i check its blocks.
 func askPlugin(ctx context.Context, host *supervisor.Host, cfg *config.Config, i int, log *slog.Logger) (found config.Problems, err error) {
 	r := &cfg.Registries[i]
 	s, err := server.Spec(cfg, r)

@@ -12,7 +12,8 @@ import (
 // version is set by the linker; see the Makefile.
 var version string
 
-// versionOf returns the version of the program: the linker's, else that of the module, else the commit.
+// versionOf returns the version from the linker, else from the module, else
+// from the commit.
 func versionOf(info *debug.BuildInfo, linked string) string {
 	if linked != "" && linked != "unknown" {
 		return linked

@@ -13,7 +13,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/mcp"
 )
 
-// oneOf is a flag that takes one of some words.
+// oneOf is a flag with a fixed set of values.
 type oneOf struct {
 	value   string
 	allowed []string
@@ -30,7 +30,8 @@ func (o *oneOf) Set(s string) error {
 	return nil
 }
 
-// fixedProfiles are the profiles of the legacy protocol whose sinks all ask for the same.
+// fixedProfiles returns the legacy profiles whose sinks all request the same
+// collections.
 func fixedProfiles() []string {
 	return slices.DeleteFunc(mcp.Profiles(), func(name string) bool {
 		collections, _ := mcp.Asks(name)

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// A watch with a profile is taken for what it says and gets what such a sink gets; one without is a tool.
+// A watch with a profile is taken for what it says and gets what such a sink
+// gets; one without is a tool.
 func TestWatchProfile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "isthmus.yaml")
 	if err := os.WriteFile(file, []byte(`

@@ -43,7 +43,7 @@ func decode[T any](t *testing.T, file string) T {
 
 func parseConfig(t *testing.T, name string, data []byte) config.Config {
 	t.Helper()
-	c, err := config.Parse(name, data, config.Options{})
+	c, err := config.Parse(name, data, config.Options{Adapters: []string{"consul", "file", "nacos", "sim"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,8 +69,9 @@ type compose struct {
 	}
 }
 
-// docker-compose.yaml has no field that compose does not know, mounts files that exist, publishes to loopback only, and gives
-// each service an address of its own.
+// docker-compose.yaml has no field that compose does not know, mounts files
+// that exist, publishes to loopback only, and gives each service an address of
+// its own.
 func TestCompose(t *testing.T) {
 	var c compose
 	dec := yaml.NewDecoder(bytes.NewReader(read(t, filepath.Join(root, "docker-compose.yaml"))))
@@ -161,8 +162,9 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-// The mesh configuration keeps Kubernetes as a source and names the Service of kubernetes.yaml; its Deployment runs a valid
-// configuration on the ports that it declares.
+// The mesh configuration keeps Kubernetes as a source and names the Service of
+// kubernetes.yaml; its Deployment runs a valid configuration on the ports that
+// it declares.
 func TestKubernetes(t *testing.T) {
 	type sources struct {
 		MeshConfig struct {

@@ -1,2 +1,2 @@
-// Package deps holds the test of how the packages of the module may depend on each other.
+// Package deps tests the imports between the packages of the module.
 package deps

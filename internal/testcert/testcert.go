@@ -1,4 +1,4 @@
-// Package testcert makes the certificates of tests.
+// Package testcert creates certificates for tests.
 package testcert
 
 import (
@@ -16,9 +16,10 @@ import (
 	"time"
 )
 
-// Certificate signs itself; it is good for a server and for a client.
+// Certificate is self-signed and valid for servers and clients.
 type Certificate struct {
-	// Cert and Key are the names of the PEM files that hold it. They go with the test.
+	// Cert and Key are the paths of its PEM files, which are removed after the
+	// test.
 	Cert, Key string
 
 	pair tls.Certificate
@@ -60,7 +61,8 @@ func New(t testing.TB, host string) *Certificate {
 	}
 }
 
-// Server returns the configuration of a server that has c and lets in clients that have one of theirs only.
+// Server returns the TLS configuration of a server with this certificate. It
+// accepts only clients with one of theirs.
 func (c *Certificate) Server(theirs ...*Certificate) *tls.Config {
 	pool := x509.NewCertPool()
 	for _, client := range theirs {

@@ -16,30 +16,35 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// ConsulConfig says which Consul a test wants. Its zero value is a development server that forgets everything when it
-// ends.
+// ConsulConfig configures a Consul server. The zero value is a development
+// server that stores nothing on disk.
 type ConsulConfig struct {
-	// ACL turns access control on, denying by default. The server's Client then uses the management token, which is
-	// in Consul.Token.
+	// ACL enables access control, denying by default. Client then uses the
+	// management token, Consul.Token.
 	ACL bool
-	// Persistent keeps the catalog on disk, so that it is still there after Kill and Restart. Such a server takes
-	// some seconds to elect itself leader, and forms no opinion of health without a check's status being set.
+	// Persistent keeps the catalog on disk across Kill and Restart. Such a
+	// server takes some seconds to elect itself leader, and does not compute
+	// health unless a check's status is set.
 	Persistent bool
-	// CertFile and KeyFile make the server listen over https too, with this certificate.
+	// CertFile and KeyFile add a listener for https with this certificate.
 	CertFile, KeyFile string
-	// ExtraHCL is configuration that is added to the server's.
+	// Peering lets other clusters follow the server: it enables Connect, which
+	// peering requires, and a gRPC port with TLS.
+	Peering bool
+	// ExtraHCL is appended to the server's configuration.
 	ExtraHCL string
 }
 
 // Consul is a running Consul server.
 type Consul struct {
-	// Addr is the HTTP API's address, host:port. It stays the same over restarts.
+	// Addr is the HTTP API's address, host:port. Restarts keep it.
 	Addr string
-	// Client speaks to the server with every right.
+	// Client is a client with all permissions.
 	Client *api.Client
 	// Token is the management token, empty without ACL.
 	Token string
-	// HTTPSAddr is the address over https, localhost:port, empty without a certificate.
+	// HTTPSAddr is the address over https, localhost:port, empty without a
+	// certificate.
 	HTTPSAddr string
 
 	proc   *process
@@ -49,9 +54,9 @@ type Consul struct {
 	ports  consulPorts
 }
 
-type consulPorts struct{ http, https, grpc, serf, server int }
+type consulPorts struct{ http, https, grpc, grpcTLS, serf, server int }
 
-// StartConsul starts a Consul server of one node and waits until it has elected itself leader.
+// StartConsul starts a Consul server of one node and waits until it is leader.
 func StartConsul(t testing.TB, cfg ConsulConfig) *Consul {
 	t.Helper()
 	c := &Consul{cfg: cfg, binary: ConsulTool.fetch(t), dir: t.TempDir()}
@@ -60,8 +65,11 @@ func StartConsul(t testing.TB, cfg ConsulConfig) *Consul {
 	}
 	c.proc = newProcess(t, "consul")
 	c.proc.startReady(t, func() {
-		c.ports = consulPorts{http: FreePort(t), https: FreePort(t), grpc: FreePort(t), serf: FreePort(t), server: FreePort(t)}
+		c.ports = consulPorts{http: FreePort(t), https: FreePort(t), grpc: FreePort(t), grpcTLS: -1, serf: FreePort(t), server: FreePort(t)}
 		c.Addr = loopback(c.ports.http)
+		if cfg.Peering {
+			c.ports.grpcTLS = FreePort(t)
+		}
 		if cfg.CertFile != "" {
 			c.HTTPSAddr = fmt.Sprintf("localhost:%d", c.ports.https)
 		}
@@ -79,13 +87,13 @@ func (c *Consul) launch(t testing.TB) {
 	t.Helper()
 	args := []string{
 		"agent", "-node=n1", "-bind=127.0.0.1", "-client=127.0.0.1",
-		fmt.Sprintf("-http-port=%d", c.ports.http), fmt.Sprintf("-grpc-port=%d", c.ports.grpc), "-grpc-tls-port=-1", "-dns-port=-1",
+		fmt.Sprintf("-http-port=%d", c.ports.http), fmt.Sprintf("-grpc-port=%d", c.ports.grpc), fmt.Sprintf("-grpc-tls-port=%d", c.ports.grpcTLS), "-dns-port=-1",
 		fmt.Sprintf("-serf-lan-port=%d", c.ports.serf), "-serf-wan-port=-1", fmt.Sprintf("-server-port=%d", c.ports.server),
 		"-log-level=warn",
 	}
 	if c.cfg.Persistent {
 		args = append(args, "-server", "-bootstrap-expect=1", "-data-dir="+c.dir, "-hcl=performance { raft_multiplier = 1 }",
-			"-hcl=connect { enabled = false }")
+			fmt.Sprintf("-hcl=connect { enabled = %t }", c.cfg.Peering))
 	} else {
 		args = append(args, "-dev")
 	}
@@ -104,13 +112,15 @@ func (c *Consul) launch(t testing.TB) {
 	c.proc.start(t, nil, c.binary, args...)
 }
 
-// ready reports whether the server leads and answers from its catalog, its own registration included.
+// ready reports whether the server is leader and answers from its catalog,
+// including its own registration.
 func (c *Consul) ready() (seen string, ok bool) {
 	leader, err := c.Client.Status().Leader()
 	if err != nil || leader == "" {
 		return fmt.Sprintf("leader %q, error %v", leader, err), false
 	}
-	// A consistent read waits until the new leader has replayed its log; any other may see a part of the catalog.
+	// A consistent read waits until a new leader has replayed its log; other
+	// reads may return a part of the catalog.
 	checks, _, err := c.Client.Health().Service("consul", "", false, &api.QueryOptions{RequireConsistent: true})
 	if err != nil || len(checks) == 0 {
 		return fmt.Sprintf("leader %s, %d instances of service consul, error %v", leader, len(checks), err), false
@@ -118,7 +128,8 @@ func (c *Consul) ready() (seen string, ok bool) {
 	return leader, true
 }
 
-// CPU returns how much processor time the server has used since it was started. It is known on Linux only, and 0 elsewhere.
+// CPU returns the processor time of the server since its start, on Linux;
+// elsewhere it returns 0.
 func (c *Consul) CPU() time.Duration {
 	c.proc.mu.Lock()
 	pid := c.proc.run.cmd.Process.Pid
@@ -127,7 +138,8 @@ func (c *Consul) CPU() time.Duration {
 	if err != nil {
 		return 0
 	}
-	// The name of the program is in parentheses; the times are the 12th and 13th field after it, in hundredths of a second.
+	// The name of the program is in parentheses; the times are the 12th and
+	// 13th field after it, in hundredths of a second.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	user, _ := strconv.Atoi(fields[11])
 	system, _ := strconv.Atoi(fields[12])
@@ -137,8 +149,8 @@ func (c *Consul) CPU() time.Duration {
 // Kill ends the server as kill -9 does.
 func (c *Consul) Kill() { c.proc.kill() }
 
-// Restart starts the server again on the same ports after Kill, and waits until it is ready. One that is not Persistent
-// comes back empty.
+// Restart restarts the server on the same ports after Kill, and waits until it
+// is ready. A server that is not Persistent starts empty.
 func (c *Consul) Restart(t testing.TB) {
 	t.Helper()
 	c.Launch(t)
@@ -152,7 +164,7 @@ func (c *Consul) Launch(t testing.TB) {
 	c.launch(t)
 }
 
-// WaitReady waits until the server leads and has replayed its log.
+// WaitReady waits until the server is leader and has replayed its log.
 func (c *Consul) WaitReady(t testing.TB) {
 	t.Helper()
 	if err := c.proc.waitReady(t, c.ready); err != nil {
@@ -160,7 +172,8 @@ func (c *Consul) WaitReady(t testing.TB) {
 	}
 }
 
-// RestartEmpty starts the server again on the same ports without anything that it knew, as when its machine was replaced.
+// RestartEmpty restarts the server on the same ports without its data, as after
+// a replacement of its machine.
 func (c *Consul) RestartEmpty(t testing.TB) {
 	t.Helper()
 	c.proc.kill()
@@ -170,26 +183,26 @@ func (c *Consul) RestartEmpty(t testing.TB) {
 	c.Restart(t)
 }
 
-// ConsulInstance is one instance of a service as a test registers it.
+// ConsulInstance is one instance to register.
 type ConsulInstance struct {
-	// Service is the service's name, ID the instance's (unique in the server).
+	// Service is the service's name, ID the instance's, unique in the server.
 	Service, ID string
-	// Address is an IP address; Port the number it listens on.
+	// Address is an IP address, Port a port number.
 	Address string
 	Port    int
-	// Weight is the share of a passing instance; 0 leaves it to Consul, which says 1.
+	// Weight is the weight of a passing instance; 0 means Consul's default, 1.
 	Weight int
 	Tags   []string
 	Meta   map[string]string
-	// Critical says that its check fails. Without it the check passes.
+	// Critical makes its check fail; otherwise the check passes.
 	Critical bool
 }
 
-// txnMax is how many operations Consul takes in one transaction.
+// txnMax is how many operations Consul accepts in one transaction.
 const txnMax = 128
 
-// Register registers the instances, or changes those that exist. They are entered into the catalog with a check each, as
-// external services, so that a test decides about their health.
+// Register registers or updates the instances. They are external services with
+// one check each, so that the test sets their health.
 func (c *Consul) Register(t testing.TB, instances ...ConsulInstance) {
 	t.Helper()
 	ops := api.TxnOps{{Node: &api.NodeTxnOp{Verb: api.NodeSet, Node: api.Node{ID: externalNodeID, Node: externalNode, Address: "127.0.0.1"}}}}
@@ -217,7 +230,7 @@ const (
 	externalNodeID = "5f1e8a4c-6d0b-4b7e-9c57-0f3b8b1f2a10"
 )
 
-// Deregister removes instances by their ids, one after the other.
+// Deregister removes instances by ID, one at a time.
 func (c *Consul) Deregister(t testing.TB, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
@@ -259,3 +272,7 @@ func uuid() string {
 	_, _ = rand.Read(b[:]) // never fails
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
+
+// PeeringAddr returns the address for other clusters, host:port. It requires
+// ConsulConfig.Peering.
+func (c *Consul) PeeringAddr() string { return loopback(c.ports.grpcTLS) }

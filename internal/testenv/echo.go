@@ -14,18 +14,20 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 )
 
-// Backend is a server in the test's process that answers every call with its name: an instance for real calls.
+// Backend is a server in the test process that answers every call with its
+// name: an instance for real calls.
 type Backend struct {
-	// Name is what it answers.
+	// Name is its answer.
 	Name string
-	// Address and Port are where it listens.
+	// Address and Port are those of its listener.
 	Address string
 	Port    int
 
 	stop func()
 }
 
-// Stop ends the server as one that is told to: what it was asked for is answered, and whoever comes then is refused.
+// Stop shuts the server down gracefully: it answers pending calls and refuses
+// new ones.
 func (b Backend) Stop() { b.stop() }
 
 // Addr returns host:port.
@@ -46,7 +48,8 @@ func StartHTTPBackend(t testing.TB, name string) Backend {
 	return b
 }
 
-// StartGRPCBackend starts a gRPC backend (grpc.testing.TestService, UnaryCall) on loopback.
+// StartGRPCBackend starts a gRPC backend (grpc.testing.TestService, UnaryCall)
+// on loopback.
 func StartGRPCBackend(t testing.TB, name string) Backend {
 	t.Helper()
 	l, b := listenBackend(t, name)

@@ -11,9 +11,11 @@ import (
 	"testing"
 )
 
-// Envoy is a running stock Envoy that has its clusters and endpoints from istiod and its listener from a file.
+// Envoy is a running stock Envoy with clusters and endpoints from istiod and a
+// listener from a file.
 type Envoy struct {
-	// Addr is its listener, host:port. A request goes to the cluster that WaitReaches or Call names.
+	// Addr is its listener, host:port. WaitReaches and Call choose the cluster
+	// of a request.
 	Addr string
 	// Admin is its admin server, host:port.
 	Admin string
@@ -21,10 +23,11 @@ type Envoy struct {
 	client *http.Client
 }
 
-// clusterHeader names the cluster that a request goes to.
+// clusterHeader is the header with the cluster of a request.
 const clusterHeader = "x-cluster"
 
-// StartEnvoy starts an Envoy behind a ready istiod. The clusters need not exist yet.
+// StartEnvoy starts an Envoy behind a ready istiod. The clusters need not exist
+// yet.
 func StartEnvoy(t testing.TB, i *Istiod) *Envoy {
 	t.Helper()
 	e := &Envoy{client: &http.Client{Timeout: callTime, Transport: &http.Transport{}}}
@@ -70,7 +73,7 @@ func envoyBootstrap(t testing.TB, addr, admin, istiod string) string {
 					"typed_config": object{"@type": types + "filters.http.router.v3.Router"},
 				}},
 				"route_config": object{
-					// The clusters come from istiod, later than this route.
+					// The clusters arrive from istiod, later than this route.
 					"validate_clusters": false,
 					"virtual_hosts": list{object{
 						"name": "all", "domains": list{"*"},
@@ -111,7 +114,8 @@ func envoyBootstrap(t testing.TB, addr, admin, istiod string) string {
 	return string(b)
 }
 
-// Call makes one HTTP request to a cluster and returns the name of the instance that answered.
+// Call makes one HTTP request to a cluster and returns the name of the
+// answering instance.
 func (e *Envoy) Call(t testing.TB, clusterName string) (string, error) {
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+e.Addr+"/", nil)
 	if err != nil {
@@ -133,8 +137,8 @@ func (e *Envoy) Call(t testing.TB, clusterName string) (string, error) {
 	return string(body), nil
 }
 
-// WaitReaches calls until twenty requests in a row were answered by the wanted instances only, by each of them at least
-// once.
+// WaitReaches calls until twenty requests in a row were answered by the wanted
+// instances only, and by each at least once.
 func (e *Envoy) WaitReaches(t testing.TB, clusterName string, want ...string) {
 	t.Helper()
 	waitReaches(t, "HTTP calls through Envoy to "+clusterName, func() (string, error) { return e.Call(t, clusterName) }, want)

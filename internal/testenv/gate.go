@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// Gate forwards TCP connections to a server while it is open. Shut, it refuses new ones and cuts those it has, which is
-// what a client sees of a server or a network that is gone. Its address is the same all the time.
+// Gate forwards TCP connections to a server while it is open. While shut, it
+// refuses new connections and has closed existing ones, as for an unreachable
+// server. Its address does not change.
 type Gate struct {
 	// Addr is where clients connect, host:port.
 	Addr string
@@ -21,7 +22,7 @@ type Gate struct {
 	running  sync.WaitGroup
 }
 
-// NewGate returns a gate before the server at target. It is shut.
+// NewGate returns a gate to the server at target. It is shut.
 func NewGate(t testing.TB, target string) *Gate {
 	t.Helper()
 	g := &Gate{Addr: loopback(FreePort(t)), target: target, conns: map[net.Conn]struct{}{}}
@@ -32,7 +33,7 @@ func NewGate(t testing.TB, target string) *Gate {
 	return g
 }
 
-// Open lets connections through.
+// Open makes the gate forward connections.
 func (g *Gate) Open(t testing.TB) {
 	t.Helper()
 	l, err := net.Listen("tcp", g.Addr)
@@ -53,13 +54,14 @@ func (g *Gate) Open(t testing.TB) {
 			if err != nil {
 				return
 			}
-			// Owned by the gate; ends with either side of the connection, at the latest at Shut.
+			// Owned by the gate; ends when either side closes the connection,
+			// at the latest at Shut.
 			g.running.Go(func() { g.forward(l, client) })
 		}
 	})
 }
 
-// Shut refuses and cuts connections.
+// Shut closes all connections and refuses new ones.
 func (g *Gate) Shut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -72,7 +74,8 @@ func (g *Gate) Shut() {
 	}
 }
 
-// LocalPorts are the ports from which the connections to the server come, which is how the server may tell them apart.
+// LocalPorts returns the local ports of the connections to the server, by which
+// the server may identify them.
 func (g *Gate) LocalPorts() []int {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -19,13 +19,15 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// buildTime bounds the building of the program, from nothing and with the race detector.
+// buildTime bounds a build of the program without cache, with the race
+// detector.
 const buildTime = 15 * time.Minute
 
 var build = sync.OnceValues(buildIsthmus)
 
-// Binary returns the path of the program, built from the working copy once per test process. Under the race detector it
-// has it too, and a race found in it is an exit status of its own.
+// Binary returns the path of the program, built from the working copy once per
+// test process. If the test has the race detector, so does the program; a race
+// has a distinct exit status.
 func Binary(t testing.TB) string {
 	t.Helper()
 	path, err := build()
@@ -35,7 +37,8 @@ func Binary(t testing.TB) string {
 	return path
 }
 
-// buildIsthmus keeps the program in the cache, in a folder per working copy, so that only what changed is built.
+// buildIsthmus caches the program in a folder per working copy, so that builds
+// are incremental.
 func buildIsthmus() (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -72,7 +75,8 @@ func buildIsthmus() (string, error) {
 
 // Isthmus is a running `isthmus serve`.
 type Isthmus struct {
-	// XDS is the address of its xDS server, Admin that of its admin API. They stay the same over restarts.
+	// XDS is the address of its xDS server, Admin that of its admin API.
+	// Restarts keep them.
 	XDS, Admin string
 
 	proc       *process
@@ -81,8 +85,9 @@ type Isthmus struct {
 	client     *http.Client
 }
 
-// StartIsthmus starts the program with registries, which is the YAML list under that word of the configuration, and
-// waits until its admin API answers. It does not wait for the registries, see WaitReady.
+// StartIsthmus starts the program with registries, the YAML list under that key
+// of the configuration, and waits until its admin API answers. It does not wait
+// for the registries, see WaitReady.
 func StartIsthmus(t testing.TB, registries string) *Isthmus {
 	t.Helper()
 	i := &Isthmus{binary: Binary(t), registries: registries, client: &http.Client{Timeout: callTime, Transport: &http.Transport{}}}
@@ -97,9 +102,25 @@ func StartIsthmus(t testing.TB, registries string) *Isthmus {
 
 func (i *Isthmus) launch(t testing.TB) {
 	t.Helper()
-	config := i.proc.writeFile(t, "isthmus.yaml", fmt.Sprintf("listen: {xds: %q, admin: %q}\nlog: {level: debug}\nregistries:\n%s\n",
+	config := i.writeConfig(t, "isthmus.yaml")
+	i.proc.start(t, append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(filepath.Dir(config), "state")), i.binary, "serve", "--config", config)
+}
+
+// writeConfig writes the configuration to a file in the process's directory.
+func (i *Isthmus) writeConfig(t testing.TB, name string) string {
+	t.Helper()
+	return i.proc.writeFile(t, name, fmt.Sprintf("listen: {xds: %q, admin: %q}\nlog: {level: debug}\nregistries:\n%s\n",
 		i.XDS, i.Admin, strings.TrimSpace(i.registries)))
-	i.proc.start(t, nil, i.binary, "serve", "--config", config)
+}
+
+// Configure replaces the configuration file. The program reloads it.
+func (i *Isthmus) Configure(t testing.TB, registries string) {
+	t.Helper()
+	i.registries = registries
+	next := i.writeConfig(t, "isthmus.yaml.new")
+	if err := os.Rename(next, strings.TrimSuffix(next, ".new")); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (i *Isthmus) alive(t testing.TB) func() (string, bool) {
@@ -109,10 +130,11 @@ func (i *Isthmus) alive(t testing.TB) func() (string, bool) {
 	}
 }
 
-// Source is the program as istiod's configSource.
+// Source returns the program's URL for istiod's configSource.
 func (i *Isthmus) Source() string { return "xds://" + i.XDS }
 
-// WaitReady waits until every registry has sent its first full listing (/readyz).
+// WaitReady waits until every registry has sent its first full listing
+// (/readyz).
 func (i *Isthmus) WaitReady(t testing.TB) {
 	t.Helper()
 	if err := i.proc.waitReady(t, func() (string, bool) {
@@ -123,10 +145,12 @@ func (i *Isthmus) WaitReady(t testing.TB) {
 	}
 }
 
-// Kill9 ends the program as kill -9 does: only itself, not its plugins, which have to see for themselves.
+// Kill9 kills the program as kill -9 does, without its plugins, which must
+// detect it.
 func (i *Isthmus) Kill9() { i.proc.killAlone() }
 
-// Restart starts the program again on the same ports after Kill9 or Stop, and waits until its admin API answers.
+// Restart restarts the program on the same ports after Kill9 or Stop, and waits
+// until its admin API answers.
 func (i *Isthmus) Restart(t testing.TB) {
 	t.Helper()
 	i.proc.kill()
@@ -136,7 +160,8 @@ func (i *Isthmus) Restart(t testing.TB) {
 	}
 }
 
-// Stop asks the program to end, and fails the test if it does not end well in time.
+// Stop terminates the program, and fails the test if it does not exit cleanly
+// in time.
 func (i *Isthmus) Stop(t testing.TB) {
 	t.Helper()
 	if err := i.proc.terminate(); err != nil {
@@ -144,7 +169,8 @@ func (i *Isthmus) Stop(t testing.TB) {
 	}
 }
 
-// IsthmusRegistry is what the admin API says of a registry, as far as tests ask.
+// IsthmusRegistry is the admin API's state of a registry, as far as tests need
+// it.
 type IsthmusRegistry struct {
 	Name      string `json:"name"`
 	Phase     string `json:"phase"`
@@ -154,9 +180,19 @@ type IsthmusRegistry struct {
 	Restarts  int    `json:"restarts"`
 	Services  int    `json:"services"`
 	Instances int    `json:"instances"`
+	// Protection describes the removals held back, nil for none.
+	Protection *IsthmusProtection `json:"protection"`
 }
 
-// Registry returns what the admin API says of one registry.
+// IsthmusProtection describes a registry's removals that are held back.
+type IsthmusProtection struct {
+	Pending   bool `json:"pending"`
+	Services  int  `json:"services"`
+	Of        int  `json:"of"`
+	Endpoints int  `json:"endpoints"`
+}
+
+// Registry returns the admin API's state of one registry.
 func (i *Isthmus) Registry(t testing.TB, name string) IsthmusRegistry {
 	t.Helper()
 	var all struct {
@@ -186,7 +222,8 @@ func (i *Isthmus) WaitPhase(t testing.TB, name string, phases ...string) {
 	})
 }
 
-// IsthmusSink is what the admin API says of a connected sink, as far as tests ask.
+// IsthmusSink is the admin API's state of a connected sink, as far as tests
+// need it.
 type IsthmusSink struct {
 	Node          string                `json:"node"`
 	Protocol      string                `json:"protocol"`
@@ -195,7 +232,7 @@ type IsthmusSink struct {
 	Subscriptions []IsthmusSubscription `json:"subscriptions"`
 }
 
-// IsthmusSubscription is a sink's interest in one type.
+// IsthmusSubscription is a sink's subscription to one type.
 type IsthmusSubscription struct {
 	TypeURL string `json:"type_url"`
 	// State is "held", "sent" or "current".
@@ -206,7 +243,8 @@ type IsthmusSubscription struct {
 	Resources    int    `json:"resources"`
 }
 
-// Subscription returns the subscription to a kind of resource, such as "ServiceEntry".
+// Subscription returns the subscription to a kind of resource, such as
+// "ServiceEntry".
 func (s IsthmusSink) Subscription(kind string) (IsthmusSubscription, bool) {
 	for _, sub := range s.Subscriptions {
 		if strings.HasSuffix(sub.TypeURL, "/"+kind) {
@@ -216,7 +254,7 @@ func (s IsthmusSink) Subscription(kind string) (IsthmusSubscription, bool) {
 	return IsthmusSubscription{}, false
 }
 
-// Sinks returns what the admin API says of the connected sinks.
+// Sinks returns the admin API's state of the connected sinks.
 func (i *Isthmus) Sinks(t testing.TB) []IsthmusSink {
 	t.Helper()
 	var all struct {
@@ -226,7 +264,8 @@ func (i *Isthmus) Sinks(t testing.TB) []IsthmusSink {
 	return all.Items
 }
 
-// WaitSink waits until the only sink's subscription to a kind of resource is in the state.
+// WaitSink waits until the only sink's subscription to a kind of resource is in
+// the state.
 func (i *Isthmus) WaitSink(t testing.TB, kind, state string) {
 	t.Helper()
 	Eventually(t, Patience, fmt.Sprintf("one sink, its %s %s", kind, state), func() (string, bool) {
@@ -237,6 +276,34 @@ func (i *Isthmus) WaitSink(t testing.TB, kind, state string) {
 		sub, ok := sinks[0].Subscription(kind)
 		return fmt.Sprintf("%+v", sinks[0]), ok && sub.State == state
 	})
+}
+
+// Endpoints returns the number of endpoints of each served service, by the name
+// of its ServiceEntry.
+func (i *Isthmus) Endpoints(t testing.TB) map[string]int {
+	t.Helper()
+	var all struct {
+		Items []struct {
+			Name      string `json:"name"`
+			Endpoints int    `json:"endpoints"`
+		} `json:"items"`
+	}
+	i.api(t, "services?limit=1000", &all)
+	out := make(map[string]int)
+	for _, s := range all.Items {
+		out[s.Name] = s.Endpoints
+	}
+	return out
+}
+
+// Decide runs `isthmus accept` or `isthmus refuse`, and returns its output.
+func (i *Isthmus) Decide(t testing.TB, verb, registry string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), i.binary, verb, registry, "--address", i.Admin).CombinedOutput()
+	if err != nil {
+		t.Fatalf("isthmus %s %s: %v: %s", verb, registry, err, out)
+	}
+	return string(out)
 }
 
 // Metrics returns the program's metrics by name.
@@ -264,5 +331,15 @@ func (i *Isthmus) api(t testing.TB, list string, into any) {
 	}
 }
 
-// Log returns what the program printed since it was started last.
+// Page returns the admin page at a path.
+func (i *Isthmus) Page(t testing.TB, path string) []byte {
+	t.Helper()
+	body, code, err := httpGet(t, i.client, "http://"+i.Admin+path)
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("isthmus: get %s: status %d, error %v: %.500s", path, code, err, body)
+	}
+	return body
+}
+
+// Log returns the program's output since its last start.
 func (i *Isthmus) Log() string { return i.proc.since() }

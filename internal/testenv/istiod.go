@@ -20,10 +20,10 @@ import (
 
 // IstiodVersion is a version of istiod that tests run against.
 type IstiodVersion struct {
-	// Name is for names of tests.
+	// Name is used in names of tests.
 	Name string
 	tool Tool
-	// needsKube says that it does not run without a Kubernetes API server.
+	// needsKube reports that it requires a Kubernetes API server.
 	needsKube bool
 }
 
@@ -35,11 +35,11 @@ var (
 	IstiodVersions = []IstiodVersion{Istiod121, Istiod124, IstiodNewest}
 )
 
-// Istiod is a running istiod without a cluster, whose only configuration comes from one source.
+// Istiod is a running istiod without a cluster and with a single configSource.
 type Istiod struct {
-	// Version is which istiod it is.
+	// Version is its version.
 	Version IstiodVersion
-	// GRPC is the address at which proxies ask for their configuration, host:port, in plaintext.
+	// GRPC is the xDS address for proxies, host:port, in plaintext.
 	GRPC string
 	// HTTP is the address of its debug pages, Monitoring that of its metrics.
 	HTTP, Monitoring string
@@ -51,9 +51,10 @@ type Istiod struct {
 	client     *http.Client
 }
 
-// StartIstiod starts istiod with source as its only configSource: "xds://HOST:PORT" or "fs:///FOLDER". It does not wait:
-// istiod opens its ports when its source has answered everything, see WaitReady. An xds source must listen already,
-// else istiod exits.
+// StartIstiod starts istiod with source as its only configSource:
+// "xds://HOST:PORT" or "fs:///FOLDER". It does not wait: istiod opens its ports
+// after its source has answered everything, see WaitReady. An xds source must
+// listen already, or istiod exits.
 func StartIstiod(t testing.TB, version IstiodVersion, source string) *Istiod {
 	t.Helper()
 	i := &Istiod{Version: version, binary: version.tool.fetch(t), source: source, client: &http.Client{Transport: &http.Transport{}}}
@@ -85,7 +86,7 @@ enableAutoMtls: false
 		"ENABLE_CA_SERVER=false", "PILOT_CERT_PROVIDER=none",
 		"PILOT_ENABLE_GATEWAY_API=false", "PILOT_ENABLE_ANALYSIS=false",
 		"VALIDATION_WEBHOOK_CONFIG_NAME=", "INJECTION_WEBHOOK_CONFIG_NAME=",
-		// A stock Envoy has no such filter, and refuses clusters that name it.
+		// A stock Envoy lacks this filter, and rejects clusters that name it.
 		"PILOT_ENABLE_METADATA_EXCHANGE=false",
 	)
 	args := []string{
@@ -101,8 +102,8 @@ enableAutoMtls: false
 	i.proc.start(t, env, i.binary, args...)
 }
 
-// Ready reports whether istiod serves proxies. It never says so over HTTP without Kubernetes, hence from its output,
-// confirmed by its port.
+// Ready reports whether istiod serves proxies. Without Kubernetes istiod never
+// reports it over HTTP, so Ready checks its output and its port.
 func (i *Istiod) Ready() bool {
 	if !strings.Contains(i.proc.since(), "marking server ready") {
 		return false
@@ -120,10 +121,10 @@ func (i *Istiod) WaitReady(t testing.TB) {
 	t.Helper()
 	i.proc.startReady(t, func() {
 		select {
-		case <-i.proc.exited(): // ended on a port that was taken: start it on others
+		case <-i.proc.exited(): // it ended because a port was in use: start it on others
 			i.assignPorts(t)
 			i.launch(t)
-		default: // it runs since StartIstiod
+		default: // running since StartIstiod
 		}
 	}, func() (string, bool) { return "no line \"marking server ready\" in its output", i.Ready() })
 }
@@ -131,17 +132,18 @@ func (i *Istiod) WaitReady(t testing.TB) {
 // Kill ends istiod as kill -9 does.
 func (i *Istiod) Kill() { i.proc.kill() }
 
-// Restart starts istiod again on the same ports, and does not wait.
+// Restart restarts istiod on the same ports, and does not wait.
 func (i *Istiod) Restart(t testing.TB) {
 	t.Helper()
 	i.proc.kill()
 	i.launch(t)
 }
 
-// Pushes is how many pushes istiod has sent, by kind: "cds", "eds", "lds", "rds".
+// Pushes counts istiod's pushes by kind: "cds", "eds", "lds", "rds".
 type Pushes map[string]int
 
-// Full is the number of pushes of anything but endpoints. A full push sends all kinds, an incremental one only eds.
+// Full returns the number of full pushes. A full push sends all kinds, an
+// incremental one only eds.
 func (p Pushes) Full() int {
 	full := 0
 	for kind, n := range p {
@@ -161,8 +163,9 @@ func (p Pushes) String() string {
 	return strings.TrimSuffix(b.String(), " ")
 }
 
-// PushCounts returns istiod's count of pushes to proxies since it started (metric pilot_xds_pushes). A proxyless client
-// gets every kind on every push, even if only endpoints changed: there must be none where full pushes are counted.
+// PushCounts returns the number of pushes to proxies since istiod's start
+// (metric pilot_xds_pushes). A proxyless client gets every kind on every push,
+// so there must be none where full pushes are counted.
 func (i *Istiod) PushCounts(t testing.TB) Pushes {
 	t.Helper()
 	p := Pushes{}
@@ -192,7 +195,7 @@ func parseMetrics(t testing.TB, name string, text []byte) map[string]*dto.Metric
 	return families
 }
 
-// Config is one resource that istiod holds.
+// Config is one resource in istiod.
 type Config struct {
 	Kind     string `json:"kind"`
 	Metadata struct {
@@ -204,7 +207,7 @@ type Config struct {
 	Spec json.RawMessage `json:"spec"`
 }
 
-// Configz returns what istiod holds from its source, by "Kind namespace/name".
+// Configz returns istiod's resources from its source, by "Kind namespace/name".
 func (i *Istiod) Configz(t testing.TB) map[string]Config {
 	t.Helper()
 	var list []Config
@@ -216,7 +219,8 @@ func (i *Istiod) Configz(t testing.TB) map[string]Config {
 	return m
 }
 
-// EndpointShards returns the addresses that istiod keeps for each host, as "IP:PORT" of the endpoint, sorted.
+// EndpointShards returns istiod's endpoint addresses by host, as "IP:PORT",
+// sorted.
 func (i *Istiod) EndpointShards(t testing.TB) map[string][]string {
 	t.Helper()
 	// host, namespace, then shards by cluster.
@@ -246,7 +250,7 @@ func (i *Istiod) EndpointShards(t testing.TB) map[string][]string {
 	return hosts
 }
 
-// Hosts returns the hosts of all services that istiod knows, sorted.
+// Hosts returns the hosts of all services in istiod, sorted.
 func (i *Istiod) Hosts(t testing.TB) []string {
 	t.Helper()
 	var services []struct {

@@ -9,14 +9,14 @@ import (
 	"testing"
 )
 
-// startKube starts a stand-in for a Kubernetes API server in which there is nothing, and returns a kubeconfig for
-// it. Istiod 1.30 and later do not start without one.
+// startKube starts a fake, empty Kubernetes API server, and returns a
+// kubeconfig for it. Istiod 1.30 and later do not start without one.
 func startKube(t testing.TB) (kubeconfig string) {
 	t.Helper()
 	closing := make(chan struct{})
 	srv := httptest.NewServer(kubeHandler(closing))
 	t.Cleanup(func() {
-		close(closing) // ends the watches, for which Close would wait
+		close(closing) // ends the watches, for which Close waits
 		srv.Close()
 	})
 	return fmt.Sprintf(`apiVersion: v1
@@ -28,8 +28,9 @@ users: [{name: stub, user: {}}]
 `, srv.URL)
 }
 
-// kubeHandler answers as an empty cluster does: no API groups, empty lists, watches in which nothing ever happens (until
-// closing is closed), no object found, nothing allowed to be written.
+// kubeHandler answers as an empty cluster does: no API groups, empty lists,
+// watches without events (until closing is closed), no objects, no permission
+// to write.
 func kubeHandler(closing <-chan struct{}) http.Handler {
 	mux := http.NewServeMux()
 	reply := func(w http.ResponseWriter, code int, body string) {
@@ -57,7 +58,8 @@ func kubeHandler(closing <-chan struct{}) http.Handler {
 		case r.Method != http.MethodGet:
 			status(w, http.StatusForbidden, "Forbidden", "this cluster is a stub and keeps nothing")
 		case watch && query.Get("sendInitialEvents") == "true":
-			// client-go then lists and watches; with 200 it would wait for a bookmark.
+			// client-go then falls back to list and watch; after 200 it would
+			// wait for a bookmark.
 			status(w, http.StatusUnprocessableEntity, "Invalid", "sendInitialEvents is not supported")
 		case watch:
 			w.Header().Set("Content-Type", "application/json")
@@ -72,7 +74,8 @@ func kubeHandler(closing <-chan struct{}) http.Handler {
 		case strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList"):
 			reply(w, http.StatusOK, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"1"},"items":[]}`)
 		default:
-			// Without kind, so that the client decodes it as the list it asked for.
+			// Without kind, so that the client decodes it as the requested
+			// list.
 			reply(w, http.StatusOK, `{"metadata":{"resourceVersion":"1"},"items":[]}`)
 		}
 	}
@@ -81,8 +84,9 @@ func kubeHandler(closing <-chan struct{}) http.Handler {
 	return mux
 }
 
-// namesOne tells the path of one object from that of a list, below the group and version: RESOURCE, RESOURCE/NAME,
-// namespaces/NS/RESOURCE, namespaces/NS/RESOURCE/NAME.
+// namesOne reports whether a path is that of one object and not of a list.
+// Below the group and version it is RESOURCE, RESOURCE/NAME,
+// namespaces/NS/RESOURCE or namespaces/NS/RESOURCE/NAME.
 func namesOne(path string) bool {
 	return strings.Count(strings.Trim(path, "/"), "/")%2 == 1
 }

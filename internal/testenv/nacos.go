@@ -5,14 +5,12 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -30,67 +28,19 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// The versions of Nacos as tools: jars from Maven and a launcher of our own.
+// Versions of Nacos as tools: jars from Maven and the launcher in this
+// repository.
 var (
-	Nacos3Tool = nacosTool("nacos-3.1.0", "hessian-4.0.63.jar")
-	Nacos2Tool = nacosTool("nacos-2.1.1", "")
+	Nacos3Tool = mavenTool("nacos", "nacos-3.1.0", "hessian-4.0.63.jar")
+	Nacos2Tool = mavenTool("nacos", "nacos-2.1.1", "")
 )
-
-// nacosTool is a tool that tools/FOLDER/pom.xml pins. What is kept is a script that runs java, beside the jars. The jar named first must come
-// first on the class path.
-func nacosTool(folder, first string) Tool {
-	return Tool{
-		name: "nacos", binary: "nacos",
-		version: func(root string) (string, error) {
-			b, err := os.ReadFile(filepath.Join(root, "tools", folder, "pom.xml"))
-			if err != nil {
-				return "", err
-			}
-			var pom struct {
-				Version string `xml:"version"`
-			}
-			if err := xml.Unmarshal(b, &pom); err != nil || pom.Version == "" {
-				return "", fmt.Errorf("tools/%s/pom.xml has no version: %w", folder, err)
-			}
-			return pom.Version, nil
-		},
-		get: func(ctx context.Context, root, path string, progress io.Writer) error {
-			source := filepath.Join(root, "tools", folder)
-			tmp, final := filepath.Dir(path), filepath.Dir(filepath.Dir(path))
-			mvn := exec.CommandContext(ctx, "mvn", "-B", "-q", "-f", filepath.Join(source, "pom.xml"), "dependency:copy-dependencies",
-				"-DoutputDirectory="+filepath.Join(tmp, "lib"))
-			if err := runLoud(mvn, progress); err != nil {
-				return fmt.Errorf("get what tools/%s/pom.xml names (it needs mvn, java 17 and Maven Central the first time): %w", folder, err)
-			}
-			javac := exec.CommandContext(ctx, "javac", "-nowarn", "-cp", filepath.Join(tmp, "lib", "*"), "-d", filepath.Join(tmp, "classes"),
-				filepath.Join(source, "Launcher.java"))
-			if err := runLoud(javac, progress); err != nil {
-				return fmt.Errorf("compile tools/%s/Launcher.java: %w", folder, err)
-			}
-			for _, part := range []string{"lib", "classes"} {
-				if err := os.RemoveAll(filepath.Join(final, part)); err != nil {
-					return err
-				}
-				if err := os.Rename(filepath.Join(tmp, part), filepath.Join(final, part)); err != nil {
-					return err
-				}
-			}
-			classPath := `$dir/classes:$dir/lib/*`
-			if first != "" {
-				classPath = `$dir/classes:$dir/lib/` + first + `:$dir/lib/*`
-			}
-			script := "#!/bin/sh\ndir=$(cd \"$(dirname \"$0\")\" && pwd)\nexec java -cp \"" + classPath + "\" \"$@\" io.isthmus.tools.Launcher\n"
-			return os.WriteFile(path, []byte(script), 0o755)
-		},
-	}
-}
 
 // NacosVersion is a version of Nacos that tests run against.
 type NacosVersion struct {
-	// Name is for names of tests.
+	// Name is used in names of tests.
 	Name string
 	tool Tool
-	// v3 says that its HTTP API is that of 3.x.
+	// v3 reports that its HTTP API is that of 3.x.
 	v3 bool
 }
 
@@ -104,35 +54,39 @@ var (
 // V3 reports whether the version is 3.x.
 func (v NacosVersion) V3() bool { return v.v3 }
 
-// NacosConfig says which Nacos a test wants. Its zero value is the newest version, open to everyone, without the delay before pushes.
+// NacosConfig configures a Nacos server. The zero value is the newest version,
+// without access control and without the delay of pushes.
 type NacosConfig struct {
 	Version NacosVersion
-	// Auth turns access control on. The user nacos then has the password of Nacos.Password.
+	// Auth enables access control. The password of the user nacos is
+	// Nacos.Password.
 	Auth bool
-	// TokenLife is how long tokens hold, in whole seconds; 0 leaves it to Nacos, which says five hours.
+	// TokenLife is the lifetime of tokens, in whole seconds; 0 means Nacos'
+	// default, five hours.
 	TokenLife time.Duration
-	// DefaultPushDelay keeps the half second that Nacos waits before it pushes a change.
+	// DefaultPushDelay keeps Nacos' delay of half a second before a push.
 	DefaultPushDelay bool
-	// Istio turns the server's own bridge on, at Nacos.IstioAddr.
+	// Istio enables the server's own bridge, at Nacos.IstioAddr.
 	Istio bool
-	// Properties are added to the server's configuration.
+	// Properties are appended to the server's configuration.
 	Properties map[string]string
 }
 
 // Nacos is a running Nacos server.
 type Nacos struct {
-	// Version is which Nacos it is.
+	// Version is its version.
 	Version NacosVersion
-	// Addr is the HTTP API's address, host:port. It stays the same over restarts. GRPC is the address for clients.
+	// Addr is the HTTP API's address, host:port. Restarts keep it. GRPC is the
+	// address for clients.
 	Addr, GRPC string
-	// IstioAddr is where the server's own bridge listens.
+	// IstioAddr is the address of the server's own bridge.
 	IstioAddr string
 
 	cfg     NacosConfig
 	proc    *process
 	binary  string
 	port    int
-	cluster []string // the addresses of all nodes, none for a server on its own
+	cluster []string // the addresses of all nodes, empty for a single server
 	client  *http.Client
 
 	mu        sync.Mutex // guards everything below
@@ -141,11 +95,11 @@ type Nacos struct {
 	tokenTime time.Time
 }
 
-// nacosStart lets one server at a time start: it keeps two processors busy meanwhile, and gives up after ten seconds in which it could not create its
-// database.
+// nacosStart serializes the starts of servers: each occupies two processors,
+// and fails if it cannot create its database within ten seconds.
 var nacosStart sync.Mutex
 
-// StartNacos starts a Nacos server of one node and waits until it serves.
+// StartNacos starts a Nacos server of one node and waits until it is ready.
 func StartNacos(t testing.TB, cfg NacosConfig) *Nacos {
 	t.Helper()
 	n := newNacos(t, cfg)
@@ -166,8 +120,10 @@ func StartNacos(t testing.TB, cfg NacosConfig) *Nacos {
 	return n
 }
 
-// StartNacosCluster starts a cluster of so many nodes, open to everyone, and waits until all of them serve. Only the build of 3.x can: that of 2.x
-// waits for a leader without end, since its Raft does nothing (see Nacos.DeleteService).
+// StartNacosCluster starts a cluster of the given number of nodes, without
+// access control, and waits until all are ready. It requires 3.x: the build of
+// 2.x waits for a leader forever, as its Raft does nothing (see
+// Nacos.DeleteService).
 func StartNacosCluster(t testing.TB, cfg NacosConfig, nodes int) []*Nacos {
 	t.Helper()
 	all := make([]*Nacos, nodes)
@@ -212,7 +168,8 @@ func StartNacosCluster(t testing.TB, cfg NacosConfig, nodes int) []*Nacos {
 	}
 }
 
-// adminTime bounds one request of a test to the HTTP API. Some of them, such as that for a user, hash a password, which takes long on a busy machine.
+// adminTime bounds one request of a test to the HTTP API. Some requests, such
+// as the creation of a user, hash a password, which is slow on a busy machine.
 const adminTime = time.Minute
 
 func newNacos(t testing.TB, cfg NacosConfig) *Nacos {
@@ -226,7 +183,8 @@ func newNacos(t testing.TB, cfg NacosConfig) *Nacos {
 	return n
 }
 
-// choosePorts takes a port of which the ports that Nacos derives are free too, and nobody else's in this process.
+// choosePorts reserves a port such that the ports that Nacos derives from it
+// are free too.
 func (n *Nacos) choosePorts(t testing.TB) {
 	t.Helper()
 	for {
@@ -239,7 +197,7 @@ func (n *Nacos) choosePorts(t testing.TB) {
 	n.IstioAddr = loopback(FreePort(t))
 }
 
-// reservePorts takes ports as FreePort does, all of them or none.
+// reservePorts reserves ports as FreePort does, all or none.
 func reservePorts(ports ...int) bool {
 	handedOut.Lock()
 	defer handedOut.Unlock()
@@ -269,12 +227,13 @@ func (n *Nacos) launch(t testing.TB) {
 		"nacos.istio.mcp.server.enabled":                strconv.FormatBool(n.cfg.Istio),
 		"nacos.extension.naming.istio.enabled":          strconv.FormatBool(n.cfg.Istio),
 		"nacos.istio.mcp.server.port":                   n.IstioAddr[strings.LastIndexByte(n.IstioAddr, ':')+1:],
-		// The 3 s each that 3.1 waits for its own database, and in a cluster for a leader, are too short where many servers start at once.
+		// The default waits of 3 s, in 3.1 for its own database and in a
+		// cluster for a leader, are too short when many servers start at once.
 		"db.pool.config.connectionTimeout":    "60000",
 		"nacos.namespace.migrate.retry.times": "60",
-		// And it tries every 30 s only to get the other nodes' registrations.
+		// The default is one attempt per 30 s to load the other nodes' data.
 		"nacos.core.protocol.distro.data.load.retryDelayMs": "500",
-		// As in the properties that Nacos is distributed with.
+		// As in the properties of the Nacos distribution.
 		"nacos.security.ignore.urls": "/,/error,/v1/auth/**,/v3/auth/**,/actuator/**",
 	}
 	if life := int(n.cfg.TokenLife / time.Second); life > 0 {
@@ -335,8 +294,9 @@ func (n *Nacos) ready() (seen string, ok bool) {
 		return fmt.Sprintf("%s: %s %.200s", path, res.Status, body), false
 	}
 	if len(n.cluster) > 0 {
-		// A node takes over the others' registrations when it starts, and calls itself ready before. What its own clients register until then is
-		// overwritten by what the others have of it, for good (seen of 3.1.0).
+		// A node loads the others' registrations at its start, but reports
+		// itself ready earlier. The loaded data then permanently overwrites
+		// registrations by its own clients (seen in 3.1.0).
 		log, err := os.ReadFile(n.distroLog())
 		if err != nil || !bytes.Contains(log, []byte("[DISTRO-INIT] load snapshot data success")) {
 			return fmt.Sprintf("the other nodes' registrations are not loaded yet, error %v", err), false
@@ -352,10 +312,12 @@ func (n *Nacos) ready() (seen string, ok bool) {
 	return "", true
 }
 
-// distroLog is where a node of a cluster says that it has the other nodes' registrations.
+// distroLog is the log in which a cluster node reports that it has loaded the
+// other nodes' registrations.
 func (n *Nacos) distroLog() string { return filepath.Join(n.proc.dir, "logs", "protocol-distro.log") }
 
-// createAdmin sets the password of the user nacos and waits until it can log in.
+// createAdmin sets the password of the user nacos and waits until a login
+// succeeds.
 func (n *Nacos) createAdmin(t testing.TB) {
 	t.Helper()
 	n.password = "nacos" // set by the database's schema in 2.x; only the console may change it
@@ -366,7 +328,7 @@ func (n *Nacos) createAdmin(t testing.TB) {
 	n.awaitUsers(t)
 }
 
-// Password is that of the user nacos.
+// Password returns the password of the user nacos.
 func (n *Nacos) Password() string { return n.password }
 
 // Login returns a token of a user.
@@ -389,7 +351,8 @@ func (n *Nacos) Login(user, password string) (string, error) {
 	return answer.AccessToken, nil
 }
 
-// Token returns a token of the administrator that holds for a moment at least; "" without access control.
+// Token returns an administrator's token that does not expire at once; ""
+// without access control.
 func (n *Nacos) Token(t testing.TB) string {
 	t.Helper()
 	if !n.cfg.Auth {
@@ -404,7 +367,7 @@ func (n *Nacos) Token(t testing.TB) string {
 	return token
 }
 
-// freshToken logs the administrator in unless that was done a moment ago.
+// freshToken logs in as administrator, unless it did so just before.
 func (n *Nacos) freshToken() (string, error) {
 	if !n.cfg.Auth {
 		return "", nil
@@ -422,13 +385,14 @@ func (n *Nacos) freshToken() (string, error) {
 	return token, nil
 }
 
-// Admin makes a request of the HTTP API with every right, and returns the answer's body. The path is without /nacos.
+// Admin makes a request to the HTTP API as administrator, and returns the body
+// of the answer. The path is without /nacos.
 func (n *Nacos) Admin(t testing.TB, method, path string, form url.Values) string {
 	t.Helper()
 	return n.http(t, method, path, n.withToken(t, form))
 }
 
-// withToken adds what proves every right, if there is access control.
+// withToken adds the administrator's token, if there is access control.
 func (n *Nacos) withToken(t testing.TB, form url.Values) url.Values {
 	t.Helper()
 	if n.cfg.Auth {
@@ -475,7 +439,8 @@ func (n *Nacos) tryHTTP(ctx context.Context, method, path string, form url.Value
 	return string(body), nil
 }
 
-// CreateUser creates a user with read on the namespaces, or on NAMESPACE:GROUP:* only. It can log in within 15 s.
+// CreateUser creates a user with read access to the namespaces, or only to
+// NAMESPACE:GROUP:*. The login works within 15 s.
 func (n *Nacos) CreateUser(t testing.TB, name, password string, namespaces ...string) {
 	t.Helper()
 	prefix := "/v1/auth"
@@ -490,11 +455,20 @@ func (n *Nacos) CreateUser(t testing.TB, name, password string, namespaces ...st
 		if !strings.Contains(ns, ":") {
 			ns += ":*:*"
 		}
-		n.Admin(t, http.MethodPost, permissions, url.Values{"role": {role}, "resource": {ns}, "action": {"r"}})
+		// 2.1.1 may not see a role at once that was just made.
+		Eventually(t, Patience, "the permission of "+role, func() (string, bool) {
+			form := n.withToken(t, url.Values{"role": {role}, "resource": {ns}, "action": {"r"}})
+			_, err := n.tryHTTP(t.Context(), http.MethodPost, permissions, form)
+			if err != nil && !strings.Contains(err.Error(), "not found") {
+				t.Fatal(err)
+			}
+			return fmt.Sprint(err), err == nil
+		})
 	}
 }
 
-// CreateNamespace creates a namespace, where the version has an API for it without its console.
+// CreateNamespace creates a namespace, if the version has an API for it outside
+// of the console.
 func (n *Nacos) CreateNamespace(t testing.TB, id string) {
 	t.Helper()
 	if n.Version.v3 {
@@ -502,13 +476,14 @@ func (n *Nacos) CreateNamespace(t testing.TB, id string) {
 	}
 }
 
-// DeleteNamespace deletes a namespace of a 3.x server, but not the services in it.
+// DeleteNamespace deletes a namespace of a 3.x server, without its services.
 func (n *Nacos) DeleteNamespace(t testing.TB, id string) {
 	t.Helper()
 	n.Admin(t, http.MethodDelete, "/v3/admin/core/namespace", url.Values{"namespaceId": {id}})
 }
 
-// Protect sets the part of a service's instances below which, if no more of them are healthy, all count as healthy. Only 3.x can, see DeleteService.
+// Protect sets a service's protection threshold: the ratio of healthy instances
+// below which all count as healthy. It requires 3.x, see DeleteService.
 func (n *Nacos) Protect(t testing.TB, namespace, group, name string, threshold float64) {
 	t.Helper()
 	form := url.Values{
@@ -522,7 +497,8 @@ func (n *Nacos) Protect(t testing.TB, namespace, group, name string, threshold f
 	n.Admin(t, method, "/v3/admin/ns/service", form)
 }
 
-// Connections are the ids of the connections that clients of a name have to the server. They end in the port that a connection comes from.
+// Connections returns the ids of the connections of clients with the given
+// name. An id ends in the connection's source port.
 func (n *Nacos) Connections(t testing.TB, app string) []string {
 	t.Helper()
 	path, _ := n.loader()
@@ -553,14 +529,15 @@ func (n *Nacos) Connections(t testing.TB, app string) []string {
 	return ids
 }
 
-// SendAway makes the server ask a connection to leave: for the server at an address, or with "" for any.
+// SendAway makes the server redirect a connection to the server at an address,
+// or with "" to any.
 func (n *Nacos) SendAway(t testing.TB, id, to string) {
 	t.Helper()
 	path, method := n.loader()
 	n.Admin(t, method, path+"/reloadClient", url.Values{"connectionId": {id}, "redirectAddress": {to}})
 }
 
-// loader is where connections are moved between servers.
+// loader returns the endpoint that moves connections between servers.
 func (n *Nacos) loader() (path, method string) {
 	if n.Version.v3 {
 		return "/v3/admin/core/loader", http.MethodPost
@@ -571,8 +548,9 @@ func (n *Nacos) loader() (path, method string) {
 // Kill ends the server as kill -9 does.
 func (n *Nacos) Kill() { n.proc.kill() }
 
-// Restart starts the server again on the same ports after Kill, and waits until it serves. Ephemeral instances are gone until their clients register
-// them again.
+// Restart restarts the server on the same ports after Kill, and waits until it
+// is ready. Ephemeral instances are missing until their clients register them
+// again.
 func (n *Nacos) Restart(t testing.TB) {
 	t.Helper()
 	n.proc.kill()
@@ -585,7 +563,8 @@ func (n *Nacos) Restart(t testing.TB) {
 	}
 }
 
-// awaitUsers waits until the server knows its users, which it learns a moment after it serves.
+// awaitUsers waits until the server has loaded its users, shortly after it is
+// ready.
 func (n *Nacos) awaitUsers(t testing.TB) {
 	t.Helper()
 	n.mu.Lock()
@@ -600,7 +579,7 @@ func (n *Nacos) awaitUsers(t testing.TB) {
 	})
 }
 
-// NacosInstance is one instance as a test registers it.
+// NacosInstance is one instance to register.
 type NacosInstance = model.Instance
 
 // NacosUp returns a healthy, enabled, ephemeral instance.
@@ -608,7 +587,8 @@ func NacosUp(ip string, port int) NacosInstance {
 	return NacosInstance{Ip: ip, Port: uint64(port), Weight: 1, Healthy: true, Enable: true, Ephemeral: true, ClusterName: "DEFAULT", Metadata: map[string]string{}}
 }
 
-// Persist registers a persistent instance, or removes it. Only 3.x can, see DeleteService.
+// Persist registers or removes a persistent instance. It requires 3.x, see
+// DeleteService.
 func (n *Nacos) Persist(t testing.TB, namespace, group, name string, i NacosInstance, remove bool) {
 	t.Helper()
 	method := http.MethodPost
@@ -623,8 +603,10 @@ func (n *Nacos) Persist(t testing.TB, namespace, group, name string, i NacosInst
 	n.Admin(t, method, "/v3/admin/ns/instance", form)
 }
 
-// DeleteService deletes a service, which must have no instance. The 2.x build has no Raft (its JRaftProtocol.addRequestProcessors does nothing), and so
-// neither persistent instances nor deletion: there the server's own cleaning of empty services does it, from a minute after its start on.
+// DeleteService deletes a service, which must have no instance. The 2.x build
+// has no Raft (its JRaftProtocol.addRequestProcessors does nothing), so it
+// supports neither persistent instances nor deletion: the server itself deletes
+// empty services, from one minute after its start on.
 func (n *Nacos) DeleteService(t testing.TB, namespace, group, name string) {
 	t.Helper()
 	if err := n.TryDeleteService(t.Context(), namespace, group, name); err != nil {
@@ -632,7 +614,7 @@ func (n *Nacos) DeleteService(t testing.TB, namespace, group, name string) {
 	}
 }
 
-// TryDeleteService is DeleteService without the verdict.
+// TryDeleteService is DeleteService, but returns the error.
 func (n *Nacos) TryDeleteService(ctx context.Context, namespace, group, name string) error {
 	if !n.Version.v3 {
 		return nil
@@ -649,7 +631,8 @@ func (n *Nacos) TryDeleteService(ctx context.Context, namespace, group, name str
 	return err
 }
 
-// NacosClient is a connection of an application: what it registers is there for as long as it lives.
+// NacosClient is a connection of an application. Its registrations last as long
+// as the connection.
 type NacosClient struct {
 	cc     *grpc.ClientConn
 	client grpcapi.RequestClient
@@ -661,7 +644,7 @@ type NacosClient struct {
 	onPush func(model.Service)
 }
 
-// Client connects as an application does. It is closed with the test.
+// Client connects as an application does. The test's end closes the connection.
 func (n *Nacos) Client(t testing.TB) *NacosClient {
 	t.Helper()
 	var c *NacosClient
@@ -706,7 +689,8 @@ func dialNacos(ctx context.Context, addr string, token func() (string, error)) (
 	}
 	// Owned by the client; ends with the stream, which Close ends.
 	c.done.Go(func() { c.receive(stream) })
-	// The naming service learns of the connection a moment after the rest of the server: only then can a service be had from it.
+	// The naming service learns of the connection later than the rest of the
+	// server, and does not answer queries before.
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for known := false; ; {
@@ -726,7 +710,7 @@ func dialNacos(ctx context.Context, addr string, token func() (string, error)) (
 	return c, nil
 }
 
-// Close ends the connection; what was registered over it goes.
+// Close ends the connection and its registrations.
 func (c *NacosClient) Close() {
 	c.cancel()
 	c.cc.Close()
@@ -745,7 +729,7 @@ func (c *NacosClient) payload(r rpc_request.IRequest) *grpcapi.Payload {
 	return &grpcapi.Payload{Metadata: &grpcapi.Metadata{Type: r.GetRequestType(), Headers: headers}, Body: &anypb.Any{Value: body}}
 }
 
-// receive answers what the server asks on the stream.
+// receive acknowledges the server's requests on the stream.
 func (c *NacosClient) receive(stream grpcapi.BiRequestStream_RequestBiStreamClient) {
 	for {
 		p, err := stream.Recv()
@@ -805,7 +789,8 @@ func (c *NacosClient) call(ctx context.Context, r rpc_request.IRequest, into rpc
 	return nil
 }
 
-// Register makes the instances everything that the client has in the service. None deregisters what was there.
+// Register replaces the client's instances of the service. Without instances it
+// deregisters all.
 func (c *NacosClient) Register(t testing.TB, namespace, group, name string, instances ...NacosInstance) {
 	t.Helper()
 	if err := c.TryRegister(t.Context(), namespace, group, name, instances...); err != nil {
@@ -813,7 +798,7 @@ func (c *NacosClient) Register(t testing.TB, namespace, group, name string, inst
 	}
 }
 
-// TryRegister is Register without the verdict.
+// TryRegister is Register, but returns the error.
 func (c *NacosClient) TryRegister(ctx context.Context, namespace, group, name string, instances ...NacosInstance) error {
 	if len(instances) == 0 {
 		r := rpc_request.NewInstanceRequest(namespace, name, group, "deregisterInstance", NacosUp("127.0.0.1", 1))
@@ -823,7 +808,8 @@ func (c *NacosClient) TryRegister(ctx context.Context, namespace, group, name st
 	return c.call(ctx, r, &rpc_response.BatchInstanceResponse{})
 }
 
-// Subscribe calls onPush with everything that the server pushes, of all subscribed services, and subscribes to one more.
+// Subscribe subscribes to a service and sets onPush, which receives the pushes
+// of all subscribed services.
 func (c *NacosClient) Subscribe(t testing.TB, namespace, group, name string, onPush func(model.Service)) {
 	t.Helper()
 	c.mu.Lock()

@@ -24,15 +24,17 @@ import (
 
 const pilotModule = "istio.io/istio"
 
-// Pilot 1.8.0 and a peer made of its libraries.
+// Tools of Istio 1.8.0.
 var (
-	// PilotTool is Pilot 1.8.0, the last version that takes its configuration over the legacy Mesh Configuration Protocol.
+	// PilotTool is Pilot 1.8.0, the last version that supports the legacy Mesh
+	// Configuration Protocol.
 	PilotTool = Tool{name: "pilot", binary: "pilot-discovery", version: pilotVersion, get: getPilot("istio.io/istio/pilot/cmd/pilot-discovery")}
-	// LegacyTool is tools/pilot-1.8/cmd/legacy: sinks and a source made of the libraries of Istio 1.8.0.
+	// LegacyTool is tools/pilot-1.8/cmd/legacy: sinks and a source built with
+	// the libraries of Istio 1.8.0.
 	LegacyTool = Tool{name: "pilot-1.8-legacy", binary: "legacy", version: legacyVersion, get: getPilot("./cmd/legacy")}
 )
 
-// pilotVersion is the release that the pinned commit is.
+// pilotVersion returns the release of the pinned commit.
 func pilotVersion(root string) (string, error) {
 	pin, err := pinnedVersion(filepath.Join(root, "tools", "pilot-1.8", "go.mod"), pilotModule)
 	if pin == "0.0.0-20201118224433-c87a4c874df2" {
@@ -41,10 +43,15 @@ func pilotVersion(root string) (string, error) {
 	return pin, err
 }
 
-// legacyVersion changes with the pins and with the program itself.
+// legacyVersion changes with the pins and with the program's source.
 func legacyVersion(root string) (string, error) {
+	return digest(filepath.Join(root, "tools", "pilot-1.8"))
+}
+
+// digest returns a hash of a folder's content.
+func digest(path string) (string, error) {
 	sum := sha256.New()
-	folder := os.DirFS(filepath.Join(root, "tools", "pilot-1.8"))
+	folder := os.DirFS(path)
 	err := fs.WalkDir(folder, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -68,9 +75,11 @@ func getPilot(pkg string) func(ctx context.Context, root, path string, progress 
 	}
 }
 
-// Pilot is a running Pilot 1.8.0 without a cluster, whose configuration comes over the legacy Mesh Configuration Protocol.
+// Pilot is a running Pilot 1.8.0 without a cluster, configured over the legacy
+// Mesh Configuration Protocol.
 type Pilot struct {
-	// GRPC is the address at which proxies ask for their configuration, HTTP that of the debug pages, Monitoring that of the metrics.
+	// GRPC is the xDS address for proxies, HTTP that of the debug pages,
+	// Monitoring that of the metrics.
 	GRPC, HTTP, Monitoring string
 
 	proc    *process
@@ -80,17 +89,17 @@ type Pilot struct {
 	client  *http.Client
 }
 
-// PilotOptions say how a Pilot runs. The zero value works.
+// PilotOptions configure a Pilot. The zero value works.
 type PilotOptions struct {
-	// Incremental makes it permit incremental responses.
+	// Incremental permits incremental responses.
 	Incremental bool
-	// LogMCP makes it log what becomes of its streams (scope mcp). While the port of a source refuses connections these are tens of thousands of
-	// lines in a second, so it is not for that.
+	// LogMCP logs stream events (scope mcp). If a source refuses connections
+	// these are tens of thousands of lines per second.
 	LogMCP bool
 }
 
-// StartPilot starts Pilot with sources as its configSources, and does not wait for it to be ready, see WaitReady: until then none of its ports is
-// open.
+// StartPilot starts Pilot with sources as its configSources. It does not wait
+// until Pilot is ready, see WaitReady: until then none of its ports is open.
 func StartPilot(t testing.TB, o PilotOptions, sources ...string) *Pilot {
 	t.Helper()
 	p := &Pilot{
@@ -103,7 +112,7 @@ func StartPilot(t testing.TB, o PilotOptions, sources ...string) *Pilot {
 		p.GRPC, p.HTTP, p.Monitoring = loopback(FreePort(t)), loopback(FreePort(t)), loopback(FreePort(t))
 		p.launch(t)
 	}, func() (string, bool) {
-		// It opens its ports when the configuration is there.
+		// It opens its ports once it has its configuration.
 		return `no line "Starting ADS server" in its output`, strings.Contains(p.Log(), "Starting ADS server")
 	})
 	return p
@@ -129,7 +138,7 @@ enableAutoMtls: false
 		"POD_NAME=pilot-0", "POD_NAMESPACE=istio-system", "ENABLE_CA_SERVER=false", "ISTIOD_ADDR="+p.GRPC, "PILOT_CERT_PROVIDER=",
 		"INJECT_ENABLED=false", // 1.8.0 asks Kubernetes for its templates without having a client
 		fmt.Sprintf("PILOT_ENABLE_INCREMENTAL_MCP=%v", p.options.Incremental),
-		// Each push at once, so that counts are those of the changes.
+		// No debouncing, so that pushes correspond to changes.
 		"PILOT_DEBOUNCE_AFTER=10ms",
 	)
 	p.proc.start(t, env, p.binary, "discovery", "--meshConfig", mesh, "--registries=", "--networksConfig", "/nonexistent",
@@ -152,10 +161,11 @@ func (p *Pilot) WaitReady(t testing.TB) {
 	}
 }
 
-// Log returns what Pilot printed.
+// Log returns Pilot's output.
 func (p *Pilot) Log() string { return p.proc.since() }
 
-// Attempts is how often Pilot tried to open a stream to a source since it was started. It needs LogMCP.
+// Attempts returns how often Pilot has tried to open a stream to a source since
+// its start. It requires LogMCP.
 func (p *Pilot) Attempts() int {
 	return strings.Count(p.Log(), "(re)trying to establish new MCP sink stream")
 }
@@ -170,11 +180,12 @@ func (p *Pilot) Metrics(t testing.TB) map[string]*dto.MetricFamily {
 	return parseMetrics(t, "pilot", body)
 }
 
-// Updates are what Pilot's registries told its push machinery, by kind. "svc" and "svcdelete" are changes of services, "eds" of endpoints;
-// 1.8 counts each of them as "config" as well, so that one says nothing. (Metric pilot_inbound_updates.)
+// Updates counts updates from Pilot's registries, by kind (metric
+// pilot_inbound_updates). "svc" and "svcdelete" are changes of services, "eds"
+// of endpoints. 1.8 counts each of them as "config" as well.
 type Updates map[string]int
 
-// Sub returns u - o, without what is zero.
+// Sub returns u - o without zeros.
 func (u Updates) Sub(o Updates) Updates {
 	d := Updates{}
 	for kind, n := range u {
@@ -185,7 +196,7 @@ func (u Updates) Sub(o Updates) Updates {
 	return d
 }
 
-// Kinds returns the kinds there are, sorted.
+// Kinds returns the kinds, sorted.
 func (u Updates) Kinds() []string { return slices.Sorted(maps.Keys(u)) }
 
 // Updates returns Pilot's counts.
@@ -202,10 +213,11 @@ func (p *Pilot) Updates(t testing.TB) Updates {
 	return u
 }
 
-// FullPushes is the number of full pushes since Pilot was started.
+// FullPushes returns the number of full pushes since Pilot's start.
 func (p *Pilot) FullPushes() int { return strings.Count(p.Log(), ", full=true") }
 
-// Endpoints returns what Pilot has as endpoints, "address:port" sorted, by host. (Debug page endpointShardz.)
+// Endpoints returns Pilot's endpoints, "address:port" sorted, by host (debug
+// page endpointShardz).
 func (p *Pilot) Endpoints(t testing.TB) map[string][]string {
 	t.Helper()
 	body, code, err := httpGet(t, p.client, "http://"+p.HTTP+"/debug/endpointShardz")
@@ -237,7 +249,7 @@ func (p *Pilot) Endpoints(t testing.TB) map[string][]string {
 	return out
 }
 
-// Ports returns the ports of the services that Pilot knows, by host. (Debug page registryz.)
+// Ports returns the ports of Pilot's services, by host (debug page registryz).
 func (p *Pilot) Ports(t testing.TB) map[string][]int {
 	t.Helper()
 	body, code, err := httpGet(t, p.client, "http://"+p.HTTP+"/debug/registryz")
@@ -262,7 +274,7 @@ func (p *Pilot) Ports(t testing.TB) map[string][]int {
 	return out
 }
 
-// Legacy is a running peer made of the libraries of Istio 1.8.0.
+// Legacy is a running peer built with the libraries of Istio 1.8.0.
 type Legacy struct {
 	t     testing.TB
 	cmd   *exec.Cmd
@@ -272,13 +284,15 @@ type Legacy struct {
 	in io.WriteCloser // guarded by mu
 }
 
-// StartLegacy starts the peer: args begin with "sink" or "source". It ends with the test.
+// StartLegacy starts the peer: args begin with "sink" or "source". The test's
+// end stops it.
 func StartLegacy(t testing.TB, args ...string) *Legacy {
 	t.Helper()
 	return startPeer(t, LegacyTool.fetch(t), args...)
 }
 
-// StartPeer starts a program that takes commands on its standard input and answers each with a line of JSON, as LegacyTool does.
+// StartPeer starts a program that reads commands from standard input and
+// answers each with a line of JSON, as LegacyTool does.
 func StartPeer(t testing.TB, binary string, args ...string) *Legacy {
 	t.Helper()
 	return startPeer(t, binary, args...)
@@ -304,7 +318,8 @@ func startPeer(t testing.TB, binary string, args ...string) *Legacy {
 	if err := start(l.cmd); err != nil {
 		t.Fatalf("%s: start: %v", binary, err)
 	}
-	// Owned by the peer; ends with the child's output, which ends with its input.
+	// Owned by the peer; ends with the child's output, which ends with its
+	// input.
 	go func() {
 		defer close(l.lines)
 		lines := bufio.NewScanner(out)
@@ -323,7 +338,7 @@ func startPeer(t testing.TB, binary string, args ...string) *Legacy {
 	return l
 }
 
-// Close ends the peer and waits for it.
+// Close stops the peer and waits for it.
 func (l *Legacy) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -339,7 +354,7 @@ func (l *Legacy) Close() {
 	}
 }
 
-// Send gives a command.
+// Send sends a command.
 func (l *Legacy) Send(t testing.TB, command string) {
 	t.Helper()
 	l.mu.Lock()
@@ -349,7 +364,7 @@ func (l *Legacy) Send(t testing.TB, command string) {
 	}
 }
 
-// Read decodes the next line that the peer printed.
+// Read decodes the peer's next line.
 func (l *Legacy) Read(t testing.TB, into any) {
 	t.Helper()
 	late := time.NewTimer(Patience)
@@ -367,7 +382,7 @@ func (l *Legacy) Read(t testing.TB, into any) {
 	}
 }
 
-// Ask gives a command and decodes the answer.
+// Ask sends a command and decodes the answer.
 func (l *Legacy) Ask(t testing.TB, command string, into any) {
 	t.Helper()
 	l.Send(t, command)

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// Ports are taken from below the ranges from which Linux and macOS take the local ports of outgoing connections: a
-// server that is restarted then finds its port free, and a client that dials a stopped server on loopback cannot be
-// connected to itself.
+// Ports are below the ranges from which Linux and macOS assign local ports of
+// outgoing connections: a restarted server then finds its port free, and a
+// client that dials a stopped server on loopback cannot connect to itself.
 const (
 	firstPort = 20000
 	lastPort  = 31999
@@ -22,8 +22,9 @@ var handedOut = struct {
 	ports map[int]bool
 }{ports: map[int]bool{}}
 
-// FreePort returns a loopback port on which nothing listens, for TCP or UDP, and that no other call in this process
-// got. Another process may still take it: whoever starts a server on it tries again with another.
+// FreePort returns a loopback port without a listener, for TCP and UDP, which
+// no other call in this process has returned. Another process may still use it;
+// the caller then retries with another port.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	handedOut.Lock()

@@ -17,37 +17,39 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
-// stopGrace is how long a process that was asked to end may take before it is killed.
+// stopGrace bounds a graceful exit; then the process is killed.
 const stopGrace = 15 * time.Second
 
-// process is one server, its output in a file, and the means to end it. It may be started again after it ended.
+// process is one server with its output in a file. It may be restarted after it
+// has ended.
 type process struct {
 	t       testing.TB
 	name    string
 	logPath string
-	dir     string // its working directory, for its files; there as long as it is
+	dir     string // its working directory, which exists as long as the process
 
 	mu  sync.Mutex
 	run *run // nil before the first start
 }
 
-// run is one life of a process.
+// run is one execution of a process.
 type run struct {
 	cmd    *exec.Cmd
 	exited chan struct{} // closed once err is set
 	err    error
-	ended  bool // the test ended it on purpose; guarded by process.mu
-	from   int  // length of the output before it
+	ended  bool // the test ended it deliberately; guarded by process.mu
+	from   int  // length of earlier output
 }
 
-// newProcess prepares a process of the test's. When the test ends, the process is killed, and if the test failed then
-// the end of its output is logged. The name tells it from others of the same test.
+// newProcess prepares a process owned by the test. The test's end kills it, and
+// logs the end of its output if the test failed. name identifies it within the
+// test.
 func newProcess(t testing.TB, name string) *process {
 	t.Helper()
 	p := &process{t: t, name: name, logPath: uniquePath(t, name), dir: t.TempDir()}
 	t.Cleanup(func() {
 		p.kill()
-		// Said here, as the exit status that also says it is lost with a kill.
+		// Reported here, as a kill loses the exit status of a race.
 		if strings.Contains(string(p.output()), "WARNING: DATA RACE") {
 			t.Errorf("%s: the race detector found a race", p.name)
 		}
@@ -68,7 +70,8 @@ func uniquePath(t testing.TB, name string) string {
 	return f.Name()
 }
 
-// start runs binary. Output of an earlier life stays in the file. A nil env is the test's own environment.
+// start runs binary. The file keeps the output of earlier runs. A nil env is
+// the test's environment.
 func (p *process) start(t testing.TB, env []string, binary string, args ...string) {
 	t.Helper()
 	out, err := os.OpenFile(p.logPath, os.O_APPEND|os.O_WRONLY, 0)
@@ -90,21 +93,22 @@ func (p *process) start(t testing.TB, env []string, binary string, args ...strin
 	p.mu.Lock()
 	p.run = r
 	p.mu.Unlock()
-	// Owned by the process; ends with the child, which the test's cleanup kills and waits for.
+	// Owned by the process; ends with the child, which the test's cleanup kills
+	// and waits for.
 	go func() {
 		r.err = cmd.Wait()
 		close(r.exited)
 	}()
 }
 
-// exited is closed when the current life has ended.
+// exited returns a channel that is closed when the current run has ended.
 func (p *process) exited() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.run.exited
 }
 
-// signal sends sig to the process and to whatever it started.
+// signal sends sig to the process and its children.
 func (p *process) signal(sig syscall.Signal) {
 	p.mu.Lock()
 	r := p.run
@@ -116,7 +120,7 @@ func (p *process) signal(sig syscall.Signal) {
 		return
 	}
 	select {
-	case <-r.exited: // its id may be another's by now
+	case <-r.exited: // another process may have its id by now
 		return
 	default:
 	}
@@ -125,7 +129,8 @@ func (p *process) signal(sig syscall.Signal) {
 	}
 }
 
-// kill ends the process at once and waits for it. A process that had already ended by itself fails the test.
+// kill kills the process and waits for it. If the process had already ended,
+// the test fails.
 func (p *process) kill() {
 	p.mu.Lock()
 	r := p.run
@@ -138,7 +143,7 @@ func (p *process) kill() {
 	<-r.exited
 }
 
-// killAlone kills the process but nothing that it started, and waits for it.
+// killAlone kills the process without its children, and waits for it.
 func (p *process) killAlone() {
 	p.mu.Lock()
 	r := p.run
@@ -153,8 +158,8 @@ func (p *process) killAlone() {
 	<-r.exited
 }
 
-// terminate asks the process to end, waits for it, and returns how it ended. One that does not end in time is killed,
-// which is an error.
+// terminate asks the process to exit, waits for it, and returns how it ended.
+// If it does not exit in time it is killed, and terminate returns an error.
 func (p *process) terminate() error {
 	p.mu.Lock()
 	r := p.run
@@ -198,8 +203,8 @@ func exitText(err error) string {
 	return err.Error()
 }
 
-// waitReady waits until check reports true. It returns an error with the end of the output if the process ends first,
-// or does not become ready in time.
+// waitReady waits until check returns true. It returns an error with the end of
+// the output if the process ends first, or is not ready in time.
 func (p *process) waitReady(t testing.TB, check func() (seen string, ok bool)) error {
 	t.Helper()
 	exited := p.exited()
@@ -215,7 +220,8 @@ func (p *process) waitReady(t testing.TB, check func() (seen string, ok bool)) e
 	}
 }
 
-// startReady starts the process by calling launch, and again if one of its ports was taken meanwhile, or its own start timed out.
+// startReady starts the process by calling launch. It retries if a port was in
+// use, or if the process timed out during its start.
 func (p *process) startReady(t testing.TB, launch func(), check func() (seen string, ok bool)) {
 	t.Helper()
 	const attempts = 5
@@ -225,12 +231,12 @@ func (p *process) startReady(t testing.TB, launch func(), check func() (seen str
 		if err == nil {
 			return
 		}
-		// Nacos does not wait for its own database for long where the machine is busy.
+		// Nacos waits too briefly for its own database on a busy machine.
 		slow := strings.Contains(p.since(), "Login timeout exceeded")
 		clash := slow || strings.Contains(p.since(), "address already in use")
 		if !clash || attempt == attempts {
 			p.mu.Lock()
-			p.run.ended = true // said here, not again at cleanup
+			p.run.ended = true // reported here, not again at cleanup
 			p.mu.Unlock()
 			t.Fatal(err)
 		}
@@ -248,7 +254,7 @@ func (p *process) output() []byte {
 	return b
 }
 
-// since returns what the current life printed.
+// since returns the output of the current run.
 func (p *process) since() string {
 	p.mu.Lock()
 	from := p.run.from
@@ -265,7 +271,7 @@ func (p *process) tail(n int) string {
 	return strings.Join(lines, "\n")
 }
 
-// writeFile writes a file into the process's directory and returns its path.
+// writeFile writes a file to the process's directory and returns its path.
 func (p *process) writeFile(t testing.TB, name, content string) string {
 	t.Helper()
 	path := filepath.Join(p.dir, name)

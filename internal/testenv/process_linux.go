@@ -7,16 +7,17 @@ import (
 	"syscall"
 )
 
-// ownGroup puts the process into a group of its own, and has the kernel kill it should the test process die without
-// cleaning up (a test that ran into its timeout, an interrupt).
+// ownGroup puts the process into a new process group, and has the kernel kill
+// it if the test process ends without cleanup (a timeout, an interrupt).
 func ownGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
 var starter = sync.OnceValue(func() chan func() {
 	calls := make(chan func())
-	// Owned by the process and ended with it. Linux sends the parent-death signal when the starting *thread* ends
-	// (prctl(2), PR_SET_PDEATHSIG), so all processes are started from one thread that never does.
+	// Owned by the process and ended with it. Linux sends the parent-death
+	// signal when the starting *thread* ends (prctl(2), PR_SET_PDEATHSIG), so
+	// one permanent thread starts all processes.
 	go func() {
 		runtime.LockOSThread()
 		for call := range calls {

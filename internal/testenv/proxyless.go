@@ -17,13 +17,15 @@ import (
 // callTime bounds one call of a client to a backend.
 const callTime = 5 * time.Second
 
-// Proxyless is a gRPC client that finds its servers by asking istiod itself, without a proxy.
+// Proxyless is a gRPC client that gets its configuration from istiod, without a
+// proxy.
 type Proxyless struct {
 	target string
 	client testpb.TestServiceClient
 }
 
-// NewProxyless returns a client of the port of a host, by way of a ready istiod.
+// NewProxyless returns a client for a port of a host, configured by a ready
+// istiod.
 func NewProxyless(t testing.TB, i *Istiod, host string, port int) *Proxyless {
 	t.Helper()
 	bootstrap, err := json.Marshal(map[string]any{
@@ -55,7 +57,7 @@ func NewProxyless(t testing.TB, i *Istiod, host string, port int) *Proxyless {
 	return p
 }
 
-// Call makes one call and returns the name of the instance that answered.
+// Call makes one call and returns the name of the answering instance.
 func (p *Proxyless) Call(t testing.TB) (string, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), callTime)
 	defer cancel()
@@ -63,8 +65,8 @@ func (p *Proxyless) Call(t testing.TB) (string, error) {
 	return res.GetServerId(), err
 }
 
-// WaitReaches calls until twenty calls in a row were answered by the wanted instances only, by each of them at least
-// once.
+// WaitReaches calls until twenty calls in a row were answered by the wanted
+// instances only, and by each at least once.
 func (p *Proxyless) WaitReaches(t testing.TB, want ...string) {
 	t.Helper()
 	waitReaches(t, "gRPC calls to "+p.target, func() (string, error) { return p.Call(t) }, want)

@@ -12,12 +12,13 @@ import (
 	"testing"
 )
 
-// PythonTool is the Python that runs examples/adapter-python, with what the example pins and the code of its protos.
+// PythonTool is the Python environment of examples/adapter-python: the packages
+// that it pins and the code of its protos.
 var PythonTool = Tool{name: "adapter-python", binary: "python", version: pythonVersion, get: getPython}
 
 const pythonExample = "examples/adapter-python"
 
-// pythonVersion changes with everything that the environment is made of.
+// pythonVersion changes with everything in the environment.
 func pythonVersion(root string) (string, error) {
 	sum := sha256.New()
 	for _, file := range []string{pythonExample + "/setup", pythonExample + "/requirements.txt", "plugin/proto/isthmus/plugin/v1/adapter.proto"} {
@@ -31,7 +32,8 @@ func pythonVersion(root string) (string, error) {
 	return fmt.Sprintf("%x-%s", sum.Sum(nil)[:5], api), err
 }
 
-// getPython sets the environment up where it stays, for it cannot be moved; what appears at path at the end runs its Python.
+// getPython creates the environment at its final place, since it cannot be
+// moved. The file at path is a script that runs its Python.
 func getPython(ctx context.Context, root, path string, progress io.Writer) error {
 	list := exec.CommandContext(ctx, "go", "mod", "download", "istio.io/api")
 	list.Dir = root
@@ -51,7 +53,8 @@ func getPython(ctx context.Context, root, path string, progress io.Writer) error
 	return os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\nexec '%s' \"$@\"\n", filepath.Join(venv, "bin", "python")), 0o755) //nolint:gosec // it is executed
 }
 
-// PythonAdapter makes a plugin directory with the Python example in it, as the adapter json, and returns its path.
+// PythonAdapter creates a plugin directory that contains the Python example as
+// the adapter json, and returns its path.
 func PythonAdapter(t testing.TB) string {
 	t.Helper()
 	python := PythonTool.fetch(t)

@@ -31,7 +31,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
-// Type URLs of what a proxy asks for.
+// Type URLs that a proxy subscribes to.
 const (
 	typePrefix = "type.googleapis.com/"
 	cdsType    = typePrefix + "envoy.config.cluster.v3.Cluster"
@@ -43,30 +43,32 @@ const (
 
 var kindOf = map[string]string{cdsType: "cds", edsType: "eds", ldsType: "lds", rdsType: "rds", ndsType: "nds"}
 
-// OutboundCluster is istiod's name of the cluster for one port of a host.
+// OutboundCluster returns istiod's name of the cluster for one port of a host.
 func OutboundCluster(host string, port int) string {
 	return "outbound|" + strconv.Itoa(port) + "||" + host
 }
 
-// Push is one response that a proxy got.
+// Push is one response to a proxy.
 type Push struct {
 	Time time.Time
 	// Kind is "cds", "eds", "lds", "rds" or "nds".
 	Kind    string
 	Version string
 	Nonce   string
-	// Names are the names of the resources in it, sorted; the hosts in a push of the table of names.
+	// Names are the names of its resources, sorted; in a push of the name table
+	// they are the hosts.
 	Names []string
-	// Endpoints is the number of endpoints by the name of their cluster, in a push of them.
+	// Endpoints is the number of endpoints by cluster, in a push of endpoints.
 	Endpoints map[string]int
 }
 
-// String returns the push as one line, names cut short.
+// String returns the push as one line, with names truncated.
 func (p Push) String() string {
 	return fmt.Sprintf("%s %s %d %.200v", p.Time.Format("15:04:05.000"), p.Kind, len(p.Names), p.Names)
 }
 
-// Recorder is a sidecar proxy as istiod sees it, which configures nothing and keeps what it is sent.
+// Recorder is a sidecar proxy to istiod. It records what it receives, and
+// configures nothing.
 type Recorder struct {
 	name string
 
@@ -77,15 +79,16 @@ type Recorder struct {
 	endpoints map[string]*endpoint.ClusterLoadAssignment
 	listeners map[string]*listener.Listener
 	routes    map[string]*route.RouteConfiguration
-	hosts     map[string][]string // addresses by host, of the newest table of names
-	ended     error               // why there is no stream; nil while there is one
+	hosts     map[string][]string // addresses by host, of the newest name table
+	ended     error               // why the stream ended; nil while it is open
 }
 
-// recorderNode is the recorder's name towards istiod.
+// recorderNode is the recorder's node ID.
 const recorderNode = "sidecar~127.0.0.9~recorder.default~default.svc.cluster.local"
 
-// StartRecorder connects to a ready istiod as a sidecar that captures DNS, and subscribes to clusters, endpoints,
-// listeners, routes and the table of names. The stream ends with the test; the next wait fails if it ends earlier.
+// StartRecorder connects to a ready istiod as a sidecar that captures DNS, and
+// subscribes to clusters, endpoints, listeners, routes and the name table. The
+// stream ends with the test; if it ends earlier, the next wait fails.
 func StartRecorder(t testing.TB, i *Istiod) *Recorder {
 	t.Helper()
 	r := &Recorder{
@@ -132,7 +135,7 @@ func (r *Recorder) receive(stream discovery.AggregatedDiscoveryService_StreamAgg
 		return err
 	}
 	node := &core.Node{Id: recorderNode, Metadata: metadata}
-	// What the last request of each type named and acknowledged.
+	// The names and acknowledgement of the last request of each type.
 	type asked struct {
 		names          []string
 		version, nonce string
@@ -181,7 +184,7 @@ func (r *Recorder) receive(stream discovery.AggregatedDiscoveryService_StreamAgg
 		if state[dependent] == nil {
 			state[dependent] = &asked{}
 		}
-		// A request without names is not made: it would mean all.
+		// A request without names would subscribe to all.
 		if len(names) == 0 || slices.Equal(names, state[dependent].names) {
 			continue
 		}
@@ -196,7 +199,8 @@ func (r *Recorder) record(res *discovery.DiscoveryResponse) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := Push{Time: time.Now(), Kind: kindOf[res.TypeUrl], Version: res.VersionInfo, Nonce: res.Nonce}
-	// Clusters, listeners and names are all of them each time; endpoints and routes are those that changed.
+	// Clusters, listeners and the name table are always complete; endpoints and
+	// routes are those that changed.
 	switch res.TypeUrl {
 	case ndsType:
 		hosts, err := nameTable(res)
@@ -260,8 +264,9 @@ func (r *Recorder) edsClusters() []string {
 	return names
 }
 
-// nameTable decodes istio/networking/nds/v1/nds.proto, of which Istio publishes no Go package of its own: a NameTable is
-// map<string, NameInfo> table = 1, and a NameInfo has repeated string ips = 1. It returns the addresses by host.
+// nameTable decodes istio/networking/nds/v1/nds.proto, for which Istio
+// publishes no Go package: a NameTable is map<string, NameInfo> table = 1, and
+// a NameInfo has repeated string ips = 1. It returns the addresses by host.
 func nameTable(res *discovery.DiscoveryResponse) (map[string][]string, error) {
 	hosts := map[string][]string{}
 	for _, table := range res.Resources {
@@ -292,7 +297,7 @@ func nameTable(res *discovery.DiscoveryResponse) (map[string][]string, error) {
 	return hosts, nil
 }
 
-// values returns every value of a field of bytes in an encoded message.
+// values returns all values of a bytes field in an encoded message.
 func values(message []byte, field protowire.Number) (all [][]byte, err error) {
 	for len(message) > 0 {
 		num, typ, n := protowire.ConsumeTag(message)
@@ -335,15 +340,17 @@ func (r *Recorder) routeNamesLocked() []string {
 	return slices.Compact(names)
 }
 
-// Names returns the addresses under which applications beside the proxy find each host, from the newest table of names.
+// Names returns the addresses to which the proxy's DNS resolves each host, from
+// the newest name table.
 func (r *Recorder) Names() map[string][]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.hosts)
 }
 
-// TCPListeners returns the clusters that connections to a port go to, sorted, by the address "IP:PORT" that they are
-// meant for. Listeners for HTTP, which tell their hosts apart by other means, are not among them.
+// TCPListeners returns the clusters that receive connections to a port, sorted,
+// by destination address "IP:PORT". It omits listeners for HTTP, which match
+// hosts by other means.
 func (r *Recorder) TCPListeners(port int) map[string][]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -367,23 +374,17 @@ func (r *Recorder) TCPListeners(port int) map[string][]string {
 	return found
 }
 
-// Pushes returns every response so far, in the order of arrival.
+// Pushes returns all responses so far, in order of arrival.
 func (r *Recorder) Pushes() []Push {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.pushes)
 }
 
-// Endpoints returns what the proxy would route a cluster's calls to: "IP:PORT",
-// followed by "*WEIGHT" where the weight is not 1, and by "@VERSION" where the
-// instance has a label version, sorted. It is nil if the proxy does not have
-// the cluster's endpoints, empty if there are none.
-func (r *Recorder) Endpoints(clusterName string) []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.endpointsLocked(clusterName)
-}
-
+// endpointsLocked returns the endpoints of a cluster: "IP:PORT", followed by
+// "*WEIGHT" if the weight is not 1, and by "@VERSION" if the instance has a
+// label version, sorted. It is nil if the proxy does not have the cluster's
+// endpoints, and empty if there are none.
 func (r *Recorder) endpointsLocked(clusterName string) []string {
 	assignment := r.endpoints[clusterName]
 	if assignment == nil {
@@ -397,7 +398,7 @@ func (r *Recorder) endpointsLocked(clusterName string) []string {
 			if w := cmp.Or(e.GetLoadBalancingWeight().GetValue(), 1); w != 1 {
 				s += "*" + strconv.Itoa(int(w))
 			}
-			// istiod gives a proxy the label for its metrics, in
+			// istiod sends the label for the proxy's metrics, in
 			// "NAME;NAMESPACE;SERVICE;VERSION;CLUSTER".
 			workload := e.GetMetadata().GetFilterMetadata()["istio"].GetFields()["workload"].GetStringValue()
 			if fields := strings.Split(workload, ";"); len(fields) > 3 && fields[3] != "" {
@@ -410,7 +411,8 @@ func (r *Recorder) endpointsLocked(clusterName string) []string {
 	return eps
 }
 
-// WaitEndpoints waits until the cluster has exactly the wanted endpoints, written as by Endpoints.
+// WaitEndpoints waits until the cluster has exactly the wanted endpoints, in
+// the format of Endpoints.
 func (r *Recorder) WaitEndpoints(t testing.TB, clusterName string, want ...string) {
 	t.Helper()
 	want = slices.Sorted(slices.Values(want))
@@ -426,8 +428,8 @@ func (r *Recorder) WaitNoCluster(t testing.TB, clusterName string) {
 	r.wait(t, clusterName+" to be gone", func() bool { return len(r.pushes) > 0 && r.clusters[clusterName] == nil })
 }
 
-// WaitSubscribed waits until the proxy got every kind that it asked for, so that what istiod sends from then on is a
-// push and not an answer.
+// WaitSubscribed waits until the proxy has received every kind, so that later
+// responses are pushes.
 func (r *Recorder) WaitSubscribed(t testing.TB) {
 	t.Helper()
 	r.wait(t, "the first answer of each kind", func() bool {
@@ -457,14 +459,14 @@ func (r *Recorder) wait(t testing.TB, what string, reached func() bool) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		ended = r.ended
-		// An ended stream brings nothing more: fail at once, below.
+		// An ended stream delivers nothing more: fail at once, below.
 		return "", reached() || ended != nil
 	}); !ok || ended != nil {
 		t.Fatalf("%s: waited %v for %s; saw %s\n%s", r.name, Patience, what, seen, r.describe())
 	}
 }
 
-// describe says what the recorder has, for the log of a failed test.
+// describe returns the recorder's state, for the log of a failed test.
 func (r *Recorder) describe() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

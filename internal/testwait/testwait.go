@@ -1,4 +1,4 @@
-// Package testwait has what tests wait with, each with a deadline that bounds a hang.
+// Package testwait waits in tests, with deadlines that bound hangs.
 package testwait
 
 import (
@@ -8,8 +8,9 @@ import (
 
 const pollInterval = 25 * time.Millisecond
 
-// Eventually calls check until it reports true, at once and then a few dozen times a second: for what nothing tells of. If it has not by
-// the deadline, the test ends with what was waited for and what check saw last.
+// Eventually polls check until it reports true, for conditions without a
+// signal. At the deadline it ends the test with what was waited for and what
+// check saw last.
 func Eventually(t testing.TB, deadline time.Duration, what string, check func() (seen string, ok bool)) {
 	t.Helper()
 	if seen, ok := Poll(t, deadline, nil, check); !ok {
@@ -17,7 +18,8 @@ func Eventually(t testing.TB, deadline time.Duration, what string, check func() 
 	}
 }
 
-// Poll is Eventually without the verdict. It also gives up when stop is closed.
+// Poll is like Eventually, but returns the outcome. It also returns when stop
+// is closed.
 func Poll(t testing.TB, deadline time.Duration, stop <-chan struct{}, check func() (seen string, ok bool)) (seen string, ok bool) {
 	t.Helper()
 	expired := time.NewTimer(deadline)
@@ -40,7 +42,8 @@ func Poll(t testing.TB, deadline time.Duration, stop <-chan struct{}, check func
 	}
 }
 
-// Receive returns the next value of c. If none has come by the deadline, the test ends with what was waited for.
+// Receive returns the next value of c. At the deadline it ends the test with
+// what was waited for.
 func Receive[T any](t testing.TB, deadline time.Duration, what string, c <-chan T) T {
 	t.Helper()
 	timer := time.NewTimer(deadline)

@@ -1,4 +1,4 @@
-// Package wait has the one pause between two tries.
+// Package wait implements the pause between attempts.
 package wait
 
 import (
@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Pause waits for d, for a value or the close of wake (nil for none) or for the end of ctx. It reports whether ctx still goes on.
+// Pause waits for d, for wake to yield a value or be closed (nil for none), or
+// for the end of ctx. It reports whether ctx has not ended.
 func Pause(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	if d > 0 {
 		t := time.NewTimer(d)

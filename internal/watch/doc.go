@@ -1,6 +1,7 @@
-// Package watch is a sink that prints what it gets.
+// Package watch implements a sink that prints what it receives.
 //
-// It speaks either variant of the aggregated discovery service, acknowledges every response, keeps the versions of what it has,
-// and writes each change as one line. A stream that ends is opened again; what changed meanwhile is then printed,
-// nothing else.
+// It uses either variant of the aggregated discovery service or the legacy
+// protocol, acknowledges every response, keeps the versions of resources, and
+// prints each change as one line. It reopens streams that end; then only what
+// changed in between is printed.
 package watch

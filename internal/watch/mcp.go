@@ -23,7 +23,8 @@ import (
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 )
 
-// DefaultCollections are what is asked for over the legacy protocol if [Options] does not say.
+// DefaultCollections are the collections requested over the legacy protocol if
+// [Options] names none.
 var DefaultCollections = []string{"istio/networking/v1alpha3/serviceentries"}
 
 // Names of the legacy protocol on the wire.
@@ -33,13 +34,13 @@ const (
 	establish     = "EstablishResourceStream"
 )
 
-// legacyStream is a stream of the legacy protocol, whoever dialled.
+// legacyStream is either end of a stream of the legacy protocol.
 type legacyStream interface {
 	SendMsg(m any) error
 	RecvMsg(m any) error
 }
 
-// mcp dials a source and prints what comes until the stream ends.
+// mcp dials a source and prints its responses until the stream ends.
 func (wa *watcher) mcp(ctx context.Context, conn *grpc.ClientConn) error {
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{StreamName: establish, ServerStreams: true, ClientStreams: true}, "/"+sourceService+"/"+establish)
 	if err != nil {
@@ -48,11 +49,11 @@ func (wa *watcher) mcp(ctx context.Context, conn *grpc.ClientConn) error {
 	return wa.legacy(stream)
 }
 
-// legacy is the sink's side of a stream.
+// legacy runs the sink's side of a stream.
 func (wa *watcher) legacy(stream legacyStream) error {
 	send := func(req *mcpv1.RequestResources) error {
 		err := stream.SendMsg(req)
-		for errors.Is(err, io.EOF) { // why the stream ended is said on receiving only
+		for errors.Is(err, io.EOF) { // only receiving reports why the stream ended
 			if e := stream.RecvMsg(new(mcpv1.Resources)); e != nil {
 				return e
 			}
@@ -74,6 +75,9 @@ func (wa *watcher) legacy(stream legacyStream) error {
 			return err
 		}
 	}
+	if begun, ok := stream.(grpc.ClientStream); ok { // not in reverse mode
+		wa.tellHeld(begun)
+	}
 	for {
 		r := new(mcpv1.Resources)
 		if err := stream.RecvMsg(r); err != nil {
@@ -81,7 +85,7 @@ func (wa *watcher) legacy(stream legacyStream) error {
 		}
 		now := time.Now()
 		req := &mcpv1.RequestResources{SinkNode: node, Collection: r.GetCollection(), ResponseNonce: r.GetNonce()}
-		if wa.have[r.GetCollection()] == nil { // the trigger of reverse mode, among others
+		if wa.have[r.GetCollection()] == nil { // for example the trigger of reverse mode
 			req.ErrorDetail = &mcpv1.Status{Code: int32(codes.Unimplemented), Message: "unsupported collection " + r.GetCollection()}
 		} else {
 			wa.pushes++
@@ -102,7 +106,7 @@ func (wa *watcher) legacy(stream legacyStream) error {
 	}
 }
 
-// resources takes a response. One that does not decode changes nothing.
+// resources handles a response. One that does not decode changes nothing.
 func (wa *watcher) resources(now time.Time, r *mcpv1.Resources) error {
 	had := wa.have[r.GetCollection()]
 	have := make(map[string]string, len(r.GetResources()))
@@ -139,14 +143,14 @@ func (wa *watcher) resources(now time.Time, r *mcpv1.Resources) error {
 	return wa.print(now, r.GetCollection(), changed, removed)
 }
 
-// listener is a sink that is dialled, one source at a time.
+// listener is a sink that accepts calls, one source at a time.
 type listener struct {
 	wa   *watcher
 	busy sync.Mutex
-	fail chan error // takes the error of writing, which ends the watch
+	fail chan error // receives the error of writing, which ends the watch
 }
 
-// dialled is what gRPC checks a service's implementation against.
+// dialled is the handler type of the gRPC service.
 type dialled interface {
 	establish(stream grpc.ServerStream) error
 }
@@ -170,7 +174,7 @@ func (l *listener) establish(stream grpc.ServerStream) error {
 	return err
 }
 
-// listen waits to be dialled (reverse mode), until ctx ends.
+// listen accepts calls (reverse mode) until ctx ends.
 func (wa *watcher) listen(ctx context.Context) error {
 	socket, err := (&net.ListenConfig{}).Listen(ctx, "tcp", wa.o.Listen)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/internal/watch"
 	legacy "github.com/isthmus-mesh/isthmus/server/mcp"
 	"github.com/isthmus-mesh/isthmus/server/servertest"
@@ -86,16 +87,11 @@ func (l lines) next() string {
 		s, _ := l.read.ReadString('\n')
 		got <- strings.TrimSpace(s)
 	}()
-	select {
-	case s := <-got:
-		return s
-	case <-time.After(30 * time.Second):
-		l.t.Fatal("nothing was printed")
-		return ""
-	}
+	return testwait.Receive(l.t, 30*time.Second, "a line", got)
 }
 
-// want reads a line of JSON and compares operation, name and number of response.
+// want reads a line of JSON and compares operation, name and number of
+// response.
 func (l lines) want(want string) {
 	l.t.Helper()
 	var line watch.Line
@@ -130,8 +126,8 @@ func runLegacy(t *testing.T, o watch.Options) (stdout, stderr lines) {
 
 const legacyEntries = "istio/networking/v1alpha3/serviceentries"
 
-// A watch of the legacy protocol prints what a Pilot would get, in both modes, as one line per change; after a reconnect it prints only
-// what changed.
+// A watch of the legacy protocol prints what a Pilot would get, in both modes,
+// as one line per change; after a reconnect it prints only what changed.
 func TestLegacy(t *testing.T) {
 	for _, incremental := range []bool{false, true} {
 		t.Run(fmt.Sprintf("incremental=%v", incremental), func(t *testing.T) {
@@ -166,7 +162,8 @@ func TestLegacy(t *testing.T) {
 	}
 }
 
-// In reverse mode the watch waits to be dialled, refuses the trigger, and prints what comes.
+// In reverse mode the watch waits to be dialled, refuses the trigger, and
+// prints what comes.
 func TestLegacyListen(t *testing.T) {
 	s := newLegacySource(t)
 	s.set("ns/a", "a.example.org")

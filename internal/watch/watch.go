@@ -31,49 +31,56 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	mcp "istio.io/api/mcp/v1alpha1"
 	_ "istio.io/api/networking/v1alpha3" // registers bodies, for Options.Body
-	_ "istio.io/api/networking/v1beta1"  // the same
-	_ "istio.io/api/security/v1beta1"    // the same
+	_ "istio.io/api/networking/v1beta1"  // likewise
+	_ "istio.io/api/security/v1beta1"    // likewise
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 )
 
-// DefaultTypes are the type URLs that are asked for if [Options] does not say.
+// DefaultTypes are the type URLs requested if [Options] names none.
 var DefaultTypes = []string{"networking.istio.io/v1/ServiceEntry", "networking.istio.io/v1/WorkloadEntry"}
 
-// Bounds of the wait between two streams. It grows by half each time and begins again after a response.
+// Bounds of the back-off between streams. It grows by half with each failure; a
+// response resets it.
 const (
 	minWait = 100 * time.Millisecond
 	maxWait = 5 * time.Second
 )
 
-// Options say what to watch and how to print it. Only Address is required.
+// Options are the options of a watch. Only Address is required.
 type Options struct {
-	// Address is the xDS server's, host:port or another target of gRPC.
+	// Address is the address of the xDS server: host:port or another gRPC
+	// target.
 	Address string
-	// Protocol is "sotw", "delta", or "mcp", the legacy protocol of Istio 1.1 to 1.8; "" is delta.
+	// Protocol is "sotw", "delta", or "mcp" for the legacy protocol of Istio
+	// 1.1 to 1.8; "" is delta.
 	Protocol string
-	// Incremental permits incremental responses. With mcp only.
+	// Incremental permits incremental responses; mcp only.
 	Incremental bool
-	// SinkID is the id of the sink; nil means one that tells the host and the process. With mcp only.
+	// SinkID is the node id; nil selects one with the host and the process. Mcp
+	// only.
 	SinkID *string
-	// Listen is the address to be dialled at in reverse mode, in place of Address. With mcp only.
+	// Listen is the address to listen on in reverse mode, instead of Address;
+	// mcp only.
 	Listen string
 	// Output is "text" or "json"; "" is text.
 	Output string
-	// Shape is "inline" or "workload"; "" leaves it to the server: inline for sotw, workload for delta.
+	// Shape is "inline" or "workload"; "" selects the server's default: inline
+	// for sotw, workload for delta.
 	Shape string
-	// Body prints the resources themselves too.
+	// Body prints the resources as well.
 	Body bool
-	// Types are the type URLs to subscribe to; none means [DefaultTypes].
+	// Types are the type URLs to subscribe to; empty selects [DefaultTypes].
 	Types []string
-	// Stderr takes a line when a stream ends, with the cure, and when something can not be decoded. The same reason is not repeated for a
-	// minute. Nil drops it.
+	// Stderr receives a line when a stream ends, with the cure, and when a
+	// resource cannot be decoded. A reason is repeated after a minute at the
+	// earliest. Nil discards the lines.
 	Stderr io.Writer
-	// DialOptions are added to those of the connection.
+	// DialOptions are added to the options of the connection.
 	DialOptions []grpc.DialOption
 }
 
-// withDefaults returns the options with what is not said filled in.
+// withDefaults returns the options with defaults for missing values.
 func (o Options) withDefaults() Options {
 	o.Protocol, o.Output = cmp.Or(o.Protocol, "delta"), cmp.Or(o.Output, "text")
 	switch {
@@ -89,7 +96,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Validate returns everything that is wrong with the options, by the names of the program's flags.
+// Validate returns all errors of the options, by the names of the program's
+// flags.
 func (o Options) Validate() error {
 	o = o.withDefaults()
 	var errs []error
@@ -118,7 +126,8 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// isTarget says whether gRPC can dial s: host:port, or a target of a scheme that gRPC has, such as dns:///host:port.
+// isTarget reports whether gRPC can dial s: host:port, or a target with a
+// scheme that gRPC supports, such as dns:///host:port.
 func isTarget(s string) bool {
 	if scheme, _, ok := strings.Cut(s, "://"); ok {
 		return resolver.Get(scheme) != nil
@@ -135,7 +144,8 @@ func isHostPort(s string) bool {
 	return err == nil
 }
 
-// parts returns how many words there are between the slashes of s, 0 if one of them is empty or has a blank.
+// parts returns the number of words between the slashes of s, or 0 if one of
+// them is empty or contains a space.
 func parts(s string) int {
 	words := strings.Split(s, "/")
 	if slices.Contains(words, "") || strings.ContainsAny(s, " \t\n") {
@@ -144,31 +154,32 @@ func parts(s string) int {
 	return len(words)
 }
 
-// Line is one change as it is printed with the output "json".
+// Line is one change in the output "json".
 type Line struct {
-	// Time is when the response came in.
+	// Time is when the response arrived.
 	Time time.Time `json:"time"`
-	// Push is the number of the response, from 1, over all streams of a run.
+	// Push numbers the responses of all streams of a run, from 1.
 	Push int `json:"push"`
-	// Collection is the resource's, such as networking.istio.io/WorkloadEntry.
+	// Collection is the collection, such as networking.istio.io/WorkloadEntry.
 	Collection string `json:"collection"`
-	// Name is the resource's name, "namespace/name".
+	// Name is the name of the resource, "namespace/name".
 	Name string `json:"name"`
-	// Version is that of the content; empty for a removal.
+	// Version is the version of the resource; empty for a removal.
 	Version string `json:"version"`
 	// Op is "upsert" or "remove".
 	Op string `json:"op"`
-	// Resource is the resource as protobuf JSON, with [Options.Body] only.
+	// Resource is the resource as protobuf JSON; only with [Options.Body].
 	Resource json.RawMessage `json:"resource,omitempty"`
 }
 
-// The values of [Line.Op].
+// Values of [Line.Op].
 const (
 	opUpsert = "upsert"
 	opRemove = "remove"
 )
 
-// Run prints changes to w until ctx ends, which is no error. The error says what is wrong with the options, or that writing failed.
+// Run prints changes to w until ctx ends, and returns nil then. The error is
+// that of invalid options or of writing.
 func Run(ctx context.Context, o Options, w io.Writer) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -182,7 +193,7 @@ func Run(ctx context.Context, o Options, w io.Writer) error {
 		return wa.listen(ctx)
 	}
 	wait := minWait
-	var told string // the reason that was printed last, and when
+	var told string // the reason printed last, and when
 	var toldAt time.Time
 	for {
 		pushes := wa.pushes
@@ -212,19 +223,19 @@ func Run(ctx context.Context, o Options, w io.Writer) error {
 	}
 }
 
-// repeatAfter is how long the same reason for which there is no stream is not printed again.
+// repeatAfter is the least time between two lines with the same reason.
 const repeatAfter = time.Minute
 
-// whereToLook ends what is said of an address at which there is no bridge.
+// whereToLook ends messages about an address without a bridge.
 const whereToLook = `is this the address after xds= in the line "serving" of the bridge's log?`
 
-// grpcError is what errors of calls are.
+// grpcError is implemented by errors of gRPC calls.
 type grpcError interface {
 	error
 	GRPCStatus() *status.Status
 }
 
-// reason says why there is no stream, and the cure if one is known.
+// reason explains why there is no stream, with the cure if it is known.
 func (wa *watcher) reason(err error) string {
 	e, ok := errors.AsType[grpcError](err)
 	if !ok {
@@ -253,26 +264,26 @@ func (wa *watcher) reason(err error) string {
 	}
 }
 
-// writeError is what ends a watch.
+// writeError is an error that ends a watch.
 type writeError struct{ err error }
 
 func (e *writeError) Error() string { return "write: " + e.err.Error() }
 func (e *writeError) Unwrap() error { return e.err }
 
-// watcher is the state of a run, which outlasts streams.
+// watcher is the state of a run, across streams.
 type watcher struct {
 	o      Options
 	w      io.Writer
 	pushes int
-	have   map[string]map[string]string // by type URL and name: the version, or what stands for it
+	have   map[string]map[string]string // version, or a substitute, by type URL and name
 }
 
-// connect opens a stream and prints what comes until it ends.
+// connect opens a stream and prints its responses until it ends.
 func (wa *watcher) connect(ctx context.Context) (err error) {
 	options := append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
-		// One response of a big mesh has tens of MB.
+		// One response of a large mesh has tens of MB.
 		grpc.WithInitialWindowSize(8 << 20), grpc.WithInitialConnWindowSize(8 << 20),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 	}, wa.o.DialOptions...)
@@ -319,6 +330,7 @@ func (wa *watcher) sotw(ctx context.Context, client discovery.AggregatedDiscover
 			return ended(stream, err)
 		}
 	}
+	wa.tellHeld(stream)
 	accepted := make(map[string]string) // version by type URL
 	for {
 		r, err := stream.Recv()
@@ -354,6 +366,7 @@ func (wa *watcher) delta(ctx context.Context, client discovery.AggregatedDiscove
 			return ended(stream, err)
 		}
 	}
+	wa.tellHeld(stream)
 	for {
 		r, err := stream.Recv()
 		if err != nil {
@@ -373,7 +386,7 @@ func (wa *watcher) delta(ctx context.Context, client discovery.AggregatedDiscove
 	}
 }
 
-// ended returns why a stream ended, which gRPC says on receiving only.
+// ended returns why a stream ended; only receiving reports it.
 func ended[M any](stream interface{ Recv() (M, error) }, err error) error {
 	if !errors.Is(err, io.EOF) {
 		return err
@@ -385,7 +398,8 @@ func ended[M any](stream interface{ Recv() (M, error) }, err error) error {
 	}
 }
 
-// refusal turns what is wrong with a response into what a NACK says. An error of writing is returned as it is.
+// refusal returns the NACK for an error of a response. It returns an error of
+// writing as it is.
 func (wa *watcher) refusal(url string, err error) (*statuspb.Status, error) {
 	if _, ok := errors.AsType[*writeError](err); ok {
 		return nil, err
@@ -396,7 +410,7 @@ func (wa *watcher) refusal(url string, err error) (*statuspb.Status, error) {
 
 var errNotAsked = errors.New("a type that was not asked for")
 
-// all takes a response that holds everything. A response that does not decode changes nothing.
+// all handles a full response. One that does not decode changes nothing.
 func (wa *watcher) all(now time.Time, r *discovery.DiscoveryResponse) error {
 	had, ok := wa.have[r.GetTypeUrl()]
 	if !ok {
@@ -426,7 +440,8 @@ func (wa *watcher) all(now time.Time, r *discovery.DiscoveryResponse) error {
 	return wa.print(now, r.GetTypeUrl(), changed, removed)
 }
 
-// some takes a response that holds what changed. A response that does not decode changes nothing.
+// some handles an incremental response. One that does not decode changes
+// nothing.
 func (wa *watcher) some(now time.Time, r *discovery.DeltaDiscoveryResponse) error {
 	have, ok := wa.have[r.GetTypeUrl()]
 	if !ok {
@@ -456,11 +471,11 @@ func (wa *watcher) some(now time.Time, r *discovery.DeltaDiscoveryResponse) erro
 	return wa.print(now, r.GetTypeUrl(), changed, removed)
 }
 
-// change is a resource that came in.
+// change is a received resource.
 type change struct {
 	name    string
 	version string
-	key     string // the version, or a hash of the bytes if it has none
+	key     string // the version, or a hash of the content if there is none
 	res     *mcp.Resource
 }
 
@@ -477,7 +492,7 @@ func decode(a *anypb.Any) (change, error) {
 	return c, nil
 }
 
-// print writes a line per change, all in one call.
+// print writes a line per change, in one call.
 func (wa *watcher) print(now time.Time, url string, changed []change, removed []string) error {
 	var b strings.Builder
 	for _, c := range changed {
@@ -504,7 +519,7 @@ func (wa *watcher) print(now time.Time, url string, changed []change, removed []
 	return nil
 }
 
-// body returns a resource as JSON, nil if it is of a kind that this program does not know.
+// body returns a resource as JSON, nil if the program does not know its kind.
 func (wa *watcher) body(c change) json.RawMessage {
 	raw, err := protojson.Marshal(c.res)
 	if err != nil {
@@ -515,7 +530,7 @@ func (wa *watcher) body(c change) json.RawMessage {
 }
 
 func (wa *watcher) line(b *strings.Builder, l *Line) error {
-	raw, err := json.Marshal(l) // makes the body compact too
+	raw, err := json.Marshal(l) // compacts the body too
 	if err != nil {
 		return fmt.Errorf("resource %q: %w", l.Name, err)
 	}

@@ -56,7 +56,8 @@ func (b *buffer) take() string {
 	return s
 }
 
-// env is a server that can go away and come back, on fake time, and a watch of it.
+// env is a server that can go away and come back, on fake time, and a watch of
+// it.
 type env struct {
 	t      *testing.T
 	w      *servertest.World
@@ -69,7 +70,8 @@ type env struct {
 	stop     func()
 }
 
-// run starts a server and a watch of it and calls f. The watch ends after f, without an error.
+// run starts a server and a watch of it and calls f. The watch ends after f,
+// without an error.
 func run(t *testing.T, o watch.Options, f func(e *env)) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &env{t: t, w: servertest.New(t, state.Options{}), ended: make(chan error, 1)}
@@ -134,7 +136,8 @@ func (e *env) set(name, host string) {
 
 func (e *env) remove(name string) { e.w.Remove(name) }
 
-// lines decodes what was printed since the last call to "push op name [host]" each, having checked what is common to all.
+// lines decodes what was printed since the last call to "push op name [host]"
+// each, having checked what is common to all.
 func (e *env) lines() (out []string) {
 	e.t.Helper()
 	for line := range strings.Lines(e.out.take()) {
@@ -180,8 +183,9 @@ func (e *env) want(step string, want ...string) {
 	}
 }
 
-// Each change is a line with the number of its response; removals are told apart although a state-of-the-world response does not
-// name them. Two types are subscribed to, so the first change comes in the third response.
+// Each change is a line with the number of its response; removals are told
+// apart although a state-of-the-world response does not name them. Two types
+// are subscribed to, so the first change comes in the third response.
 func TestChanges(t *testing.T) {
 	for protocol, shape := range map[string]string{"sotw": "", "delta": " selector"} {
 		t.Run(protocol, func(t *testing.T) {
@@ -200,7 +204,8 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// A watch whose server goes away tries again, and prints exactly what it missed.
+// A watch whose server goes away tries again, and prints exactly what it
+// missed.
 func TestReconnect(t *testing.T) {
 	for _, protocol := range []string{"sotw", "delta"} {
 		t.Run(protocol, func(t *testing.T) {
@@ -303,7 +308,8 @@ func (r *rogue) StreamAggregatedResources(stream discovery.AggregatedDiscoverySe
 	}
 }
 
-// A response that does not decode, or that nobody asked for, is refused with the reason and changes nothing.
+// A response that does not decode, or that nobody asked for, is refused with
+// the reason and changes nothing.
 func TestRefusal(t *testing.T) {
 	const url = "networking.istio.io/v1/ServiceEntry"
 	r := &rogue{responses: []*discovery.DiscoveryResponse{

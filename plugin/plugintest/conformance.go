@@ -27,41 +27,48 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
-// Config says what to check and with what configuration.
+// Config configures a conformance test.
 type Config struct {
-	// Command is the executable and its arguments. Required.
+	// Command is the executable and its arguments. Empty means the test binary,
+	// whose TestMain calls [Self].
 	Command []string
 	// Env is added to the environment, as "KEY=VALUE".
 	Env []string
-	// Config is a config block that works: the plugin must be able to follow a registry with it. Empty: {}.
+	// Config is a valid config block with which the plugin can follow a
+	// registry. Empty means {}.
 	Config json.RawMessage
-	// Translate is a translate block. Empty: {}.
+	// Translate is a translate block. Empty means {}.
 	Translate json.RawMessage
-	// Registry is the registry's name. Empty: "conformance".
+	// Registry is the registry's name. Empty means "conformance".
 	Registry string
-	// Adapter is the name that the plugin must give itself. Empty: any.
+	// Adapter is the expected name of the plugin. Empty means any.
 	Adapter string
-	// Within is how long a first listing or a change may take. Zero: 30 seconds.
+	// Within bounds the time of a first listing or a change. Zero means 30
+	// seconds.
 	Within time.Duration
-	// Changing says that the registry changes by itself, so that two streams need not say the same.
+	// Changing reports that the registry changes by itself, so two streams may
+	// differ.
 	Changing bool
-	// Changes are made one after the other, on one stream.
+	// Changes are made in order, on one stream.
 	Changes []Change
+	// Outages are made in order, on one stream.
+	Outages []Outage
 }
 
-// Change is something that happens in the registry, and what must follow on the stream.
+// Change is a change of the registry and its expected effect on the stream.
 type Change struct {
-	// Name says what it is, for messages.
+	// Name describes it in messages.
 	Name string
 	// Do makes the change.
 	Do func(ctx context.Context) error
-	// Want says what is missing from the world, or wrong with it; nil means that the change has arrived. It is asked after every message.
+	// Want returns an error while the expected effect is missing. It is called
+	// after every message.
 	Want func(w *World) error
-	// MaxUpserts is the largest number of upserts that the change may cost. Zero: any.
+	// MaxUpserts bounds the upserts caused by the change. Zero means no bound.
 	MaxUpserts int
 }
 
-// check is one thing that must hold. Each starts processes of its own.
+// check is one requirement. Each check starts its own processes.
 type check struct {
 	name string
 	run  func(ctx context.Context, cfg Config) error
@@ -77,6 +84,7 @@ var checks = []check{
 	{"everything is sent, then synced", fullListing},
 	{"a second watch begins again", secondWatch},
 	{"changes arrive", changes},
+	{"stale beats empty", outages},
 	{"it gives a sign of life", heartbeat},
 	{"it ends when the host goes", hostGoes},
 	{"it ends at SIGTERM", sigterm},
@@ -84,10 +92,16 @@ var checks = []check{
 	{"the bridge follows it", bridge},
 }
 
-// Conformance checks an adapter's executable, one subtest for each part of the contract.
+// Conformance checks an adapter's executable against the contract, with a
+// subtest for each part.
 func Conformance(t *testing.T, cfg Config) {
 	t.Helper()
 	cfg = cfg.withDefaults()
+	if len(cfg.Command) == 0 {
+		if err := cfg.self(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, c := range checks {
 		t.Run(c.name, func(t *testing.T) {
 			t.Helper()
@@ -114,7 +128,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// with runs f with a plugin that was just started.
+// with starts a plugin and runs f with it.
 func with(ctx context.Context, cfg Config, f func(p *process) error) error {
 	p, err := start(ctx, cfg)
 	if err != nil {
@@ -129,7 +143,7 @@ func with(ctx context.Context, cfg Config, f func(p *process) error) error {
 	return errors.Join(err, p.stop())
 }
 
-// answerWithin is how long Describe and Configure may take.
+// answerWithin bounds the duration of Describe and Configure.
 const answerWithin = 10 * time.Second
 
 func describe(ctx context.Context, p *process) (*pluginv1.DescribeResponse, error) {
@@ -160,7 +174,7 @@ func configure(ctx context.Context, p *process, cfg Config, config, translate []
 	return out, nil
 }
 
-// configured runs f with a plugin that has its configuration.
+// configured runs f with a configured plugin.
 func configured(ctx context.Context, cfg Config, f func(p *process, d *pluginv1.DescribeResponse) error) error {
 	return with(ctx, cfg, func(p *process) error {
 		d, err := describe(ctx, p)
@@ -265,7 +279,7 @@ func watchFirst(ctx context.Context, cfg Config) error {
 	})
 }
 
-// cmpError is err, or an error that says that there was none.
+// cmpError returns err, or an error that reports its absence.
 func cmpError(err error) error {
 	if err == nil {
 		return errors.New("no error")
@@ -273,7 +287,7 @@ func cmpError(err error) error {
 	return err
 }
 
-// plus returns a JSON object with one more field.
+// plus returns a JSON object with an added field.
 func plus(object []byte, field string, value any) ([]byte, error) {
 	m := map[string]any{}
 	d := json.NewDecoder(bytes.NewReader(object))
@@ -309,7 +323,8 @@ func unknownField(ctx context.Context, cfg Config) error {
 			if err != nil {
 				return err
 			}
-			// Violations leave the plugin unconfigured, so it may be asked again.
+			// Violations leave the plugin unconfigured, so Configure may be
+			// repeated.
 			v, err := configure(ctx, p, cfg, cfg.Config, translate)
 			if err != nil {
 				return errors.Join(append(all, err)...)
@@ -387,7 +402,7 @@ func configureOnce(ctx context.Context, cfg Config) error {
 	})
 }
 
-// stream is one Watch and what it has said.
+// stream is one Watch and the state received on it.
 type stream struct {
 	api    grpc.ServerStreamingClient[pluginv1.WatchResponse]
 	world  *World
@@ -404,7 +419,7 @@ func watch(ctx context.Context, p *process, d *pluginv1.DescribeResponse) (*stre
 	return &stream{s, newWorld(d.GetCollections()), cancel}, nil
 }
 
-// until takes messages until want is satisfied.
+// until receives messages until want returns nil.
 func (s *stream) until(within time.Duration, what string, want func(w *World) error) error {
 	timer := time.AfterFunc(within, s.cancel)
 	defer timer.Stop()
@@ -519,7 +534,8 @@ func heartbeat(ctx context.Context, cfg Config) error {
 			return err
 		}
 		defer s.cancel()
-		// A stalled machine is not the plugin's fault: this much is added to what the contract says.
+		// Tolerance for stalls of the machine, added to the limits of the
+		// contract.
 		const grace = 2 * time.Second
 		began, last := time.Now(), time.Now()
 		for time.Since(began) < wire.HeartbeatLimit+wire.HeartbeatLimit/2 {
@@ -594,7 +610,7 @@ func stdout(ctx context.Context, cfg Config) error {
 	})
 }
 
-// bridge runs the plugin the way the bridge does.
+// bridge runs the plugin under the bridge's supervisor.
 func bridge(ctx context.Context, cfg Config) error {
 	host, err := supervisor.NewHost("/tmp", slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -651,6 +667,6 @@ func (b *bridgeSink) Down(err error) { b.tell(err) }
 func (b *bridgeSink) tell(err error) {
 	select {
 	case b.result <- err:
-	default: // there is one already
+	default: // a result is already set
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -36,17 +37,17 @@ import (
 const roleKey = "ISTHMUS_TEST_ROLE"
 
 func TestMain(m *testing.M) {
+	Self(func() { plugin.Main("good", newGood) })
 	switch role := os.Getenv(roleKey); role {
 	case "":
 		goleak.VerifyTestMain(m)
-	case "good":
-		plugin.Main("good", newGood)
 	default:
 		badMain(role)
 	}
 }
 
 type goodConfig struct {
+	Forgets  bool              `json:"forgets,omitempty"`
 	Socket   string            `json:"socket,omitempty"`
 	Services int               `json:"services,omitempty" jsonschema:"minimum=0"`
 	Labels   map[string]string `json:"labels,omitempty"`
@@ -55,7 +56,9 @@ type goodConfig struct {
 	} `json:"nested,omitempty"`
 }
 
-// good is an adapter that keeps the contract. Each line that it reads from its socket is a service with that many instances: "web 3".
+// good is an adapter that keeps the contract. Each line that it reads from its
+// socket is a service with that many instances: "web 3"; with less than none
+// the registry is away. One that forgets removes the service then.
 type good struct{ c goodConfig }
 
 func newGood(c goodConfig, _ plugin.Env) (plugin.Adapter, error) { return &good{c}, nil }
@@ -95,7 +98,16 @@ func (g *good) Run(ctx context.Context, c plugin.Catalog) error {
 			if _, err := fmt.Sscan(lines.Text(), &name, &n); err != nil {
 				return err
 			}
-			set(name, n)
+			switch {
+			case n >= 0:
+				set(name, n)
+				c.Degraded(nil)
+			case g.c.Forgets:
+				c.Remove(registry.Key{Name: name})
+				fallthrough
+			default:
+				c.Degraded(errors.New("cut off"))
+			}
 		}
 		_ = conn.Close()
 	}
@@ -109,25 +121,7 @@ func TestConformanceOfSDK(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
-	set := func(line string) func(ctx context.Context) error {
-		return func(ctx context.Context) error {
-			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-			defer cancel()
-			var conn net.Conn
-			var err error
-			for { // the adapter listens after its first listing
-				if conn, err = (&net.Dialer{}).DialContext(ctx, "unix", socket); err == nil {
-					break
-				}
-				if ctx.Err() != nil {
-					return err
-				}
-			}
-			defer conn.Close()
-			_, err = fmt.Fprintln(conn, line)
-			return err
-		}
-	}
+	set := func(line string) func(ctx context.Context) error { return say(socket, line) }
 	has := func(service string, n int) func(w *World) error {
 		return func(w *World) error {
 			if got := len(w.WorkloadEntries(service)); got != n || w.ServiceEntry(service) == nil {
@@ -137,8 +131,6 @@ func TestConformanceOfSDK(t *testing.T) {
 		}
 	}
 	Conformance(t, Config{
-		Command: []string{os.Args[0]},
-		Env:     []string{roleKey + "=good"},
 		Adapter: "good",
 		Config:  fmt.Appendf(nil, `{"socket": %q, "services": 5}`, socket),
 		Changes: []Change{
@@ -146,7 +138,64 @@ func TestConformanceOfSDK(t *testing.T) {
 			{Name: "new instance", Do: set("web 3"), Want: has("conformance/web", 3), MaxUpserts: 1},
 			{Name: "instance gone", Do: set("web 1"), Want: has("conformance/web", 1)},
 		},
+		Outages: []Outage{
+			{Name: "away", Cut: set("svc-1 -1"), Restore: set("svc-1 3"), Lasts: time.Second},
+			{Name: "away, and back with more", Cut: set("svc-1 -1"), Restore: set("svc-1 4"), Lasts: time.Second, Want: has("conformance/svc-1", 4)},
+		},
 	})
+}
+
+// An adapter that forgets what it knew while its registry is away is found out,
+// and so is one that does not notice.
+func TestOutagesFindFaults(t *testing.T) {
+	for name, tt := range map[string]struct {
+		forgets bool
+		cut     string
+		want    string
+	}{
+		"forgets":         {true, "svc-1 -1", "stale beats empty"},
+		"does not notice": {false, "svc-1 3", "does not say that the registry cannot be followed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, err := os.MkdirTemp("/tmp", "it")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.RemoveAll(dir)
+			socket := filepath.Join(dir, "s")
+			cfg := Config{
+				Config: fmt.Appendf(nil, `{"socket": %q, "services": 2, "forgets": %t}`, socket, tt.forgets), Within: 4 * time.Second,
+				Outages: []Outage{{Name: "away", Cut: say(socket, tt.cut), Restore: say(socket, "svc-1 3"), Lasts: time.Second}},
+			}.withDefaults()
+			if err := cfg.self(); err != nil {
+				t.Fatal(err)
+			}
+			if err := outages(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want one with %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// say returns a function that sends a line to the good adapter.
+func say(socket, line string) func(ctx context.Context) error {
+	return func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		var conn net.Conn
+		var err error
+		for { // the adapter listens after its first listing
+			if conn, err = (&net.Dialer{}).DialContext(ctx, "unix", socket); err == nil {
+				break
+			}
+			if ctx.Err() != nil {
+				return err
+			}
+		}
+		defer conn.Close()
+		_, err = fmt.Fprintln(conn, line)
+		return err
+	}
 }
 
 // badMain is a plugin that breaks one part of the contract.
@@ -309,7 +358,8 @@ func (b *bad) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[plugi
 	}
 }
 
-// Each check fails for a plugin that breaks what it checks, and says what is wrong.
+// Each check fails for a plugin that breaks what it checks, and says what is
+// wrong.
 func TestConformanceFindsFaults(t *testing.T) {
 	t.Parallel()
 	for role, want := range map[string]struct {
@@ -398,7 +448,8 @@ func TestWorldKeeps(t *testing.T) {
 	}
 }
 
-// The SDK and the bridge agree on the size of the largest resource, so that what the SDK cuts off is refused.
+// The SDK and the bridge agree on the size of the largest resource, so that
+// what the SDK cuts off is refused.
 func TestMaxResource(t *testing.T) {
 	if wire.MaxResource != encode.MaxSize {
 		t.Errorf("the SDK sends up to %d bytes, the bridge accepts %d", wire.MaxResource, encode.MaxSize)

@@ -1,6 +1,7 @@
-// Package plugintest checks that an adapter's executable keeps the contract between a bridge and its plugins.
+// Package plugintest checks that an adapter's executable fulfills the contract
+// between a bridge and its plugins.
 //
-// [Conformance] runs any executable, written in any language, and speaks to it over the real wire:
+// [Conformance] tests any executable, in any language, over the real wire:
 //
 //	func TestConformance(t *testing.T) {
 //		plugintest.Conformance(t, plugintest.Config{
@@ -8,6 +9,10 @@
 //			Config:  json.RawMessage(`{"address": "http://127.0.0.1:8500"}`),
 //		})
 //	}
+//
+// With an [Outage], for registries that the test can stop, the suite checks
+// that the adapter retains its state. [Self] makes the test binary the plugin.
+// [Catalog] tests an adapter's Run without the wire.
 //
 // The contract itself is in plugin/proto.
 package plugintest

@@ -20,8 +20,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
 )
 
-// process is a plugin that is started without go-plugin's client, so that what that hides can be looked at: the output, the
-// connection, the end.
+// process is a plugin started without go-plugin's client, which would hide its
+// output, connection and exit.
 type process struct {
 	cmd    *exec.Cmd
 	dir    string
@@ -29,24 +29,25 @@ type process struct {
 	conn   *grpc.ClientConn
 	api    pluginv1.AdapterServiceClient
 	exited chan struct{}
-	err    error // how it ended; set before exited is closed
+	err    error // exit error; set before exited is closed
 
 	output sync.WaitGroup
 	mu     sync.Mutex
-	extra  []byte // what came on standard output after the handshake; guarded by mu
+	extra  []byte // standard output after the handshake; guarded by mu
 	stderr []byte // the beginning of standard error; guarded by mu
 }
 
 const (
-	// startWithin is how long a plugin may take to say its handshake.
+	// startWithin bounds the time until the handshake.
 	startWithin = 10 * time.Second
-	// endWithin is how long a plugin may take to end.
+	// endWithin bounds the time until exit.
 	endWithin = 10 * time.Second
-	// maxOutput is how much of a plugin's output is kept, in bytes.
+	// maxOutput bounds the retained output, in bytes.
 	maxOutput = 64 << 10
 )
 
-// launch starts the plugin with the environment that a host gives it for a directory of its socket, or with nil as if by hand.
+// launch starts the plugin with the environment that a host sets, given a
+// directory for the socket, or with nil as if started by hand.
 func launch(cfg Config, environ func(dir string) []string) (*process, *bufio.Reader, error) {
 	dir, err := os.MkdirTemp("/tmp", "isthmus-test")
 	if err != nil {
@@ -139,7 +140,7 @@ func start(ctx context.Context, cfg Config) (*process, error) {
 	return p, nil
 }
 
-// connect follows the handshake.
+// connect connects according to the handshake.
 func (p *process) connect(ctx context.Context, line string, cert tls.Certificate) error {
 	endpoint, err := wire.ParseHandshake(line)
 	if err != nil {
@@ -154,7 +155,7 @@ func (p *process) connect(ctx context.Context, line string, cert tls.Certificate
 	return nil
 }
 
-// hangUp ends the connection, as the end of a host does.
+// hangUp closes the connection, as the exit of a host does.
 func (p *process) hangUp() error {
 	if p.conn == nil {
 		return nil
@@ -164,7 +165,7 @@ func (p *process) hangUp() error {
 	return err
 }
 
-// awaitEnd waits for the process to end on its own.
+// awaitEnd waits for the process to exit by itself.
 func (p *process) awaitEnd(after string) error {
 	timer := time.NewTimer(endWithin)
 	defer timer.Stop()
@@ -176,7 +177,7 @@ func (p *process) awaitEnd(after string) error {
 	}
 }
 
-// stop ends the process and releases everything.
+// stop ends the process and releases all resources.
 func (p *process) stop() error {
 	err := p.hangUp()
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
@@ -185,7 +186,7 @@ func (p *process) stop() error {
 	return errors.Join(err, os.RemoveAll(p.dir))
 }
 
-// stray returns what came on standard output besides the handshake.
+// stray returns the standard output after the handshake.
 func (p *process) stray() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,15 +18,15 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
-// World is what a stream has said so far: the state that a bridge would have.
+// World is the state received on a stream, as a bridge would hold it.
 type World struct {
-	// Synced says that the first full listing is in.
+	// Synced reports the end of the first full listing.
 	Synced bool
-	// Degraded is why the registry cannot be followed, "" if it is.
+	// Degraded is why the registry cannot be followed, or "".
 	Degraded string
-	// Problems is what cannot be used as it is: the reason by id.
+	// Problems are the listed problems: reasons by id.
 	Problems map[string]string
-	// Upserts and Removals count what the stream has carried.
+	// Upserts and Removals count those received.
 	Upserts, Removals int
 
 	collections map[string]bool
@@ -61,16 +61,16 @@ func (w *World) Names(collection string) []string {
 	return out
 }
 
-// Resource returns a resource, nil if it is not there.
+// Resource returns a resource, or nil.
 func (w *World) Resource(collection, name string) *mcp.Resource {
 	return w.resources[id{collection, name}].resource
 }
 
-// Keeps reports whether the stream said that a bridge has to keep what it has of
-// a resource, as the plugin cannot send it.
+// Keeps reports whether the stream told the bridge to retain a resource that
+// the plugin cannot send.
 func (w *World) Keeps(collection, name string) bool { return w.kept[id{collection, name}] }
 
-// ServiceEntry returns the ServiceEntry of a name, nil if it is not there.
+// ServiceEntry returns the ServiceEntry of a name, or nil.
 func (w *World) ServiceEntry(name string) *networking.ServiceEntry {
 	var se networking.ServiceEntry
 	if r := w.Resource(collection.ServiceEntry, name); r == nil || proto.Unmarshal(r.GetBody().GetValue(), &se) != nil {
@@ -79,7 +79,7 @@ func (w *World) ServiceEntry(name string) *networking.ServiceEntry {
 	return &se
 }
 
-// WorkloadEntries returns the instances of a ServiceEntry, by their names.
+// WorkloadEntries returns the instances of a ServiceEntry, by name.
 func (w *World) WorkloadEntries(service string) map[string]*networking.WorkloadEntry {
 	out := make(map[string]*networking.WorkloadEntry)
 	for i, e := range w.resources {
@@ -91,7 +91,8 @@ func (w *World) WorkloadEntries(service string) map[string]*networking.WorkloadE
 	return out
 }
 
-// apply takes a message as a bridge does, and returns everything in it that breaks the contract.
+// apply applies a message as a bridge does, and returns all violations of the
+// contract in it.
 func (w *World) apply(resp *pluginv1.WatchResponse) error {
 	var all []error
 	bad := func(format string, args ...any) {
@@ -113,7 +114,7 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 	}
 	for _, u := range resp.GetUpserts() {
 		w.Upserts++
-		part, err := encode.Parse(u.GetResource())
+		part, err := encode.Parse(u.GetResource(), nil)
 		if err != nil {
 			bad("upsert: %w", err)
 			continue
@@ -176,7 +177,7 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 	return errors.Join(all...)
 }
 
-// checkResource checks what encode.Parse does not.
+// checkResource checks what encode.Parse does not check.
 func checkResource(res *mcp.Resource, i id, service string) error {
 	var all []error
 	meta := res.GetMetadata()
@@ -221,7 +222,7 @@ func checkResource(res *mcp.Resource, i id, service string) error {
 
 var protocols = strings.Fields("tcp udp grpc grpc-web http http_proxy http2 https tls mongo mysql redis")
 
-// checkServiceEntry checks what istiod would reject without telling anybody.
+// checkServiceEntry checks what istiod would reject silently.
 func checkServiceEntry(se *networking.ServiceEntry) error {
 	var all []error
 	if len(se.GetHosts()) == 0 {

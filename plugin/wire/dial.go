@@ -18,8 +18,8 @@ import (
 )
 
 // Dial connects to the plugin with the host's certificate, and returns once the
-// connection can be used. The error says which step failed: reaching the
-// socket, TLS, or HTTP/2; it is that of ctx if that ends first.
+// connection is ready. The error names the failed step: reaching the socket,
+// TLS, or HTTP/2. It is the error of ctx if that ends first.
 func (e Endpoint) Dial(ctx context.Context, cert tls.Certificate) (*grpc.ClientConn, error) {
 	roots := x509.NewCertPool()
 	roots.AddCert(e.Certificate)
@@ -39,7 +39,7 @@ func (e Endpoint) Dial(ctx context.Context, cert tls.Certificate) (*grpc.ClientC
 			MinVersion:   tls.VersionTLS12,
 		}), &steps}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage)),
-		grpc.WithIdleTimeout(0), // to the plugin the end of the connection is the end of its host
+		grpc.WithIdleTimeout(0), // a plugin exits when the connection ends
 	)
 	if err != nil {
 		return nil, err
@@ -59,8 +59,7 @@ func (e Endpoint) Dial(ctx context.Context, cert tls.Certificate) (*grpc.ClientC
 	}
 }
 
-// steps remembers why a connection failed, which gRPC wraps beyond recognition
-// or loses.
+// steps records why a connection failed, which gRPC obscures or drops.
 type steps struct {
 	mu  sync.Mutex
 	err error // the first; guarded by mu
@@ -83,7 +82,7 @@ func (s *steps) error() error {
 	return s.err
 }
 
-// watchedTLS notes why TLS fails.
+// watchedTLS records TLS errors.
 type watchedTLS struct {
 	credentials.TransportCredentials
 	steps *steps
@@ -104,9 +103,9 @@ func (w watchedTLS) Clone() credentials.TransportCredentials {
 	return watchedTLS{w.TransportCredentials.Clone(), w.steps}
 }
 
-// watchedConn notes the first error after the client's part of the handshake.
-// With TLS 1.3 a server says only then that it refuses the client's certificate
-// (RFC 8446, section 4.4.2.4).
+// watchedConn records the first error after the client's part of the handshake.
+// With TLS 1.3 a server rejects the client's certificate only then (RFC 8446,
+// section 4.4.2.4).
 type watchedConn struct {
 	net.Conn
 	steps *steps
@@ -121,14 +120,14 @@ func (c watchedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// alertWithin is how long an alert may take that a server sent before it closed.
+// alertWithin bounds the wait for an alert sent by a server before it closed.
 const alertWithin = time.Second
 
 // Write implements [net.Conn].
 func (c watchedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	if err != nil {
-		// The server closed its end; why it did can be read.
+		// The server closed its end; its alert may still be readable.
 		_ = c.SetReadDeadline(time.Now().Add(alertWithin))
 		_, _ = c.Read(make([]byte, 1))
 		c.steps.failed(tlsError(err))
@@ -136,9 +135,9 @@ func (c watchedConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// tlsError says whose fault it is that TLS failed.
+// tlsError attributes a TLS failure to one of the two ends.
 func tlsError(err error) error {
-	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" { // what crypto/tls makes of an alert
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" { // the form of an alert in crypto/tls
 		return fmt.Errorf("TLS: the plugin refuses the bridge, maybe its certificate: %w", err)
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {

@@ -17,12 +17,12 @@ import (
 	"time"
 )
 
-// serverName is the name that the certificates of both ends are made for.
+// serverName is the name in the certificates of both ends.
 const serverName = "localhost"
 
-// NewCertificate makes a host's certificate for one plugin, which gets it as
-// PEM. The key is on P-256, which every TLS library accepts; gRPC's C core, and
-// so Python, refuses the P-521 of go-plugin's own.
+// NewCertificate creates a host's certificate for one plugin, with its PEM form
+// for the plugin. The key is on P-256, which every TLS library accepts; gRPC's
+// C core, and so Python, rejects the P-521 of go-plugin.
 func NewCertificate() (cert tls.Certificate, certPEM []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -47,8 +47,8 @@ func NewCertificate() (cert tls.Certificate, certPEM []byte, err error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
 }
 
-// Environ returns the variables by which a host tells a plugin how to answer:
-// where its socket goes, and which certificate the host will show.
+// Environ returns the environment variables for a plugin: the directory of its
+// socket, and the certificate of the host.
 func Environ(socketDir string, certPEM []byte) []string {
 	return []string{
 		CookieKey + "=" + CookieValue,
@@ -60,19 +60,19 @@ func Environ(socketDir string, certPEM []byte) []string {
 	}
 }
 
-// Endpoint is where a plugin serves, as its handshake says.
+// Endpoint is the address and certificate of a plugin, from its handshake.
 type Endpoint struct {
 	// Network and Address are those of its socket.
 	Network, Address string
-	// Certificate is the one that it will show.
+	// Certificate is the certificate that it serves with.
 	Certificate *x509.Certificate
 }
 
-// maxHandshake is how much of a first line is looked at, in bytes. It has a
-// certificate in it.
+// maxHandshake bounds how much of the first line is parsed, in bytes. It
+// contains a certificate.
 const maxHandshake = 8 << 10
 
-// maxQuoted is how much of a wrong handshake an error repeats, in bytes.
+// maxQuoted bounds how much of an invalid handshake an error quotes, in bytes.
 const maxQuoted = 200
 
 func quote(s string) string {
@@ -82,11 +82,11 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// ErrVersion says that a plugin speaks another version of the contract.
+// ErrVersion reports that a plugin uses another version of the contract.
 var ErrVersion = errors.New("the plugin speaks another version of the contract")
 
-// ParseHandshake reads the first line that a plugin prints on its standard
-// output. Whatever the line holds, the error repeats a bounded part of it.
+// ParseHandshake parses the first line of a plugin's standard output. An error
+// quotes a bounded part of it.
 func ParseHandshake(line string) (Endpoint, error) {
 	e, err := parseHandshake(strings.Split(strings.TrimSpace(line[:min(len(line), maxHandshake)]), "|"))
 	if err != nil {

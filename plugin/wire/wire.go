@@ -1,4 +1,5 @@
-// Package wire holds what a bridge and its plugins must agree on beside the messages of the contract.
+// Package wire defines what a bridge and its plugins share besides the messages
+// of the contract.
 package wire
 
 import (
@@ -12,37 +13,40 @@ import (
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 )
 
-// ProtocolVersion is the version of the contract. A host and a plugin of different versions do not talk to each other.
+// ProtocolVersion is the version of the contract. Host and plugin must have the
+// same.
 const ProtocolVersion = 1
 
-// The cookie tells a plugin that it was started by a host and not by hand. It is no secret.
+// The cookie shows a plugin that it was started by a host and not by hand. It
+// is not secret.
 const (
 	CookieKey   = "ISTHMUS_ADAPTER"
 	CookieValue = "8b1f6a37c2d94e05"
 )
 
-// LogLevelKey is the environment variable in which the host tells the lowest level of log records that it wants: debug, info, warn
-// or error.
+// LogLevelKey is the environment variable with the host's minimum log level:
+// debug, info, warn or error.
 const LogLevelKey = "ISTHMUS_LOG_LEVEL"
 
-// PluginName is the name that the service has in go-plugin's table.
+// PluginName is the name of the service in go-plugin's table.
 const PluginName = "adapter"
 
 const (
 	// MaxMessage is the largest message that a host accepts, in bytes.
 	MaxMessage = 16 << 20
-	// MaxResource is the largest resource that a host accepts, in bytes. Of a larger one the SDK sends the first MaxResource+1:
-	// the host refuses it, and reads its name there to keep the last good one.
+	// MaxResource is the largest resource that a host accepts, in bytes. Of a
+	// larger one the SDK sends the first MaxResource+1: the host rejects it but
+	// reads its name, to retain the last good one.
 	MaxResource = 1 << 20
-	// BatchResources is the number of resources after which the SDK closes a batch.
+	// BatchResources is the number of resources at which the SDK ends a batch.
 	BatchResources = 1000
-	// BatchBytes is the size after which the SDK closes a batch.
+	// BatchBytes is the size at which the SDK ends a batch.
 	BatchBytes = 1 << 20
-	// Heartbeat is the time after which the SDK sends an empty message when there is nothing else to send.
+	// Heartbeat is the interval at which an idle SDK sends an empty message.
 	Heartbeat = 2 * time.Second
 	// HeartbeatLimit is the longest silence that the contract allows a plugin.
 	HeartbeatLimit = 5 * time.Second
-	// HungAfter is the silence after which a host gives a plugin up.
+	// HungAfter is the silence after which a host considers a plugin hung.
 	HungAfter = 15 * time.Second
 )
 
@@ -53,7 +57,8 @@ var Handshake = goplugin.HandshakeConfig{
 	MagicCookieValue: CookieValue,
 }
 
-// Adapter ties the contract's service to go-plugin. A plugin sets Service, a host leaves it nil.
+// Adapter connects the contract's service to go-plugin. A plugin sets Service,
+// a host leaves it nil.
 type Adapter struct {
 	goplugin.NetRPCUnsupportedPlugin
 	Service pluginv1.AdapterServiceServer
@@ -75,7 +80,7 @@ func (a *Adapter) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *gr
 	return pluginv1.NewAdapterServiceClient(conn), nil
 }
 
-// Plugins is the table for go-plugin. The host passes nil.
+// Plugins returns the table for go-plugin. A host passes nil.
 func Plugins(server pluginv1.AdapterServiceServer) map[int]goplugin.PluginSet {
 	return map[int]goplugin.PluginSet{ProtocolVersion: {PluginName: &Adapter{Service: server}}}
 }

@@ -16,9 +16,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
-// Bounds of one request. A profile or a trace may take its 30 seconds and more.
+// Limits of one request. A profile or a trace may take 30 seconds and more.
 const (
 	readTimeout     = 10 * time.Second
 	writeTimeout    = 2 * time.Minute
@@ -27,17 +29,19 @@ const (
 	maxHeader       = 64 << 10
 )
 
-// Options tune a [Server]. The zero value works.
+// Options are the options of a [Server]. The zero value works.
 type Options struct {
-	// Gatherer is what /metrics shows; nil shows nothing.
+	// Gatherer provides /metrics; with nil the page is empty.
 	Gatherer prometheus.Gatherer
-	// Pprof says whether /debug/pprof is there.
+	// Pprof enables /debug/pprof.
 	Pprof bool
-	// Log takes what goes wrong in the HTTP server; nil drops it.
+	// Operator is what POST requests are for; nil means that there are none.
+	Operator Operator
+	// Log receives errors of the HTTP server; nil discards them.
 	Log *slog.Logger
 }
 
-// Server answers HTTP requests about the bridge.
+// Server is the HTTP handler of the pages and the API.
 type Server struct {
 	source  Source
 	log     *slog.Logger
@@ -58,6 +62,14 @@ func New(source Source, o Options) *Server {
 	mux.HandleFunc("GET /api/v1/resources", s.resources)
 	mux.HandleFunc("GET /api/v1/sinks", s.sinks)
 	mux.HandleFunc("GET /api/v1/changes", s.changes)
+	mux.HandleFunc("GET /api/v1/status", s.status)
+	if o.Operator != nil {
+		mux.Handle("/api/v1/reload", action(func(w http.ResponseWriter, r *http.Request) { reload(w, r, o.Operator) }))
+		mux.Handle("/api/v1/compare", action(func(w http.ResponseWriter, r *http.Request) { compare(w, r, o.Operator) }))
+	}
+	mux.HandleFunc("GET /api/v1/kept", s.kept)
+	mux.Handle("POST /api/v1/registries/{registry}/accept", guarded(s.decide(true)))
+	mux.Handle("POST /api/v1/registries/{registry}/refuse", guarded(s.decide(false)))
 	mux.HandleFunc("/api/", s.noSuchCall)
 	if o.Gatherer != nil {
 		mux.Handle("GET /metrics", promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
@@ -78,13 +90,13 @@ func New(source Source, o Options) *Server {
 	return s
 }
 
-// Handler returns what answers the requests.
-func (s *Server) Handler() http.Handler { return s.handler }
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
-// Run answers requests on l until ctx ends, and closes l.
+// Run serves l until ctx ends, and closes l.
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	h := &http.Server{
-		Handler:           s.handler,
+		Handler:           s,
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -111,7 +123,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	return err
 }
 
-// secure sets what keeps a browser from doing anything with the pages but showing them.
+// secure sets headers that restrict browsers to showing the pages.
 func secure(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -129,7 +141,7 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 		writeText(w, http.StatusServiceUnavailable, strings.Join(reasons, "\n")+"\n")
 		return
 	}
-	writeText(w, http.StatusOK, "ready\n")
+	writeText(w, http.StatusOK, strings.Join(append([]string{"ready"}, s.source.Remarks()...), "\n")+"\n")
 }
 
 func writeText(w http.ResponseWriter, code int, text string) {
@@ -144,9 +156,11 @@ var style string
 //go:embed page.html
 var pageText string
 
-var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{"ago": ago, "bytes": size, "first": first}).Parse(pageText))
+var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
+	"ago": ago, "bytes": size[int], "bytes64": size[int64], "first": first[state.Problem], "firstConflicts": first[state.Conflict], "types": types,
+}).Parse(pageText))
 
-// pageData is what the page is made of.
+// pageData is the data of the page's template.
 type pageData struct {
 	Overview
 	Now time.Time
@@ -163,7 +177,7 @@ func (s *Server) page(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, b.String())
 }
 
-// ago returns how long t is before now, to one unit: "3 s", "5 min", "2 h", "4 d".
+// ago returns the time from t to now in one unit: "3 s", "5 min", "2 h", "4 d".
 func ago(now, t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -180,8 +194,8 @@ func ago(now, t time.Time) string {
 	}
 }
 
-// size returns a number of bytes as people read it.
-func size(n int) string {
+// size formats a number of bytes.
+func size[N int | int64](n N) string {
 	switch {
 	case n < 1000:
 		return fmt.Sprintf("%d B", n)
@@ -192,7 +206,16 @@ func size(n int) string {
 	}
 }
 
-// maxShown is how many problems of a registry the page shows.
+// types returns the names of collections without their groups.
+func types(collections []string) string {
+	names := make([]string, len(collections))
+	for i, c := range collections {
+		names[i] = c[strings.LastIndex(c, "/")+1:]
+	}
+	return strings.Join(names, ", ")
+}
+
+// maxShown is the number of items of a list on the page.
 const maxShown = 50
 
-func first(problems []Problem) []Problem { return problems[:min(len(problems), maxShown)] }
+func first[T any](list []T) []T { return list[:min(len(list), maxShown)] }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -19,6 +20,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+
+	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/stream"
+	"github.com/isthmus-mesh/isthmus/server/supervisor"
+	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -26,21 +32,38 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // world is a Source that shows what it is told to.
 type world struct {
 	overview  Overview
-	services  []Service
+	services  []state.ServiceStatus
 	resources []Resource
-	changes   []Change
+	changes   []state.Event
+	kept      []state.Kept
+	decide    func(registry string, accept bool) (state.Protection, error)
 }
 
-func (w *world) Overview() Overview            { return w.overview }
-func (w *world) NotReady() []string            { return w.overview.NotReady }
-func (w *world) Services() iter.Seq[Service]   { return slices.Values(w.services) }
-func (w *world) Resources() iter.Seq[Resource] { return slices.Values(w.resources) }
-func (w *world) Changes() iter.Seq[Change]     { return slices.Values(w.changes) }
+func (w *world) Overview() Overview                      { return w.overview }
+func (w *world) NotReady() []string                      { return w.overview.NotReady }
+func (w *world) Services() iter.Seq[state.ServiceStatus] { return slices.Values(w.services) }
+func (w *world) Resources() iter.Seq[Resource]           { return slices.Values(w.resources) }
+func (w *world) Changes() []state.Event                  { return w.changes }
+
+func (w *world) Remarks() []string { return w.overview.Remarks }
+func (w *world) Kept(registry string) iter.Seq[state.Kept] {
+	return func(yield func(state.Kept) bool) {
+		for _, k := range w.kept {
+			if (registry == "" || k.Registry == registry) && !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+func (w *world) Decide(registry string, accept bool) (state.Protection, error) {
+	return w.decide(registry, accept)
+}
 
 func get(t *testing.T, s *Server, path string) (code int, body string, header http.Header) {
 	t.Helper()
 	r := httptest.NewRecorder()
-	s.Handler().ServeHTTP(r, httptest.NewRequest(http.MethodGet, path, nil))
+	s.ServeHTTP(r, httptest.NewRequest(http.MethodGet, path, nil))
 	return r.Code, r.Body.String(), r.Header()
 }
 
@@ -70,12 +93,17 @@ func TestHealth(t *testing.T) {
 	if code, body, _ := get(t, s, "/readyz"); code != 200 || body != "ready\n" {
 		t.Errorf("/readyz = %d %q", code, body)
 	}
+	w.overview.Remarks = []string{"registry dc1: restored"}
+	if code, body, _ := get(t, s, "/readyz"); code != 200 || body != "ready\nregistry dc1: restored\n" {
+		t.Errorf("/readyz with a restored registry = %d %q", code, body)
+	}
 }
 
 // blind is a Source that only says whether the bridge is ready.
 type blind struct{ Source }
 
 func (blind) NotReady() []string { return nil }
+func (blind) Remarks() []string  { return nil }
 
 // A probe asks for nothing that takes long to collect.
 func TestProbesCollectNothing(t *testing.T) {
@@ -106,13 +134,14 @@ func TestPprofIsOffUnlessEnabled(t *testing.T) {
 	}
 }
 
-// The pages of a list together hold each item once, in order, whatever the order of the source.
+// The pages of a list together hold each item once, in order, whatever the
+// order of the source.
 func TestPages(t *testing.T) {
 	w := &world{}
 	var want []string
 	for i := range 250 {
 		name := fmt.Sprintf("ns/web-%03d", i)
-		w.services = append(w.services, Service{Registry: []string{"dc1", "dc2"}[i%2], Name: name, Hosts: []string{name[3:] + ".example.org"}})
+		w.services = append(w.services, state.ServiceStatus{Registry: []string{"dc1", "dc2"}[i%2], Name: name, Hosts: []string{name[3:] + ".example.org"}})
 		want = append(want, name)
 	}
 	rand.New(rand.NewPCG(1, 2)).Shuffle(len(w.services), func(i, j int) { w.services[i], w.services[j] = w.services[j], w.services[i] })
@@ -121,7 +150,7 @@ func TestPages(t *testing.T) {
 		var got []string
 		after := ""
 		for {
-			page := getJSON[list[Service]](t, s, fmt.Sprintf("/api/v1/services?limit=%d&after=%s", limit, url.QueryEscape(after)))
+			page := getJSON[list[state.ServiceStatus]](t, s, fmt.Sprintf("/api/v1/services?limit=%d&after=%s", limit, url.QueryEscape(after)))
 			if page.Total != 250 || len(page.Items) > limit {
 				t.Fatalf("limit %d: total %d, %d items", limit, page.Total, len(page.Items))
 			}
@@ -136,21 +165,22 @@ func TestPages(t *testing.T) {
 			t.Errorf("limit %d (-want +got):\n%s", limit, diff)
 		}
 	}
-	if page := getJSON[list[Service]](t, s, "/api/v1/services?registry=dc2&q=WEB-01"); page.Total != 5 || page.Items[0].Name != "ns/web-011" {
+	if page := getJSON[list[state.ServiceStatus]](t, s, "/api/v1/services?registry=dc2&q=WEB-01"); page.Total != 5 || page.Items[0].Name != "ns/web-011" {
 		t.Errorf("filtered: %+v", page)
 	}
-	if page := getJSON[list[Service]](t, s, "/api/v1/services?q=example.org"); page.Total != 250 || len(page.Items) != DefaultLimit {
+	if page := getJSON[list[state.ServiceStatus]](t, s, "/api/v1/services?q=example.org"); page.Total != 250 || len(page.Items) != DefaultLimit {
 		t.Errorf("by host: total %d, %d items", page.Total, len(page.Items))
 	}
 }
 
-// A name that several registries have is on the pages once for each, in the order of the registries' names.
+// A name that several registries have is on the pages once for each, in the
+// order of the registries' names.
 func TestPagesOfSharedNames(t *testing.T) {
 	w := &world{}
 	var want []string
 	for i := range 12 {
 		for _, registry := range []string{"dc1", "dc2", "dc3"}[:1+i%3] {
-			v := Service{Registry: registry, Name: fmt.Sprintf("ns/web-%d", 10+i)}
+			v := state.ServiceStatus{Registry: registry, Name: fmt.Sprintf("ns/web-%d", 10+i)}
 			if registry != "dc1" {
 				v.ShadowedBy = "dc1"
 			}
@@ -200,13 +230,14 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// The pages of the changes together hold each once, newest first, also where several came in one batch.
+// The pages of the changes together hold each once, newest first, also where
+// several came in one batch.
 func TestChanges(t *testing.T) {
 	w := &world{}
 	var want []string
 	for i := range 20 {
 		name := fmt.Sprint("n/", i)
-		w.changes = append(w.changes, Change{Revision: uint64(20 - i/3), Registry: "dc1", Collection: "c", Name: name, Op: "upsert"})
+		w.changes = append(w.changes, state.Event{Revision: state.Revision(20 - i/3), Registry: "dc1", Collection: "c", Name: name, Op: "upsert"})
 		if i%2 == 0 {
 			w.changes[i].Registry = "dc2"
 			want = append(want, name)
@@ -217,7 +248,7 @@ func TestChanges(t *testing.T) {
 		var got []string
 		path := fmt.Sprintf("/api/v1/changes?registry=dc2&limit=%d", limit)
 		for after := ""; ; {
-			page := getJSON[list[Change]](t, s, path+after)
+			page := getJSON[list[state.Event]](t, s, path+after)
 			for _, c := range page.Items {
 				got = append(got, c.Name)
 			}
@@ -235,11 +266,12 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// What is particular to a sink of the legacy protocol is in the API, and absent for others.
+// What is particular to a sink of the legacy protocol is in the API, and absent
+// for others.
 func TestSinks(t *testing.T) {
-	s := New(&world{overview: Overview{Sinks: []Sink{
-		{Protocol: "mcp", StaleNonces: 3, Subscriptions: []Subscription{{Incremental: true, Oversize: true}, {State: "held", Waiting: "penalty"}}},
-		{Protocol: "sotw", Subscriptions: []Subscription{{State: "current"}}},
+	s := New(&world{overview: Overview{Sinks: []stream.Status{
+		{Protocol: "mcp", StaleNonces: 3, Subscriptions: []stream.SubscriptionStatus{{Incremental: true, Oversize: true}, {Status: view.Status{State: "held"}, Waiting: "penalty"}}},
+		{Protocol: "sotw", Subscriptions: []stream.SubscriptionStatus{{Status: view.Status{State: "current"}}}},
 	}}}, Options{})
 	sinks := getJSON[list[map[string]any]](t, s, "/api/v1/sinks").Items
 	of := func(v map[string]any) string {
@@ -273,7 +305,7 @@ func TestListsAreNeverNull(t *testing.T) {
 func TestErrorsAreJSON(t *testing.T) {
 	s := New(&world{}, Options{})
 	for path, want := range map[string]string{
-		"/api/v1/things":              `404 there is no /api/v1/things; there are /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes`,
+		"/api/v1/things":              `404 there is no /api/v1/things; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/kept`,
 		"/api/v1/services?nmae=x":     `400 unknown query parameter "nmae"; there are registry, q, limit, after`,
 		"/api/v1/sinks?q=x":           `400 unknown query parameter "q"; there is none`,
 		"/api/v1/resources?limit=0":   `400 limit=0: must be a number from 1 to 1000`,
@@ -291,7 +323,7 @@ func TestErrorsAreJSON(t *testing.T) {
 		}
 	}
 	r := httptest.NewRecorder()
-	s.Handler().ServeHTTP(r, httptest.NewRequest(http.MethodPost, "/api/v1/services", nil))
+	s.ServeHTTP(r, httptest.NewRequest(http.MethodPost, "/api/v1/services", nil))
 	if r.Code != 405 || r.Header().Get("Allow") != "GET, HEAD" || !strings.Contains(r.Body.String(), "read-only") {
 		t.Errorf("POST = %d %s", r.Code, r.Body)
 	}
@@ -300,18 +332,21 @@ func TestErrorsAreJSON(t *testing.T) {
 // The page shows every state, and text from a registry or a sink stays text.
 func TestPage(t *testing.T) {
 	now := time.Now()
-	problems := make([]Problem, 60)
+	problems := make([]state.Problem, 60)
 	for i := range problems {
-		problems[i] = Problem{ID: fmt.Sprint("service s", i), Reason: "no address"}
+		problems[i] = state.Problem{ID: fmt.Sprint("service s", i), Reason: "no address"}
 	}
 	s := New(&world{overview: Overview{
 		Version: "1.2.3", Started: now.Add(-3 * time.Hour), Revision: 77, NotReady: []string{"registry dc1: <b>"},
-		Registries: []Registry{{Name: "dc1", Adapter: "consul", Phase: "degraded", Explanation: "It can not be followed.", Since: now.Add(-5 * time.Minute), LastError: "<script>alert(1)</script>", LastErrorAt: now, ListingSince: now.Add(-7 * time.Minute), LastHeard: now.Add(-6 * time.Minute), ProblemCount: 61, Problems: problems}, {Name: "dc2", Phase: "live"}},
-		Sinks: []Sink{
-			{Node: "sidecar~1", Address: "127.0.0.1:9", Protocol: "sotw", Profile: "istio-1.30", Shape: "inline", Connected: now, Subscriptions: []Subscription{{Collection: "g/K", State: "sent", SentVersion: "abc", AckedVersion: "def", Lag: 4, Bytes: 1_234_567, Nacks: 1, LastNack: "no <i>"}}},
-			{Node: "", Address: "127.0.0.1:7", Protocol: "mcp", Profile: "pilot-1.8", Connected: now, StaleNonces: 3, Subscriptions: []Subscription{
-				{TypeURL: "istio/serviceentries", Collection: "g/S", State: "sent", Bytes: 5_000_000, Incremental: true, Oversize: true},
-				{TypeURL: "istio/workloadgroups", Collection: "g/W", State: "held", Waiting: "istio/serviceentries"},
+		Registries: []Registry{{
+			Plugin: Plugin{Registry: "dc1", Adapter: "consul", Phase: supervisor.PhaseDegraded, Sentence: "It can not be followed.", Since: now.Add(-5 * time.Minute), LastError: "<script>alert(1)</script>", LastErrorAt: now, LastHeard: now.Add(-6 * time.Minute)},
+			Served: Served{ListingSince: now.Add(-7 * time.Minute), ProblemCount: 61}, Problems: problems,
+		}, {Plugin: Plugin{Registry: "dc2", Phase: supervisor.PhaseLive}}},
+		Sinks: []stream.Status{
+			{Node: "sidecar~1", Address: "127.0.0.1:9", Protocol: "sotw", Profile: "istio-1.30", Shape: "inline", Connected: now, Subscriptions: []stream.SubscriptionStatus{{Status: view.Status{Collection: "g/K", State: "sent", SentVersion: "abc", AckedVersion: "def", Bytes: 1_234_567, Nacks: 1, LastNack: "no <i>"}, Lag: 4}}},
+			{Node: "", Address: "127.0.0.1:7", Protocol: "mcp", Profile: "pilot-1.8", Connected: now, StaleNonces: 3, Subscriptions: []stream.SubscriptionStatus{
+				{TypeURL: "istio/serviceentries", Status: view.Status{Collection: "g/S", State: "sent", Bytes: 5_000_000}, Incremental: true, Oversize: true},
+				{TypeURL: "istio/workloadgroups", Status: view.Status{Collection: "g/W", State: "held"}, Waiting: "istio/serviceentries"},
 			}},
 			{Node: "quiet", Address: "127.0.0.1:8", Protocol: "delta", Connected: now},
 		},
@@ -344,7 +379,7 @@ func TestPage(t *testing.T) {
 // An error that is over is told from one that lasts, in the API as on the page.
 func TestLastError(t *testing.T) {
 	now := time.Now()
-	was := Registry{Name: "dc1", Phase: "live", LastError: "connection refused", LastErrorAt: now.Add(-5 * time.Minute)}
+	was := Registry{Plugin: Plugin{Registry: "dc1", Phase: supervisor.PhaseLive, LastError: "connection refused", LastErrorAt: now.Add(-5 * time.Minute)}}
 	for _, present := range []string{"", "connection refused"} {
 		r := was
 		r.Error = present
@@ -356,6 +391,26 @@ func TestLastError(t *testing.T) {
 		item := getJSON[list[map[string]any]](t, s, "/api/v1/registries").Items[0]
 		if got, _ := item["error"].(string); got != present || item["last_error"] != "connection refused" || item["last_error_at"] == nil {
 			t.Errorf("present error %q: %v", present, item)
+		}
+	}
+}
+
+// The page shows who else has a host, and what became of that.
+func TestConflicts(t *testing.T) {
+	var conflicts []state.Conflict
+	for n := range maxShown + 1 {
+		conflicts = append(conflicts, state.Conflict{
+			Host: fmt.Sprintf("h%d.example.org", n), Policy: state.Merge, Registry: "new", Name: "new/web", Outcome: "merged", Owner: "old", OwnerName: "old/web",
+		})
+	}
+	for _, n := range []int{0, 1, maxShown + 1} {
+		_, body, _ := get(t, New(&world{overview: Overview{Conflicts: conflicts[:n]}}, Options{}), "/")
+		if shown := strings.Contains(body, fmt.Sprintf("Hosts that several registries have: %d", n)); shown != (n > 0) {
+			t.Errorf("%d conflicts: shown is %t", n, shown)
+		}
+		row := "<td>h0.example.org</td><td>merge</td><td>old <code>old/web</code></td><td>new <code>new/web</code></td><td>merged</td>"
+		if strings.Contains(body, row) != (n > 0) || strings.Contains(body, "The others are in the list of") != (n > maxShown) {
+			t.Errorf("%d conflicts: %s", n, body)
 		}
 	}
 }
@@ -392,5 +447,57 @@ func TestRunTellsWhyItEnded(t *testing.T) {
 	l.Close()
 	if err := New(&world{}, Options{}).Run(t.Context(), l); err == nil || !strings.Contains(err.Error(), l.Addr().String()) {
 		t.Errorf("Run on a closed listener = %v", err)
+	}
+}
+
+// The fields of the API stay what they are: tools read them.
+func TestFields(t *testing.T) {
+	now := time.Now()
+	s := New(&world{
+		overview: Overview{
+			Registries: []Registry{{
+				Plugin: Plugin{
+					Registry: "dc1", Adapter: "consul", Version: "1", Since: now, Waiting: "w", PID: 1, RetryAt: now, LastError: "e", LastErrorAt: now,
+					Violations: []supervisor.Violation{{Field: "f"}}, Services: 1, Instances: 1, LastMessage: now, LastHeard: now,
+				},
+				Served: Served{
+					Registry: "dc1", Restored: now, Released: true, Holds: []string{"c"}, HeldSince: now, Listing: true, ListingSince: now, Down: "d", Error: "e", Detail: "d", Since: now,
+					Services: 2, Instances: 3, Resources: map[string]int{"c": 4}, Protection: &state.Protection{Since: now, Until: now},
+				},
+				Error: "e", Resources: 4, Problems: []state.Problem{{ID: "i"}},
+			}},
+			Sinks: []stream.Status{{Version: "v", StaleNonces: 1, Subscriptions: []stream.SubscriptionStatus{
+				{Status: view.Status{LastNack: "n"}, Incremental: true, Oversize: true, Waiting: "w"},
+			}}},
+		},
+		services:  []state.ServiceStatus{{ShadowedBy: "dc1"}},
+		resources: []Resource{{Name: "n"}},
+		changes:   []state.Event{{Time: now, Registry: "dc1", Version: "v"}},
+		kept:      []state.Kept{{Service: "s", Until: now}},
+	}, Options{})
+	item := func(list string) map[string]any {
+		return getJSON[struct{ Items []map[string]any }](t, s, "/api/v1/"+list).Items[0]
+	}
+	registry, sink := item("registries"), item("sinks")
+	if got := fmt.Sprint(registry["name"], " ", registry["services"], registry["instances"], registry["resources"]); got != "dc1 2 3 4" {
+		t.Errorf("registry = %s", got)
+	}
+	for _, tt := range []struct {
+		object any
+		want   string
+	}{
+		{registry, "adapter bytes detail error explanation held_since holds instances kept last_error last_error_at last_heard listing_since name phase pid problem_count problems protection released required resources restarts restored revision services since synced version"},
+		{registry["problems"].([]any)[0], "id reason"},
+		{registry["protection"], "endpoints of pending resources services since until"},
+		{item("kept"), "collection name reason registry service since until"},
+		{sink, "address connected node profile protocol shape stale_nonces subscriptions version"},
+		{sink["subscriptions"].([]any)[0], "acked_revision acked_version bytes collection incremental lag last_nack nacks oversize resources sent sent_revision sent_version state type_url waiting"},
+		{item("services"), "endpoints hosts name registry shadowed_by version"},
+		{item("resources"), "collection name registry version"},
+		{item("changes"), "collection name op registry revision time version"},
+	} {
+		if diff := cmp.Diff(tt.want, strings.Join(slices.Sorted(maps.Keys(tt.object.(map[string]any))), " ")); diff != "" {
+			t.Errorf("fields (-want +got):\n%s", diff)
+		}
 	}
 }

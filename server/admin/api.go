@@ -11,6 +11,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
 // Bounds of the query parameter limit.
@@ -19,14 +22,15 @@ const (
 	MaxLimit     = 1000
 )
 
-// query is the query parameters of a list.
+// query holds the query parameters of a list.
 type query struct {
 	registry, collection, text, after string
 	limit                             int
 	body                              bool
 }
 
-// parseQuery reads the parameters of a list, of which allowed may be given. The error is for the caller of the API.
+// parseQuery reads the parameters of a list and rejects those that are not
+// allowed. The error is meant for the client.
 func parseQuery(values url.Values, allowed ...string) (q query, err error) {
 	q.limit = DefaultLimit
 	for _, name := range slices.Sorted(maps.Keys(values)) {
@@ -59,16 +63,17 @@ func parseQuery(values url.Values, allowed ...string) (q query, err error) {
 	return q, nil
 }
 
-// list is the answer to a request for a list.
+// list is the response to a request for a list.
 type list[T any] struct {
 	Items []T `json:"items"`
-	// Total counts what the filters let through, on this page or not.
+	// Total is the number of items that match the filters, on all pages.
 	Total int `json:"total"`
-	// Next is the parameter after of the next page, empty on the last one.
+	// Next is the value of the parameter after for the next page, empty on the
+	// last one.
 	Next string `json:"next,omitempty"`
 }
 
-// keyed is an item with what it is ordered by.
+// keyed is an item with its sort key.
 type keyed[T any] struct {
 	key  string
 	item T
@@ -87,8 +92,9 @@ func (h *largest[T]) Pop() any {
 	return last
 }
 
-// page returns the first items behind after, ordered by key, which no two items share. It keeps no more of items than it returns, however many there
-// are, and a page stays where it is while others come and go.
+// page returns the first items after the cursor in the order of key, which is
+// unique. It holds no more items in memory than it returns. Items that come and
+// go do not shift pages.
 func page[T any](items iter.Seq[T], q query, match func(T) bool, key func(T) string) list[T] {
 	var first largest[T]
 	l := list[T]{Items: []T{}}
@@ -141,7 +147,7 @@ func (s *Server) sinks(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	items := s.source.Overview().Sinks
-	writeJSON(w, http.StatusOK, list[Sink]{Items: nonNil(items), Total: len(items)})
+	writeJSON(w, http.StatusOK, list[stream.Status]{Items: nonNil(items), Total: len(items)})
 }
 
 func (s *Server) services(w http.ResponseWriter, r *http.Request) {
@@ -150,9 +156,9 @@ func (s *Server) services(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	writeJSON(w, http.StatusOK, page(s.source.Services(), q, func(v Service) bool {
+	writeJSON(w, http.StatusOK, page(s.source.Services(), q, func(v state.ServiceStatus) bool {
 		return either(q.registry, v.Registry) && (contains(q.text, v.Name) || contains(q.text, v.Hosts...))
-	}, func(v Service) string { return v.Name + " " + v.Registry })) // several registries may have one name
+	}, func(v state.ServiceStatus) string { return v.Name + " " + v.Registry })) // several registries may have a service of that name
 }
 
 // resource is a Resource with its body.
@@ -193,9 +199,9 @@ func (s *Server) changes(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	answer := list[Change]{Items: []Change{}}
+	answer := list[state.Event]{Items: []state.Event{}}
 	var at changeCursor
-	for c := range s.source.Changes() {
+	for _, c := range s.source.Changes() {
 		if !either(q.registry, c.Registry) || !either(q.collection, c.Collection) || !contains(q.text, c.Name) {
 			continue
 		}
@@ -215,13 +221,14 @@ func (s *Server) changes(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, answer)
 }
 
-// changeCursor is a place among the changes: several have the same revision if they came in one batch.
+// changeCursor is a position in the list of changes. The changes of one batch
+// share a revision.
 type changeCursor struct {
-	revision uint64
-	count    int // of the changes of that revision up to here
+	revision state.Revision
+	count    int // number of changes of that revision up to here
 }
 
-func (c changeCursor) next(revision uint64) changeCursor {
+func (c changeCursor) next(revision state.Revision) changeCursor {
 	if revision != c.revision {
 		c = changeCursor{revision: revision}
 	}
@@ -229,7 +236,7 @@ func (c changeCursor) next(revision uint64) changeCursor {
 	return c
 }
 
-// behind says whether c comes after o, where the newest is first.
+// behind reports whether c follows o in a list that begins with the newest.
 func (c changeCursor) behind(o changeCursor) bool {
 	return c.revision < o.revision || c.revision == o.revision && c.count > o.count
 }
@@ -238,7 +245,9 @@ func (c changeCursor) String() string { return fmt.Sprintf("%d-%d", c.revision, 
 
 func parseChangeCursor(s string) (c changeCursor, err error) {
 	revision, count, ok := strings.Cut(s, "-")
-	if c.revision, err = strconv.ParseUint(revision, 10, 64); err == nil {
+	var number uint64
+	if number, err = strconv.ParseUint(revision, 10, 64); err == nil {
+		c.revision = state.Revision(number)
 		c.count, err = strconv.Atoi(count)
 	}
 	if !ok || err != nil {
@@ -257,10 +266,10 @@ func nonNil[T any](s []T) []T {
 func (s *Server) noSuchCall(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		writeError(w, http.StatusMethodNotAllowed, "the API is read-only: use GET")
+		writeError(w, http.StatusMethodNotAllowed, "this call is read-only: use GET; POST is for /api/v1/registries/NAME/accept and /api/v1/registries/NAME/refuse")
 		return
 	}
-	writeError(w, http.StatusNotFound, fmt.Sprintf("there is no %s; there are /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes", r.URL.Path))
+	writeError(w, http.StatusNotFound, fmt.Sprintf("there is no %s; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/kept", r.URL.Path))
 }
 
 func writeError(w http.ResponseWriter, code int, reason string) {
@@ -273,5 +282,5 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	_ = enc.Encode(v) // the client is gone, which is its own affair
+	_ = enc.Encode(v) // an error means that the client disconnected
 }

@@ -1,6 +1,6 @@
 // Package admin shows the state of the bridge over HTTP.
 //
-// Everything is read-only:
+// Everything is read-only but the two decisions at the end:
 //
 //	/                      a page for people: registries, sinks, problems
 //	/healthz               200 as long as the process answers
@@ -12,6 +12,12 @@
 //	/api/v1/resources      ?registry= ?collection= ?q= ?limit= ?after= ?body=true
 //	/api/v1/sinks
 //	/api/v1/changes        ?registry= ?collection= ?q= ?limit= ?after=, newest first
+//	/api/v1/kept           ?registry= ?collection= ?q= ?limit= ?after=
 //
-// There is no access control: the address is loopback unless configured, and nothing shown is a secret.
+//	POST /api/v1/registries/NAME/accept
+//	POST /api/v1/registries/NAME/refuse
+//
+// There is no access control: the address is loopback unless configured, and
+// nothing shown is a secret. A web page of another origin cannot make a browser
+// decide.
 package admin

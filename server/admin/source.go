@@ -1,142 +1,146 @@
 package admin
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"iter"
 	"time"
+
+	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/stream"
+	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
-// Source is what is shown. Its methods are quick, never block and may be called from any goroutine. What they return belongs to
-// the caller.
+// Source provides what is shown. Its methods do not block and may be called
+// from any goroutine. The caller owns the results.
 type Source interface {
-	// NotReady says why /readyz says 503, in words; empty if it does not. It is asked often, and collects nothing else.
+	// NotReady returns the reasons why /readyz answers 503, empty if it does
+	// not. It is called often and must be cheap.
 	NotReady() []string
+	// Remarks says what a person should know although /readyz says 200, in
+	// words; mostly there is nothing. It is asked as often.
+	Remarks() []string
 	// Overview returns everything but the lists below.
 	Overview() Overview
 	// Services yields each service of each registry once, in any order.
-	Services() iter.Seq[Service]
-	// Resources yields each resource once, in any order, as sinks of the inline shape get them and WorkloadEntries too.
+	Services() iter.Seq[state.ServiceStatus]
+	// Resources yields each resource once, in any order: the inline shape, and
+	// WorkloadEntries.
 	Resources() iter.Seq[Resource]
-	// Changes yields the latest changes that are still known, newest first.
-	Changes() iter.Seq[Change]
+	// Changes returns the latest recorded changes, newest first.
+	Changes() []state.Event
+	// Kept yields what is served although its registry no longer has it, in any
+	// order: of one registry, or of all if the name is empty.
+	Kept(registry string) iter.Seq[state.Kept]
+	// Decide accepts or refuses what is held back of a registry's removals, and
+	// returns what that was. The error is [ErrNoRegistry],
+	// [state.ErrNothingKept] or [state.ErrAlreadyRefused].
+	Decide(registry string, accept bool) (state.Protection, error)
 }
+
+// ErrNoRegistry means that there is no registry of that name.
+var ErrNoRegistry = errors.New("there is no registry of this name; /api/v1/registries lists them")
 
 // Overview is the state of the bridge.
 type Overview struct {
-	Version    string     `json:"version"` // of the program
-	Started    time.Time  `json:"started"`
-	Revision   uint64     `json:"revision"`  // how many changes the store has seen
-	NotReady   []string   `json:"not_ready"` // why /readyz says 503, in words; empty if it does not
-	Registries []Registry `json:"registries"`
-	Sinks      []Sink     `json:"sinks"`
+	Version    string           // of the program
+	Config     Config           // in force
+	Started    time.Time        // of the bridge
+	Revision   state.Revision   // number of changes of the state
+	NotReady   []string         // reasons why /readyz answers 503
+	Remarks    []string         // what a person should know besides
+	State      State            // last good state on disk
+	Registries []Registry       // in the order of the configuration
+	Conflicts  []state.Conflict // hosts that several registries have
+	Sinks      []stream.Status  // connected ones
 }
 
-// Registry is the state of one registry.
-type Registry struct {
-	Name        string    `json:"name"`
-	Adapter     string    `json:"adapter"`
-	Version     string    `json:"version,omitempty"`    // of the adapter
-	Phase       string    `json:"phase"`                // one word
-	Explanation string    `json:"explanation"`          // the phase in a sentence
-	Since       time.Time `json:"since,omitzero"`       // of the phase
-	Error       string    `json:"error,omitempty"`      // why what is served may be old; empty while nothing is wrong
-	LastError   string    `json:"last_error,omitempty"` // what went wrong last; it is over if Error is empty
-	LastErrorAt time.Time `json:"last_error_at,omitzero"`
-	Detail      string    `json:"detail,omitempty"` // how it is followed, if that is worth telling
-	Synced      bool      `json:"synced"`           // a first listing is in
-	// ListingSince is since when the listing is incomplete; zero while it is complete.
-	ListingSince time.Time `json:"listing_since,omitzero"`
-	// LastHeard is when the registry itself answered or sent anything last, as its adapter tells it; zero if it does not tell.
-	LastHeard time.Time `json:"last_heard,omitzero"`
-	PID       int       `json:"pid,omitempty"`
-	Restarts  int       `json:"restarts"`
-	Revision  uint64    `json:"revision"` // of the last change that the registry made
-	Services  int       `json:"services"`
-	Instances int       `json:"instances"`
-	Resources int       `json:"resources"`
-	Bytes     int       `json:"bytes"` // of these, as limits.bytes_per_registry counts
-	// ProblemCount is the number of problems; Problems may be fewer.
-	ProblemCount int       `json:"problem_count"`
-	Problems     []Problem `json:"problems"`
+// State is the status of the last good state on disk.
+type State struct {
+	Dir       string // empty if the state is not kept
+	Bytes     int64
+	WrittenAt time.Time
+	// Error says why the state cannot be written or could not be read at the
+	// start; empty without an error.
+	Error string
 }
 
-// Problem is something in a registry that can not be used as it is.
-type Problem struct {
-	ID     string `json:"id"`
+// Config is the configuration in force.
+type Config struct {
+	File       string    `json:"file,omitempty"`
+	Hash       string    `json:"sha256"` // of the file
+	Loaded     time.Time `json:"loaded,omitzero"`
+	LastReload *Reload   `json:"last_reload,omitempty"`
+}
+
+// Reload is an attempt to load the configuration again.
+type Reload struct {
+	Time     time.Time       `json:"time"`
+	Trigger  string          `json:"trigger"`            // "SIGHUP", "file" or "API"
+	Result   string          `json:"result"`             // "success" or "failure"
+	Problems []ConfigProblem `json:"problems,omitempty"` // why the one before stays in force
+}
+
+// ConfigProblem is something that is wrong with a configuration.
+type ConfigProblem struct {
+	File   string `json:"file,omitempty"`
+	Line   int    `json:"line,omitempty"` // from 1
+	Column int    `json:"column,omitempty"`
+	Field  string `json:"field,omitempty"` // a dotted path
 	Reason string `json:"reason"`
 }
 
-// Sink is one connected stream.
-type Sink struct {
-	Address       string         `json:"address"`
-	Node          string         `json:"node"`
-	Version       string         `json:"version,omitempty"` // what the node says of itself
-	Protocol      string         `json:"protocol"`          // sotw, delta, mcp or mcp reverse
-	Profile       string         `json:"profile"`
-	Shape         string         `json:"shape"`
-	Connected     time.Time      `json:"connected"`
-	StaleNonces   uint64         `json:"stale_nonces,omitempty"` // requests that were ignored; of mcp only
-	Subscriptions []Subscription `json:"subscriptions"`
+// Reloaded is what a configuration changed, or would change.
+type Reloaded struct {
+	Result string `json:"result"` // "success" or "failure"
+	Hash   string `json:"sha256"` // of the configuration in force
+	// Changed says whether anything changes.
+	Changed bool `json:"changed"`
+	// Changes is what, by names of registries, listeners and fields. Values are
+	// not in it.
+	Changes any `json:"changes,omitempty"`
+	// Problems are why nothing is changed.
+	Problems []ConfigProblem `json:"problems,omitempty"`
 }
 
-// Subscription is one sink's interest in one type.
-type Subscription struct {
-	TypeURL       string `json:"type_url"`
-	Collection    string `json:"collection"`
-	State         string `json:"state"` // held, sent or current
-	Sent          uint64 `json:"sent"`  // responses
-	SentVersion   string `json:"sent_version"`
-	SentRevision  uint64 `json:"sent_revision"`
-	AckedVersion  string `json:"acked_version"`
-	AckedRevision uint64 `json:"acked_revision"`
-	// Lag is how many revisions of the store the sink has not confirmed; changes of other collections count too while a
-	// response is under way.
-	Lag       uint64 `json:"lag"`
-	Nacks     uint64 `json:"nacks"`
-	LastNack  string `json:"last_nack,omitempty"`
-	Resources int    `json:"resources"` // in the newest response
-	Bytes     int    `json:"bytes"`     // of the newest response
-
-	// The rest is of mcp only.
-
-	// Incremental says that the newest response was.
-	Incremental bool `json:"incremental,omitempty"`
-	// Oversize says that the newest response is larger than a Pilot accepts unless it is told to.
-	Oversize bool `json:"oversize,omitempty"`
-	// Waiting says what one that is held waits for besides its registries: "profile", a collection that has to be acknowledged first, or
-	// "penalty".
-	Waiting string `json:"waiting,omitempty"`
+// Operator carries out what the API is asked to do. Its methods may be called
+// from any goroutine.
+type Operator interface {
+	// Reload loads the configuration again. The error is that of a bridge that
+	// is ending, or of ctx; a configuration that is refused is no error.
+	Reload(ctx context.Context, trigger string) (Reloaded, error)
+	// Compare returns what the text of a configuration file would change. It
+	// changes nothing, and asks no plugin.
+	Compare(text []byte) Reloaded
 }
 
-// Service is one service and what became of it.
-type Service struct {
-	Registry  string   `json:"registry"`
-	Name      string   `json:"name"` // namespace/name of its ServiceEntry
-	Hosts     []string `json:"hosts"`
-	Endpoints int      `json:"endpoints"`
-	Version   string   `json:"version"`
-	// ShadowedBy is the registry that owns the name; this one's service is not served then. It is empty if it is served.
-	ShadowedBy string `json:"shadowed_by,omitempty"`
+// The two halves of a registry's status. Both types are named Status, so
+// embedding them in one struct needs aliases.
+type (
+	// Plugin is the status of the plugin that follows the registry.
+	Plugin = supervisor.Status
+	// Served is the status of what the bridge has of the registry.
+	Served = state.Status
+)
+
+// Registry is the status of one registry, in the types of the packages that own
+// it.
+type Registry struct {
+	Plugin
+	Served
+	Error     string          `json:"error,omitempty"` // why the registry may be stale; empty while it is followed
+	Resources int             `json:"resources"`       // of all collections
+	Problems  []state.Problem `json:"problems"`        // fewer than ProblemCount if there are very many
 }
 
-// Resource is one resource as it is served.
+// Resource is one served resource.
 type Resource struct {
 	Registry   string `json:"registry"`
 	Collection string `json:"collection"`
 	Name       string `json:"name"`
 	Version    string `json:"version"`
-	// Body returns the resource as protobuf JSON. It is called only for what is asked for with ?body=true; nil leaves
-	// the body out.
+	// Body returns the resource as protobuf JSON. It is called only with
+	// ?body=true; nil omits the body.
 	Body func() (json.RawMessage, error) `json:"-"`
-}
-
-// Change is one change of a resource.
-type Change struct {
-	Revision   uint64    `json:"revision"` // several changes that came in one batch may share one
-	Time       time.Time `json:"time,omitzero"`
-	Registry   string    `json:"registry,omitempty"`
-	Collection string    `json:"collection"`
-	Name       string    `json:"name"`
-	Version    string    `json:"version,omitempty"`
-	Op         string    `json:"op"` // upsert or remove
 }

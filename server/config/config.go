@@ -1,6 +1,8 @@
 package config
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,44 +12,52 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/internal/conf"
 )
 
-// BuiltIn are the adapters that are part of the program, in alphabetical order. `isthmus adapter NAME` runs each of them.
-var BuiltIn = []string{"consul", "file", "nacos", "sim"}
-
-// PluginPrefix begins the file name of every executable in plugin_dir that is an adapter. What follows is the registry's type.
+// PluginPrefix is the prefix of the file names of adapters in plugin_dir. The
+// registry's type follows.
 const PluginPrefix = "isthmus-adapter-"
 
-// MaxSize is the largest configuration file that is read, in bytes.
+// MaxSize bounds the configuration file, in bytes.
 const MaxSize = 4 << 20
 
-// Config is the whole configuration. Get one from [Load] or [Parse]; the zero value is not usable.
+// Config is the whole configuration. Use [Load] or [Parse]; the zero value is
+// not usable.
 type Config struct {
 	Listen     Listen     `json:"listen" doc:"Where the bridge listens."`
 	Registries []Registry `json:"registries" doc:"The registries that are followed, at least one. Each has a plugin process of its own."`
+	Conflicts  []Conflict `json:"conflicts" doc:"What becomes of hosts that several registries have. The first rule that fits a host holds. Without one the policy is priority."`
 	PluginDir  string     `json:"plugin_dir" doc:"Directory of executables named isthmus-adapter-TYPE, for registries whose type is not built in. A relative path starts at the working directory of the bridge."`
 	Profile    string     `json:"profile" doc:"Name of the profile that every sink gets. Empty: the profile is found by what a sink asks for, which is right unless a sink was built from changed sources; for istiod 1.23 name istio-1.23, see istiod.md."`
 	Log        Log        `json:"log" doc:"The log, which goes to standard error."`
+	State      State      `json:"state" doc:"The last good state, which is kept on disk and served after a restart until the registries are followed again; see operations.md."`
 	Admin      Admin      `json:"admin" doc:"The admin pages and API."`
 	Limits     Limits     `json:"limits" doc:"Bounds that keep a registry run wild from using up the machine."`
 	MCP        MCP        `json:"mcp" doc:"The legacy Mesh Configuration Protocol of Istio 1.1 to 1.8."`
 	Sinks      []Sink     `json:"sinks" doc:"Sinks of the legacy protocol that the bridge dials (reverse mode)."`
+	Drain      string     `json:"drain" doc:"How long the end of the bridge may take the streams of its sinks, 0s to 10m: they are ended one after the other, spread over it. The end takes up to 10 seconds more, and Kubernetes ends a pod after 30 unless told otherwise."`
 
-	file      string
-	positions map[string]Position
-	problems  Problems // that Parse found
+	file     string
+	text     []byte
+	adapters []string // built-in types
+	doc      *conf.Document
+	problems Problems // found by Parse
 }
 
-// Listen says where the bridge listens. Port 0 takes any free port, which the
-// log then tells.
+// Listen configures the addresses of the bridge. Port 0 selects a free port,
+// which is logged.
 type Listen struct {
 	XDS   Listeners `json:"xds" doc:"The xDS server (SotW and delta, plaintext): an address as host:port, a block with one, or a list of either. Port 0 takes any free one."`
 	Admin Listener  `json:"admin" doc:"Health checks, metrics, API and pages: an address as host:port, or a block with one. It has no access control: leave it on loopback or guard it."`
 	MCP   Listener  `json:"mcp" doc:"A port of its own for the legacy Mesh Configuration Protocol, plaintext: an address as host:port, or a block with one. Empty: it is served on the ports of xds."`
 }
 
-// Listener is one port. In the file it is an address, or a block.
+// Listener is one port: in the file an address or a block.
 type Listener struct {
 	Address string `json:"address" doc:"Address, as host:port."`
 }
@@ -55,16 +65,42 @@ type Listener struct {
 // String returns the address.
 func (l Listener) String() string { return l.Address }
 
-// Listeners are several ports. In the file they are one, or a list.
+// Listeners are several ports: in the file one item or a list.
 type Listeners []Listener
 
 // Registry is one registry to follow.
 type Registry struct {
 	Name      string          `json:"name" doc:"Name of the registry, unique: lower-case letters, digits and dashes, at most 63. It is the namespace of the registry's resources unless translate.namespace says otherwise."`
-	Type      string          `json:"type" doc:"The adapter: consul, file, nacos, sim, or the TYPE of an executable isthmus-adapter-TYPE in plugin_dir."`
+	Type      string          `json:"type" doc:"The adapter: {adapters}, or the TYPE of an executable isthmus-adapter-TYPE in plugin_dir."`
 	Config    json.RawMessage `json:"config" doc:"The adapter's own configuration; see the section of the adapter."`
 	Translate json.RawMessage `json:"translate" doc:"How services of the registry become resources; see the section on translate."`
 	Plugin    Plugin          `json:"plugin" doc:"The executable, for a type that is not built in."`
+
+	Required    bool     `json:"required" doc:"Whether the types of the registry are held until its first listing is complete, however long that takes. With false they are served without it once it is shown that it cannot be reached, or sync_timeout has passed; what it lists later is added."`
+	SyncTimeout Duration `json:"sync_timeout" doc:"How long a first listing may take, counted from the start of the bridge. After it a registry that is not required is no longer waited for; of a required one the log says that it holds its types, and nothing else changes."`
+	Protect     Protect  `json:"protect" doc:"Which removals look like an accident and are held back; see operations.md."`
+}
+
+// Protect configures which removals look accidental.
+type Protect struct {
+	MinShare    float64        `json:"min_share" doc:"A complete listing, or a run of removals within ten minutes, that would leave less than this share of the registry's services is held back. A service that loses its last endpoint counts as lost. 0 turns it off."`
+	MinServices int            `json:"min_services" doc:"Number of services from which min_share applies. A complete listing without a single service is held back below it too."`
+	Hold        Duration       `json:"hold" doc:"How long removals are held back, unless an operator decides before (isthmus accept, isthmus refuse)."`
+	Service     ProtectService `json:"service" doc:"The same for the endpoints of one service."`
+}
+
+// ProtectService configures which removals of one service's endpoints look
+// accidental.
+type ProtectService struct {
+	MinShare     float64 `json:"min_share" jsonschema:"default=0" doc:"Removals within ten minutes that would leave less than this share of a service's endpoints are held back. 0 turns it off: a service that has no endpoint in its registry has none in the mesh."`
+	MinEndpoints int     `json:"min_endpoints" doc:"Number of endpoints of a service from which min_share applies."`
+}
+
+// Conflict is a rule for hosts that exist in several registries.
+type Conflict struct {
+	Hosts   []string       `json:"hosts" doc:"The hosts, as patterns: * stands for any run of characters, dots included, ? for one, and [a-c] for one of several; *.example.org fits every host of that domain, * every host."`
+	Policy  string         `json:"policy" doc:"priority: the first registry of the configuration that has the host serves it, the services of the others are kept back and listed, and the next one takes over when the first has it no longer. isolate: the service of each registry is served in its own namespace. merge: the service of the first registry is served with the endpoints of all."`
+	Weights map[string]int `json:"weights" doc:"With merge, the share of traffic by registry, 0 to 1000, at least one above 0: {old: 90, new: 10}. None of the endpoints of a registry with 0 is served; one that is not named is kept back. Without weights every endpoint has its own weight."`
 }
 
 // Plugin pins the executable of a registry whose type is not built in.
@@ -72,7 +108,16 @@ type Plugin struct {
 	SHA256 string `json:"sha256" doc:"SHA-256 of the executable, 64 hexadecimal digits. If given, another file is not started."`
 }
 
-// Log says what is logged, and how.
+// AutoDir is the value of state.dir that selects the default directory: see
+// [Config.StateDir].
+const AutoDir = "auto"
+
+// State configures where the last good state is stored.
+type State struct {
+	Dir string `json:"dir" doc:"Directory of the last good state, of this bridge alone. auto: one for this configuration file, in isthmus of STATE_DIRECTORY, XDG_STATE_HOME or ~/.local/state. Empty: none is kept. A relative path starts at the working directory of the bridge."`
+}
+
+// Log configures the log.
 type Log struct {
 	Level  string `json:"level" doc:"Least level that is logged: debug, info, warn or error."`
 	Format string `json:"format" doc:"text or json."`
@@ -87,6 +132,9 @@ type Admin struct {
 type Limits struct {
 	ResourcesPerRegistry int `json:"resources_per_registry" doc:"How many resources one registry may have. What comes above is left out and listed."`
 	BytesPerRegistry     int `json:"bytes_per_registry" doc:"How many bytes the resources of one registry may have together, as its plugin encodes them; one instance has some 300. What comes above is left out and listed; nothing that is served is removed for it. The bridge takes about three times as much memory, besides 1 kB for each resource."`
+	ConnectionsPerPeer   int `json:"connections_per_peer" doc:"How many connections one IP address may have, on all ports together. More are closed at once."`
+	Streams              int `json:"streams" doc:"How many streams all sinks may have together. More are refused with ResourceExhausted. One that asks for twenty names takes some 20 kB."`
+	PluginMemory         int `json:"plugin_memory" doc:"How many bytes of memory one plugin process may take, on Linux. One that needs more ends, is started again after a pause, and is shown with the reason; what it had listed stays. It holds 1,000,000 instances in some 1 GB. 0: no bound."`
 	Tombstones           int `json:"tombstones" doc:"How many removed names each collection remembers, so that a delta sink that comes back within them gets exactly what it lacks. One costs some 150 bytes."`
 }
 
@@ -113,25 +161,39 @@ type SinkTLS struct {
 	ServerName string `json:"server_name" doc:"Name in the sink's certificate. Empty: the host of the address."`
 }
 
-// Default is what holds where the file says nothing.
+// Default holds the values of missing fields.
 var Default = Config{
 	Listen: Listen{XDS: Listeners{{Address: "127.0.0.1:15051"}}, Admin: Listener{Address: "127.0.0.1:15080"}},
+	State:  State{Dir: AutoDir},
 	Log:    Log{Level: "info", Format: "text"},
-	Limits: Limits{ResourcesPerRegistry: 1_000_000, BytesPerRegistry: 512 << 20, Tombstones: 100_000},
+	Drain:  "5s",
+	Limits: Limits{ResourcesPerRegistry: 1_000_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, PluginMemory: 4 << 30, Tombstones: 100_000},
 }
 
-// Options say what there is besides the file. The zero value works.
+// DefaultRegistry holds the values of missing fields of a registry.
+var DefaultRegistry = Registry{
+	Required:    true,
+	SyncTimeout: Duration(time.Minute),
+	Protect:     Protect{MinShare: 0.5, MinServices: 10, Hold: Duration(10 * time.Minute), Service: ProtectService{MinEndpoints: 10}},
+}
+
+// Options describe the environment of the file. The zero value is usable.
 type Options struct {
-	// LookupEnv finds an environment variable, [os.LookupEnv] if nil.
+	// Adapters are the built-in types of registries, in alphabetical order.
+	Adapters []string
+	// LookupEnv looks up an environment variable; nil means [os.LookupEnv].
 	LookupEnv func(name string) (string, bool)
-	// Profiles are the names that profile may have; nil means that it is not checked.
+	// Profiles are the valid values of profile; nil disables the check.
 	Profiles []string
-	// MCPProfiles are the names that mcp.profile may have; nil means that it is not checked.
+	// MCPProfiles are the valid values of mcp.profile; nil disables the check.
 	MCPProfiles []string
+	// Unexpanded retains variables unexpanded and checks only what
+	// [Config.Diff] requires, to compare two files without their secrets.
+	Unexpanded bool
 }
 
-// Load reads the configuration from a file. What is wrong with its content comes back as [Parse] has it; any other error is one of
-// reading.
+// Load reads the configuration from a file. Errors in its content are those of
+// [Parse]; any other is an error of reading.
 func Load(file string, o Options) (Config, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -159,21 +221,92 @@ func readError(err error) error {
 	return fmt.Errorf("read configuration: %w%s", err, cure)
 }
 
-// File returns the name of the file that c was read from, as it was given.
+// File returns the file name as it was passed to Load or Parse.
 func (c *Config) File() string { return c.file }
 
-// Built says whether the registry's adapter is part of the program.
-func (r *Registry) Built() bool { return slices.Contains(BuiltIn, r.Type) }
+// StateDir returns the absolute path of the directory of the last good state,
+// "" if it is disabled.
+func (c *Config) StateDir() (string, error) {
+	if c.State.Dir == "" {
+		return "", nil
+	}
+	if c.State.Dir != AutoDir {
+		return filepath.Abs(c.State.Dir)
+	}
+	base, err := stateHome()
+	if err != nil {
+		return "", err
+	}
+	file, err := filepath.Abs(c.file)
+	if err != nil {
+		return "", err
+	}
+	// Links are not resolved: an orchestrator changes their targets with each
+	// version of the file.
+	sum := sha256.Sum256([]byte(file))
+	name := filepath.Base(file)
+	return filepath.Join(base, fmt.Sprintf("%s-%x", strings.TrimSuffix(name, filepath.Ext(name)), sum[:6])), nil
+}
 
-// Executable returns the file of a plugin that is not built in.
+// stateHome returns the parent of the user's state directories.
+func stateHome() (string, error) {
+	// Set by systemd for StateDirectory=.
+	if dir, _, _ := strings.Cut(os.Getenv("STATE_DIRECTORY"), ":"); filepath.IsAbs(dir) {
+		return dir, nil
+	}
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "isthmus"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(home, ".local", "state", "isthmus"), nil
+}
+
+// Hash returns the SHA-256 of the configuration file in hexadecimal digits, as
+// sha256sum prints it.
+func (c *Config) Hash() string {
+	sum := sha256.Sum256(c.text)
+	return hex.EncodeToString(sum[:])
+}
+
+// Text returns the content of the configuration file, which may contain
+// secrets.
+func (c *Config) Text() []byte { return c.text }
+
+// Unexpanded returns the configuration with the names of variables instead of
+// their values.
+func (c *Config) Unexpanded() (Config, error) {
+	return Parse(c.file, c.text, Options{Adapters: c.adapters, Unexpanded: true})
+}
+
+// maxDrain bounds the drain time of streams.
+const maxDrain = 10 * time.Minute
+
+// DrainTime returns the time over which streams are drained at the end of the
+// bridge.
+func (c *Config) DrainTime() time.Duration {
+	d, _ := time.ParseDuration(c.Drain) // validated by Parse
+	return d
+}
+
+// Adapters returns the built-in types of registries, as set in Options.
+func (c *Config) Adapters() []string { return c.adapters }
+
+// Built reports whether the registry's adapter is built in.
+func (c *Config) Built(r *Registry) bool { return slices.Contains(c.adapters, r.Type) }
+
+// Executable returns the path of a plugin that is not built in.
 func (c *Config) Executable(r *Registry) string {
 	return filepath.Join(c.PluginDir, PluginPrefix+r.Type)
 }
 
-// Command returns what starts the registry's plugin: this program itself with the arguments "adapter TYPE", or an executable of
-// plugin_dir without arguments, by its absolute path.
+// Command returns the command of the registry's plugin: this program with the
+// arguments "adapter TYPE", or the absolute path of an executable in
+// plugin_dir, without arguments.
 func (c *Config) Command(r *Registry) (path string, args []string, err error) {
-	if r.Built() {
+	if c.Built(r) {
 		if path, err = os.Executable(); err != nil {
 			return "", nil, fmt.Errorf("registry %q: find the program's own file: %w", r.Name, err)
 		}
@@ -185,16 +318,20 @@ func (c *Config) Command(r *Registry) (path string, args []string, err error) {
 	return path, nil, nil
 }
 
-// SlogLevel returns the level as slog has it.
+// SlogLevel returns the level as a slog.Level.
 func (l Log) SlogLevel() slog.Level {
 	var level slog.Level
-	_ = level.UnmarshalText([]byte(l.Level)) // a bad one was refused by Parse; Info otherwise
+	_ = level.UnmarshalText([]byte(l.Level)) // validated by Parse; Info otherwise
 	return level
 }
 
 // Logger returns a logger that writes to w as configured.
-func (l Log) Logger(w io.Writer) *slog.Logger {
-	o := &slog.HandlerOptions{Level: l.SlogLevel()}
+func (l Log) Logger(w io.Writer) *slog.Logger { return l.LoggerAt(w, l.SlogLevel()) }
+
+// LoggerAt returns a logger that writes to w as configured, except for the
+// level.
+func (l Log) LoggerAt(w io.Writer, level slog.Leveler) *slog.Logger {
+	o := &slog.HandlerOptions{Level: level}
 	if l.Format == "json" {
 		return slog.New(slog.NewJSONHandler(w, o))
 	}

@@ -9,13 +9,17 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
+// builtIn are the adapters of these tests.
+var builtIn = []string{"consul", "file", "nacos", "sim"}
+
 func env(vars map[string]string) Options {
-	return Options{LookupEnv: func(name string) (string, bool) { v, ok := vars[name]; return v, ok }}
+	return Options{Adapters: builtIn, LookupEnv: func(name string) (string, bool) { v, ok := vars[name]; return v, ok }}
 }
 
 // The configuration of the first release stays readable for ever.
@@ -26,19 +30,30 @@ registries:
 - {name: dc1, type: consul, config: {address: "http://127.0.0.1:8500"}, translate: {namespace: consul}}
 - {name: load, type: sim, config: {services: 1000, instances: 10, changes_per_second: 5, seed: 1}}
 - {name: static, type: file, config: {path: ./mesh}}
-`), Options{})
+`), Options{Adapters: builtIn})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Default
-	want.Registries = []Registry{
-		{Name: "dc1", Type: "consul", Config: []byte(`{"address":"http://127.0.0.1:8500"}`), Translate: []byte(`{"namespace":"consul"}`)},
-		{Name: "load", Type: "sim", Config: []byte(`{"services":1000,"instances":10,"changes_per_second":5,"seed":1}`), Translate: []byte(`{}`)},
-		{Name: "static", Type: "file", Config: []byte(`{"path":"./mesh"}`), Translate: []byte(`{}`)},
-	}
+	want.Registries = withDefaults(
+		Registry{Name: "dc1", Type: "consul", Config: []byte(`{"address":"http://127.0.0.1:8500"}`), Translate: []byte(`{"namespace":"consul"}`)},
+		Registry{Name: "load", Type: "sim", Config: []byte(`{"services":1000,"instances":10,"changes_per_second":5,"seed":1}`), Translate: []byte(`{}`)},
+		Registry{Name: "static", Type: "file", Config: []byte(`{"path":"./mesh"}`), Translate: []byte(`{}`)},
+	)
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Config{})); diff != "" {
 		t.Errorf("configuration (-want +got):\n%s", diff)
 	}
+}
+
+// withDefaults returns registries with the defaults of what every registry has.
+func withDefaults(registries ...Registry) []Registry {
+	for i := range registries {
+		r := &registries[i]
+		r.Required, r.SyncTimeout, r.Protect = true, Duration(time.Minute), Protect{
+			MinShare: 0.5, MinServices: 10, Hold: Duration(10 * time.Minute), Service: ProtectService{MinEndpoints: 10},
+		}
+	}
+	return registries
 }
 
 func TestEveryField(t *testing.T) {
@@ -55,8 +70,13 @@ listen:
 plugin_dir: `+dir+`
 profile: tools
 log: {level: debug, format: json}
+state: {dir: /var/lib/mesh}
+conflicts:
+- {hosts: ["*.example.org", x], policy: merge, weights: {zoo-1: 90}}
+- {hosts: ["*"], policy: isolate}
 admin: {pprof: true}
-limits: {resources_per_registry: 5, bytes_per_registry: 7, tombstones: 6}
+drain: 20s
+limits: {resources_per_registry: 5, bytes_per_registry: 7, connections_per_peer: 8, streams: 9, plugin_memory: 1000000000, tombstones: 6}
 mcp: {profile: pilot-1.8, synthetic_entries: true, full_state: true}
 sinks:
 - address: pilot.example.org:9901
@@ -66,10 +86,17 @@ registries:
 - name: zoo-1
   type: zoo
   plugin: {sha256: `+sum+`}
+  required: false
+  sync_timeout: 90s
+  protect: {min_share: 0.25, min_services: 3, hold: "${HOLD}", service: {min_share: 1, min_endpoints: 4}}
   config: {b: ~, a: [1, -2.5, 0x10, true, "x", {y: z}], 80: "<&>"}
 `), Options{
+		Adapters: builtIn,
 		Profiles: []string{"tools"}, MCPProfiles: []string{"pilot-1.8"},
-		LookupEnv: func(name string) (string, bool) { return "secret", name == "T" },
+		LookupEnv: func(name string) (string, bool) {
+			v, ok := map[string]string{"T": "secret", "HOLD": "1h30m"}[name]
+			return v, ok
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -79,14 +106,21 @@ registries:
 		PluginDir: dir,
 		Profile:   "tools",
 		Log:       Log{Level: "debug", Format: "json"},
+		State:     State{Dir: "/var/lib/mesh"},
+		Conflicts: []Conflict{{Hosts: []string{"*.example.org", "x"}, Policy: "merge", Weights: map[string]int{"zoo-1": 90}}, {Hosts: []string{"*"}, Policy: "isolate"}},
 		Admin:     Admin{Pprof: true},
-		Limits:    Limits{ResourcesPerRegistry: 5, BytesPerRegistry: 7, Tombstones: 6},
+		Drain:     "20s",
+		Limits:    Limits{ResourcesPerRegistry: 5, BytesPerRegistry: 7, ConnectionsPerPeer: 8, Streams: 9, PluginMemory: 1_000_000_000, Tombstones: 6},
 		MCP:       MCP{Profile: "pilot-1.8", SyntheticEntries: true, FullState: true},
 		Sinks: []Sink{{
 			Address: "pilot.example.org:9901", Metadata: map[string]string{"authorization": "Bearer secret", "x": ""},
 			TLS: SinkTLS{Enabled: true, CAFile: "ca", CertFile: "cert", KeyFile: "key", ServerName: "pilot"},
 		}},
-		Registries: []Registry{{Name: "zoo-1", Type: "zoo", Plugin: Plugin{SHA256: sum}, Config: []byte(`{"b":null,"a":[1,-2.5,16,true,"x",{"y":"z"}],"80":"<&>"}`), Translate: []byte(`{}`)}},
+		Registries: []Registry{{
+			Name: "zoo-1", Type: "zoo", Plugin: Plugin{SHA256: sum}, SyncTimeout: Duration(90 * time.Second),
+			Protect: Protect{MinShare: 0.25, MinServices: 3, Hold: Duration(90 * time.Minute), Service: ProtectService{MinShare: 1, MinEndpoints: 4}},
+			Config:  []byte(`{"b":null,"a":[1,-2.5,16,true,"x",{"y":"z"}],"80":"<&>"}`), Translate: []byte(`{}`),
+		}},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Config{})); diff != "" {
 		t.Errorf("configuration (-want +got):\n%s", diff)
@@ -206,7 +240,7 @@ f:1:51: registries[0].config.token: the environment variable NONE is not set
 f:1:74: registries[0].config.b: ${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${
 f:1:84: registries[0].config.c[0]: ${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${`},
 		{"odd YAML", "x: &x {a: 1}\nregistries: [{name: a, type: sim, config: {<<: *x, [a]: 1, n: .inf, b: !!binary aa, i: 99999999999999999999999}}]", `
-f:1:1: x: unknown field; there are listen, registries, plugin_dir, profile, log, admin, limits, mcp, sinks
+f:1:1: x: unknown field; there are listen, registries, conflicts, plugin_dir, profile, log, state, admin, limits, mcp, sinks, drain
 f:2:44: registries[0].config: merge keys (<<) are not supported; write the fields out
 f:2:52: registries[0].config: a key must be a plain word
 f:2:63: registries[0].config.n: .inf is no number that can be used here
@@ -214,6 +248,47 @@ f:2:72: registries[0].config.b: !!binary is not supported; write text`},
 		{"no plugin", "plugin_dir: /nowhere\nregistries: [{name: a, type: zoo, plugin: {sha256: xyz}}]", `
 f:2:24: registries[0].type: no adapter of this name is built in (consul, file, nacos, sim), and there is no /nowhere/isthmus-adapter-zoo
 f:2:44: registries[0].plugin.sha256: must be 64 hexadecimal digits, as sha256sum prints them`},
+		{"protection", `registries:
+- {name: a, type: sim, sync_timeout: 0s, protect: {min_share: 1.5, min_services: 0, hold: 10, service: {min_share: -1, min_endpoints: 0}}}
+- {name: b, type: sim, required: no way, sync_timeout: soon, protect: {min_share: half, hold: 1ms}}
+- {name: c, type: sim, protect: off}
+- {name: d, type: sim, sync_timeout: 99999999h, protect: {hold: 99999999999999999999h}}`, `
+f:2:24: registries[0].sync_timeout: must be more than 0, and at most 8760h
+f:2:52: registries[0].protect.min_share: must be from 0 (off) to 1 (any loss is held back)
+f:2:68: registries[0].protect.min_services: must be positive
+f:2:91: registries[0].protect.hold: must be a duration such as "5s" or "1m30s"
+f:2:105: registries[0].protect.service.min_share: must be from 0 (off) to 1 (any loss is held back)
+f:2:120: registries[0].protect.service.min_endpoints: must be positive
+f:3:34: registries[1].required: must be true or false, not text
+f:3:56: registries[1].sync_timeout: must be a duration such as "5s" or "1m30s"
+f:3:83: registries[1].protect.min_share: must be a number, not text
+f:3:89: registries[1].protect.hold: must be 1s to 8760h; min_share: 0 turns the protection off
+f:4:33: registries[2].protect: must be a block of fields, not text
+f:5:24: registries[3].sync_timeout: must be more than 0, and at most 8760h
+f:5:59: registries[3].protect.hold: must be 1s to 8760h; min_share: 0 turns the protection off`},
+		{"numbers that are too large", "limits: {tombstones: 18446744073709551615, plugin_memory: 1e300}\nregistries: [{name: a, type: sim, required: 1}]", `
+f:1:22: limits.tombstones: the number 18446744073709551615 is too large
+f:1:59: limits.plugin_memory: the number 1e300 is too large
+f:2:45: registries[0].required: must be true or false, not the number 1`},
+		{"conflicts", `registries: [{name: old, type: sim}, {name: new, type: sim}]
+conflicts:
+- {hosts: ["*.example.org", "[a", "a/b", ""], policy: merge, weights: {old: 90, nwe: 10}}
+- {policy: merg}
+- {hosts: [x], policy: priority, weights: {old: 1}}
+- {hosts: [x], policy: merge, weights: {old: 0, new: -1}}
+- {hosts: [x], policy: merge, weights: {}}
+- {hosts: [x], policy: merge, weights: {old: 1001}}`, `
+f:3:29: conflicts[0].hosts[1]: [a is no pattern: a [ needs its ], and a \ something behind it; *.example.org fits every host of that domain
+f:3:35: conflicts[0].hosts[2]: a/b fits no host, as none has a slash or a space
+f:3:42: conflicts[0].hosts[3]: is empty; write "*" for every host
+f:3:81: conflicts[0].weights.nwe: no registry has this name; did you mean new?
+f:4:3: conflicts[1].hosts: is missing; name hosts or patterns such as "*.example.org", or "*" for every host
+f:4:4: conflicts[1].policy: must be one of priority, isolate, merge
+f:5:34: conflicts[2].weights: is for policy merge; with priority each host has one registry's endpoints, or each namespace its own
+f:6:31: conflicts[3].weights: has no share above 0, so that nothing would be served; give the registry that is to serve the host at least 1
+f:6:49: conflicts[3].weights.new: must be 0 to 1000
+f:7:31: conflicts[4].weights: has no share above 0, so that nothing would be served; give the registry that is to serve the host at least 1
+f:8:41: conflicts[5].weights.old: must be 0 to 1000`},
 		{"not a mapping", "- 1", `f:1:1: must be a block of fields, not a list`},
 	}
 	for _, tt := range tests {
@@ -249,7 +324,7 @@ func TestAliasesAreBounded(t *testing.T) {
 		b.WriteString(", " + next + ": &" + next + " [*" + prev + ", *" + prev + "]")
 	}
 	b.WriteString("}}]")
-	_, err := Parse("f", []byte(b.String()), Options{})
+	_, err := Parse("f", []byte(b.String()), Options{Adapters: builtIn})
 	if err == nil || !strings.Contains(err.Error(), "more than 100000 values") {
 		t.Errorf("error = %.200v", err)
 	}
@@ -257,7 +332,7 @@ func TestAliasesAreBounded(t *testing.T) {
 
 // What a plugin finds wrong is shown at its place in the file.
 func TestProblemOfAPlugin(t *testing.T) {
-	c, err := Parse("isthmus.yaml", []byte("registries:\n- {name: a, type: sim}\n- name: b\n  type: sim\n  config:\n    services: 1\n    kinds:\n    - x\n"), Options{})
+	c, err := Parse("isthmus.yaml", []byte("registries:\n- {name: a, type: sim}\n- name: b\n  type: sim\n  config:\n    services: 1\n    kinds:\n    - x\n"), Options{Adapters: builtIn})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,8 +349,9 @@ func TestProblemOfAPlugin(t *testing.T) {
 	}
 }
 
-// A file with problems still tells what its registries are, so that their plugins can be asked; what a plugin then says of a value that it
-// could not get is left out.
+// A file with problems still tells what its registries are, so that their
+// plugins can be asked; what a plugin then says of a value that it could not
+// get is left out.
 func TestProblemsAndPlugins(t *testing.T) {
 	c, err := Parse("f", []byte(`
 registries:
@@ -320,33 +396,34 @@ func TestCures(t *testing.T) {
 	if got := readError(&fs.PathError{Op: "open", Path: "f", Err: syscall.EACCES}).Error(); !strings.Contains(got, "open f: permission denied; make it readable") {
 		t.Errorf("readError = %s", got)
 	}
-	if _, err := Load(t.TempDir(), Options{}); err == nil || !strings.Contains(err.Error(), "is a directory; name the file in it") {
+	if _, err := Load(t.TempDir(), Options{Adapters: builtIn}); err == nil || !strings.Contains(err.Error(), "is a directory; name the file in it") {
 		t.Errorf("error of a directory = %v", err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Parse("f", []byte("plugin_dir: "+file+"\nregistries: [{name: a, type: zoo}]"), Options{}); err == nil ||
+	if _, err := Parse("f", []byte("plugin_dir: "+file+"\nregistries: [{name: a, type: zoo}]"), Options{Adapters: builtIn}); err == nil ||
 		!strings.Contains(err.Error(), "not a directory; plugin_dir must be the directory") {
 		t.Errorf("error of a plugin_dir that is a file = %v", err)
 	}
 }
 
 func TestLoad(t *testing.T) {
-	if _, err := Load(filepath.Join(t.TempDir(), "none.yaml"), Options{}); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "a relative path starts at") {
+	if _, err := Load(filepath.Join(t.TempDir(), "none.yaml"), Options{Adapters: builtIn}); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "a relative path starts at") {
 		t.Errorf("error of a file that does not exist = %v", err)
 	}
 	file := filepath.Join(t.TempDir(), "big.yaml")
 	if err := os.WriteFile(file, make([]byte, MaxSize+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Load(file, Options{}); err == nil || !strings.Contains(err.Error(), "larger than 4 MiB") {
+	if _, err := Load(file, Options{Adapters: builtIn}); err == nil || !strings.Contains(err.Error(), "larger than 4 MiB") {
 		t.Errorf("error of a file that is too large = %v", err)
 	}
 }
 
-// Whatever a file holds, Parse returns a usable configuration or problems that say where.
+// Whatever a file holds, Parse returns a usable configuration or problems that
+// say where.
 func FuzzParse(f *testing.F) {
 	f.Add("registries: [{name: a, type: sim, config: {services: 1}}]")
 	f.Add("listen: {xds: ':0'}\nregistries:\n- &a {name: a, type: sim, translate: {host: '$${x}${Y}'}}\n- *a\n")
@@ -378,4 +455,48 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A directory that is not named is one for the user and the file.
+func TestStateDir(t *testing.T) {
+	base, home := t.TempDir(), t.TempDir()
+	parse := func(name, text string) string {
+		t.Helper()
+		c, err := Parse(name, []byte(text+"registries: [{name: load, type: sim}]"), Options{Adapters: builtIn})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, err := c.StateDir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	t.Setenv("STATE_DIRECTORY", "")
+	t.Setenv("XDG_STATE_HOME", "")
+	t.Setenv("HOME", home)
+	one := parse("/etc/one/isthmus.yaml", "")
+	if filepath.Dir(one) != filepath.Join(home, ".local", "state", "isthmus") || !strings.HasPrefix(filepath.Base(one), "isthmus-") {
+		t.Errorf("for a user: %s", one)
+	}
+	if two := parse("/etc/two/isthmus.yaml", ""); two == one {
+		t.Errorf("for two files: %s", one)
+	}
+	if again := parse("/etc/one/isthmus.yaml", "state: {dir: }\n"); again != one {
+		t.Errorf("for the same: %s, then %s", one, again)
+	}
+	t.Setenv("XDG_STATE_HOME", filepath.Join(base, "xdg"))
+	if dir := parse("a.yaml", ""); filepath.Dir(dir) != filepath.Join(base, "xdg", "isthmus") {
+		t.Errorf("with XDG_STATE_HOME: %s", dir)
+	}
+	t.Setenv("STATE_DIRECTORY", filepath.Join(base, "unit")+":"+base)
+	if dir := parse("a.yaml", ""); filepath.Dir(dir) != filepath.Join(base, "unit") {
+		t.Errorf("with STATE_DIRECTORY: %s", dir)
+	}
+	if dir := parse("a.yaml", "state: {dir: /var/lib/mesh}\n"); dir != "/var/lib/mesh" {
+		t.Errorf("named: %s", dir)
+	}
+	if dir := parse("a.yaml", "state: {dir: \"\"}\n"); dir != "" {
+		t.Errorf("turned off: %s", dir)
+	}
 }

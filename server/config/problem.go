@@ -5,20 +5,25 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/isthmus-mesh/isthmus/internal/conf"
 )
 
-// Position is a place in a file, counted from 1. The zero value is no place.
-type Position struct{ Line, Column int }
+// Position is a position in a file, counted from 1. The zero value is no
+// position.
+type Position = conf.Position
 
-// Problem is one thing that is wrong with the configuration.
+// Problem is one error in the configuration.
 type Problem struct {
 	// File is the configuration file.
 	File string
-	// Position is where in the file; zero if it is about the file as a whole.
+	// Position is the position in the file; zero if the problem concerns the
+	// whole file.
 	Position
-	// Field is the dotted path, "registries[0].config.address"; empty if the problem is about the file as a whole.
+	// Field is the dotted path, "registries[0].config.address"; empty if the
+	// problem concerns the whole file.
 	Field string
-	// Reason says what is wrong and how to mend it.
+	// Reason describes the error and its cure.
 	Reason string
 }
 
@@ -37,7 +42,8 @@ func (p *Problem) Error() string {
 	return b.String()
 }
 
-// Problems is everything that is wrong with a configuration, in the order of the file. It has at least one.
+// Problems are all errors of a configuration, in the order of the file. It is
+// not empty.
 type Problems []*Problem
 
 // Error returns one line per problem.
@@ -58,7 +64,7 @@ func (p Problems) Unwrap() []error {
 	return errs
 }
 
-// Sort puts the problems into the order of the file and drops repetitions.
+// Sort sorts the problems in the order of the file and drops duplicates.
 func (p Problems) Sort() Problems {
 	slices.SortStableFunc(p, func(a, b *Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason))
@@ -66,24 +72,17 @@ func (p Problems) Sort() Problems {
 	return slices.CompactFunc(p, func(a, b *Problem) bool { return *a == *b })
 }
 
-// Position returns where the field of a dotted path stands: its key or, for an item of a list, the item. For a field that the file does
-// not have it is the innermost block around it that the file has.
-func (c *Config) Position(path string) Position {
-	for {
-		if p, ok := c.positions[path]; ok {
-			return p
-		}
-		i := strings.LastIndexAny(path, ".[")
-		if i < 0 {
-			return c.positions[""]
-		}
-		path = path[:i]
-	}
-}
+// Position returns the position of the field at a dotted path: its key or, in a
+// list, the item. For a missing field it is that of the innermost existing
+// block around it.
+func (c *Config) Position(path string) Position { return c.doc.Position(path) }
 
-// Problem returns what a plugin found wrong with the blocks of registry i as a problem of the file. The field is a path within
-// the registry: "config.address", "translate.ports[0].number"; empty if it is about the registry as a whole. It is nil if [Parse] found a problem
-// with that field, with a block around it or with something in it: what a plugin says of a value that it did not get is of no use.
+// Problem converts an error that a plugin reports for registry i to a problem
+// of the file. The field is a path within the registry: "config.address",
+// "translate.ports[0].number"; empty if the error concerns the whole registry.
+// It returns nil if [Parse] found a problem with that field, with a block
+// around it or with a part of it, because the plugin did not receive that
+// value.
 func (c *Config) Problem(i int, field, reason string) *Problem {
 	path := registryPath(i)
 	if field != "" {
@@ -97,8 +96,8 @@ func (c *Config) Problem(i int, field, reason string) *Problem {
 	return &Problem{File: c.file, Position: c.Position(path), Field: path, Reason: reason}
 }
 
-// Askable says whether the plugin of registry i can be asked about its blocks. It always can if [Parse] found no problem; else
-// only if none is with what says which plugin it is.
+// Askable reports whether the plugin of registry i can validate its blocks:
+// there is no problem with the fields that identify the plugin.
 func (c *Config) Askable(i int) bool {
 	at := registryPath(i)
 	return !slices.ContainsFunc(c.problems, func(p *Problem) bool {
@@ -108,7 +107,7 @@ func (c *Config) Askable(i int) bool {
 
 func registryPath(i int) string { return fmt.Sprintf("registries[%d]", i) }
 
-// within says whether a path is that of a block or of something in it.
+// within reports whether a path is block or below it.
 func within(path, block string) bool {
 	rest, ok := strings.CutPrefix(path, block)
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')

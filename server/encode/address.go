@@ -5,10 +5,11 @@ import (
 	"net/netip"
 )
 
-// Addresses returns the addresses that a host hashes to, the one to take and
-// the one for when another host has that: of 241.0.0.0-250.255.255.255. The
-// block is reserved (RFC 1112 section 4), routed nowhere, and does not overlap
-// 240.240.0.0/16, from which istiod allocates.
+// Addresses returns the addresses that a host hashes to: the first choice, and
+// the one for when another host holds it. They are of
+// 241.0.0.0-250.255.255.255, a block that is reserved (RFC 1112 section 4),
+// routed nowhere, and disjoint from 240.240.0.0/16, from which istiod
+// allocates.
 func Addresses(host string) [2]netip.Addr {
 	return [2]netip.Addr{address("vip", host), address("vip2", host)}
 }

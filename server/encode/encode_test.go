@@ -10,22 +10,9 @@ import (
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/isthmus-mesh/isthmus/internal/testresource"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 )
-
-// raw returns a resource as a plugin would send it.
-func raw(t testing.TB, m *mcp.Metadata, spec proto.Message) []byte {
-	t.Helper()
-	body, err := anypb.New(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(&mcp.Resource{Metadata: m, Body: body})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
 
 func named(name string) *mcp.Metadata {
 	return &mcp.Metadata{Name: name, CreateTime: &timestamppb.Timestamp{Seconds: 1e9}, Labels: map[string]string{"a": "b"}}
@@ -68,7 +55,7 @@ func TestParseRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = Parse(b)
+		_, err = Parse(b, nil)
 		invalid, _ := err.(*Invalid) //nolint:errorlint // it is never wrapped
 		if invalid == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v, want one that names %q", test.name, err, test.want)
@@ -86,7 +73,7 @@ func TestVersionIsOfContent(t *testing.T) {
 	version := func(change func(m *mcp.Metadata)) Hash {
 		m := named("ns/web")
 		change(m)
-		p, err := Parse(raw(t, m, entry("a.example.org")))
+		p, err := Parse(testresource.Encode(m, entry("a.example.org")), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,12 +99,12 @@ func TestHashText(t *testing.T) {
 
 // Whatever Parse accepts, a sink decodes, with the version that it is given.
 func FuzzParse(f *testing.F) {
-	f.Add(raw(f, named("ns/web"), entry("web.example.org")))
-	f.Add(raw(f, named("ns/web-1"), &networking.WorkloadEntry{Address: "10.0.0.1", Ports: map[string]uint32{"http": 80}}))
-	f.Add(raw(f, named("ns/route"), &networking.VirtualService{Hosts: []string{"a.example.org"}}))
+	f.Add(testresource.Encode(named("ns/web"), entry("web.example.org")))
+	f.Add(testresource.Encode(named("ns/web-1"), &networking.WorkloadEntry{Address: "10.0.0.1", Ports: map[string]uint32{"http": 80}}))
+	f.Add(testresource.Encode(named("ns/route"), &networking.VirtualService{Hosts: []string{"a.example.org"}}))
 	f.Add([]byte{0x0a, 0x00, 0x12, 0x00})
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		p, err := Parse(raw)
+		p, err := Parse(raw, nil)
 		if err != nil {
 			return
 		}
@@ -163,12 +150,12 @@ func firstKey(ports map[string]uint32) string {
 
 // BenchmarkParse is a WorkloadEntry taken apart, checked and hashed.
 func BenchmarkParse(b *testing.B) {
-	r := raw(b, named("consul/web-5"), &networking.WorkloadEntry{
+	r := testresource.Encode(named("consul/web-5"), &networking.WorkloadEntry{
 		Address: "10.0.0.5", Ports: map[string]uint32{"http": 80}, Labels: map[string]string{"version": "v1"},
 	})
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := Parse(r); err != nil {
+		if _, err := Parse(r, nil); err != nil {
 			b.Fatal(err)
 		}
 	}

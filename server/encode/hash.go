@@ -5,9 +5,9 @@ import (
 	"encoding/binary"
 )
 
-// Hash is a content hash that adds up: the sum of the hashes of parts, modulo
-// 2^64, is the hash of their set. Versions of one name are compared with each
-// other only, so 64 bits are plenty.
+// Hash is an additive content hash: the hash of a set is the sum of the hashes
+// of its parts, modulo 2^64. Only versions of one name are compared, so 64 bits
+// suffice.
 type Hash uint64
 
 // String returns the hash as a version: 16 hexadecimal digits.
@@ -19,7 +19,7 @@ func (h Hash) String() string {
 // hashDigits is the length of a hash as text.
 const hashDigits = 16
 
-// Append appends the hash as [Hash.String] writes it.
+// Append appends the hash in the format of [Hash.String].
 func (h Hash) Append(b []byte) []byte {
 	const digits = "0123456789abcdef"
 	for shift := 60; shift >= 0; shift -= 4 {
@@ -28,13 +28,13 @@ func (h Hash) Append(b []byte) []byte {
 	return b
 }
 
-// Is reports whether s is the hash as text. It does not allocate.
+// Is reports whether s is the text of the hash. It does not allocate.
 func (h Hash) Is(s string) bool {
 	var b [hashDigits]byte
 	return string(h.Append(b[:0])) == s
 }
 
-// HashOf hashes the parts as one; where one ends and the next begins counts.
+// HashOf hashes parts together; their boundaries matter.
 func HashOf(parts ...[]byte) Hash {
 	sum := sumOf(parts...)
 	return Hash(binary.BigEndian.Uint64(sum[8:]))

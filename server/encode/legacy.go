@@ -2,31 +2,31 @@ package encode
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// Legacy says how a Pilot before Istio 1.9, which gets its configuration over
-// MCP, is made to see changes that it would miss.
+// Legacy is a workaround by which a Pilot before Istio 1.9, which is configured
+// over MCP, notices changes that it would ignore.
 type Legacy uint8
 
 const (
-	// NotLegacy is for every other sink.
+	// NotLegacy applies to all other sinks.
 	NotLegacy Legacy = iota
-	// LegacyDrop is for Istio 1.4 and older: a STATIC ServiceEntry without
-	// endpoints is rejected, and what the Pilot had before stays. So the sink
-	// must not have the entry while it has none.
+	// LegacyDrop is for Istio 1.4 and older: the Pilot rejects a STATIC
+	// ServiceEntry without endpoints and retains the one before. So an entry
+	// without endpoints is removed from the sink.
 	LegacyDrop
-	// LegacyEndpoints is for Istio 1.5 and 1.6, with the rule of LegacyEmpty
-	// too: when only endpoints change, the Pilot pushes the port of the service
-	// in place of that of the endpoint. A create_time that changes makes it a
-	// full push, which is right. If all endpoints have the service's ports
-	// there is nothing to mend.
+	// LegacyEndpoints is for Istio 1.5 and 1.6, and includes LegacyEmpty: when
+	// only endpoints change, the Pilot pushes the port of the service instead
+	// of the port of the endpoint. Changing create_time makes it a full push,
+	// which is correct. If all endpoints have the ports of the service,
+	// create_time stays as it is.
 	LegacyEndpoints
-	// LegacyEmpty is for Istio 1.7 and 1.8: an entry whose last endpoint goes
-	// keeps it, unless the entry itself changes. So create_time.nanos is 1
-	// while there are no endpoints, 0 otherwise.
+	// LegacyEmpty is for Istio 1.7 and 1.8: an entry that loses its last
+	// endpoint retains it unless the entry itself changes. So create_time.nanos
+	// is 1 without endpoints and 0 otherwise.
 	LegacyEmpty
 )
 
-// String names the rule. It is part of versions and so never changes its
-// meaning.
+// String names the rule. The name is part of versions, so its meaning never
+// changes.
 func (l Legacy) String() string {
 	switch l {
 	case LegacyDrop:
@@ -41,29 +41,28 @@ func (l Legacy) String() string {
 }
 
 // Annotations of synthetic ServiceEntries (istio.io/api/annotation of Istio
-// 1.4). Not-ready endpoints are never sent, so the third one,
-// notReadyEndpoints, is always absent.
+// 1.4). The third one, notReadyEndpoints, is never set, as endpoints that are
+// not ready are never sent.
 const (
 	ServiceVersionAnnotation   = "networking.alpha.istio.io/serviceVersion"
 	EndpointsVersionAnnotation = "networking.alpha.istio.io/endpointsVersion"
 )
 
-// Nanos of a create_time that a legacy form gives.
+// Values of create_time.nanos in legacy forms.
 const (
-	// EmptyNanos says that there are no endpoints.
+	// EmptyNanos stands for an entry without endpoints.
 	EmptyNanos = 1
-	// firstNanos and lastNanos bound those that a hash of endpoints gives.
+	// firstNanos and lastNanos bound the values that a hash of endpoints gives.
 	firstNanos, lastNanos = 2, 999_999_999
 )
 
-// Nanos returns the create_time.nanos that content determines: neither 0 nor
-// [EmptyNanos].
+// Nanos returns the create_time.nanos for content: neither 0 nor [EmptyNanos].
 func (h Hash) Nanos() uint64 { return firstNanos + uint64(h)%(lastNanos-firstNanos+1) }
 
-// WithNanos returns encoded metadata that [Parse] accepted, with other
-// create_time.nanos.
+// WithNanos returns a copy of encoded metadata with create_time.nanos replaced.
+// [Parse] must have accepted the metadata.
 func WithNanos(metadata []byte, nanos uint64) []byte {
-	out := make([]byte, 0, len(metadata)+160) // with room for annotations
+	out := make([]byte, 0, len(metadata)+160) // with capacity for annotations
 	_ = fields(metadata, func(num protowire.Number, _ protowire.Type, field, value []byte) error {
 		if num != metadataCreateTime {
 			out = append(out, field...)
@@ -124,8 +123,8 @@ func ServicePorts(serviceEntry []byte) Ports {
 	return ports
 }
 
-// Has reports whether each port of an encoded WorkloadEntry is the one of that
-// name in ports.
+// Has reports whether ports has each port of an encoded WorkloadEntry, by name
+// and number.
 func (ports Ports) Has(workloadEntry []byte) bool {
 	same := true
 	eachPort(workloadEntry, func(name []byte, number uint64) {
@@ -134,8 +133,8 @@ func (ports Ports) Has(workloadEntry []byte) bool {
 	return same
 }
 
-// HasAll reports whether [Ports.Has] holds for each endpoint that an encoded
-// ServiceEntry, or the run of its endpoint fields, has.
+// HasAll reports whether [Ports.Has] holds for each endpoint of an encoded
+// ServiceEntry, or of its endpoint fields alone.
 func (ports Ports) HasAll(serviceEntry []byte) bool {
 	same := true
 	_ = fields(serviceEntry, func(num protowire.Number, _ protowire.Type, _, value []byte) error {

@@ -13,20 +13,21 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	networking "istio.io/api/networking/v1alpha3"
-	_ "istio.io/api/networking/v1beta1" // registers the messages of the kinds that may be published
-	_ "istio.io/api/security/v1beta1"   // the same
+	_ "istio.io/api/networking/v1beta1" // registers the messages of other API versions
+	_ "istio.io/api/security/v1beta1"   // likewise
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 )
 
-// MaxSize is the largest encoded resource that is accepted, in bytes. A
-// ServiceEntry with its endpoints may be larger: they are resources of their
-// own here.
+// MaxSize is the size of the largest accepted resource, in bytes. A composed
+// ServiceEntry may be larger, as its endpoints arrive as resources of their
+// own.
 const MaxSize = 1 << 20
 
 // Field numbers of istio/mcp/v1alpha1/{resource,metadata}.proto,
 // google/protobuf/{any,timestamp}.proto and
-// istio/networking/v1alpha3/{service_entry,gateway,workload_entry,sidecar}.proto.
+// service_entry.proto, gateway.proto, workload_entry.proto and sidecar.proto of
+// istio/networking/v1alpha3.
 const (
 	resourceMetadata = 1
 	resourceBody     = 2
@@ -60,22 +61,22 @@ const (
 	mapValue = 2
 )
 
-// Part is one encoded resource taken apart at its seams. Its slices are those
-// of the message that it was parsed from.
+// Part is a parsed resource. Its slices are those of the message that was
+// parsed.
 type Part struct {
 	Collection string
 	Name       string // "namespace/name"
-	Metadata   []byte // the fields of Metadata but the version
+	Metadata   []byte // fields of Metadata without the version
 	BodyURL    string
-	Spec       []byte // the body's message
-	Hash       Hash   // of all of the above
+	Spec       []byte // message of the body
+	Hash       Hash   // of all fields above and of the tail of [ParseWith]
 
 	// Of a ServiceEntry:
 
 	Hosts      []string
-	OwnAddress bool // it states addresses, or must not have one
-	Composable bool // it has neither endpoints nor workloadSelector
-	Static     bool // its endpoints are IP addresses
+	OwnAddress bool // states addresses, or must not have any
+	Composable bool // has neither endpoints nor workloadSelector
+	Static     bool // has IP addresses as endpoints
 
 	// Of a WorkloadEntry:
 
@@ -89,12 +90,11 @@ func (p *Part) Namespace() string {
 	return ns
 }
 
-// Label returns the value of a WorkloadEntry's label, "" if it has none.
+// Label returns the value of a label of a WorkloadEntry, "" if it is missing.
 func (p *Part) Label(key string) string { return p.labels[key] }
 
-// HashWith returns the part's hash as if the fields of tail stood at the end of
-// its spec.
-func (p *Part) HashWith(tail []byte) Hash {
+// hashWith returns the hash of the part with tail appended to its spec.
+func (p *Part) hashWith(tail []byte) Hash {
 	d := sha256.New()
 	writePart(d.Write, len(p.Collection), []byte(p.Collection))
 	writePart(d.Write, len(p.Metadata), p.Metadata)
@@ -105,14 +105,14 @@ func (p *Part) HashWith(tail []byte) Hash {
 }
 
 // Invalid is the error of a resource that cannot be served. Name and Collection
-// are empty if the resource does not get as far as to say them.
+// are empty if they cannot be read.
 type Invalid struct {
 	Collection string
 	Name       string
 	Err        error
 }
 
-// Error names the resource and what is wrong with it.
+// Error implements error.
 func (e *Invalid) Error() string {
 	if e.Collection == "" {
 		return fmt.Sprintf("resource %q: %v", e.Name, e.Err)
@@ -120,11 +120,11 @@ func (e *Invalid) Error() string {
 	return fmt.Sprintf("%s %s: %v", e.Collection, e.Name, e.Err)
 }
 
-// Unwrap returns what is wrong.
+// Unwrap returns the cause.
 func (e *Invalid) Unwrap() error { return e.Err }
 
-// Nameless reports whether nothing tells which resource it is: no legal name can
-// be read.
+// Nameless reports whether the resource cannot be identified, as it has no
+// valid name.
 func (e *Invalid) Nameless() bool { return checkName(e.Name) != nil }
 
 var (
@@ -132,17 +132,24 @@ var (
 	errCreateTime = errors.New("metadata.create_time: must be set and never change; sinks before Istio 1.14 drop a resource without it")
 )
 
-// Parse checks an encoded istio.mcp.v1alpha1.Resource and takes it apart. The
-// part shares raw, which must not change while it is in use. Nothing that raw
-// holds can make it panic. The body has to decode and to pass the checks. The
-// error is an [*Invalid] that names the field, and the resource as far as it can
-// be read.
-func Parse(raw []byte, checks ...func(body proto.Message) error) (*Part, error) {
+// Parse checks and parses an encoded istio.mcp.v1alpha1.Resource. The part
+// shares raw, which must not change while the part is in use. No input makes
+// Parse panic. The body has to decode and to pass the checks. The error is an
+// [*Invalid] that names the field and, if possible, the resource.
+//
+// The hash includes the fields that tail, which may be nil, returns: those that
+// the resource is served with at the end of its spec.
+func Parse(raw []byte, tail func(*Part) []byte, checks ...func(body proto.Message) error) (*Part, error) {
 	p, err := parse(raw, checks)
 	if err != nil {
 		coll, name := identify(raw)
 		return nil, &Invalid{coll, name, err}
 	}
+	var more []byte
+	if tail != nil {
+		more = tail(p)
+	}
+	p.Hash = p.hashWith(more)
 	return p, nil
 }
 
@@ -213,14 +220,12 @@ func parse(raw []byte, checks []func(proto.Message) error) (*Part, error) {
 	if err := p.checkBody(checks); err != nil {
 		return nil, err
 	}
-	p.Hash = p.HashWith(nil)
 	return p, nil
 }
 
-// identify reads what an encoded resource that was refused is called: the
-// collection, "" if it is none that can be served, and the name, "" if it states
-// none or several. What is malformed or cut off does not hide what comes before
-// it.
+// identify returns the collection and the name of a refused resource: "" for a
+// collection that cannot be served, and for no name or several. Malformed or
+// truncated data does not hide what precedes it.
 func identify(raw []byte) (coll, name string) {
 	names := 0
 	prefixes(raw, func(num protowire.Number, value []byte, _ bool) {
@@ -282,8 +287,8 @@ func (p *Part) checkBody(checks []func(proto.Message) error) error {
 		p.Hosts = body.GetHosts()
 		p.Composable = len(body.GetEndpoints()) == 0 && body.GetWorkloadSelector() == nil
 		p.Static = body.GetResolution() == networking.ServiceEntry_STATIC
-		// An address makes no sense for a wildcard, nor where the client's own
-		// destination is kept.
+		// An address is meaningless for a wildcard, and where the client's own
+		// destination is retained.
 		p.OwnAddress = len(body.GetAddresses()) > 0 || body.GetResolution() == networking.ServiceEntry_NONE ||
 			len(body.GetHosts()) != 1 || strings.HasPrefix(body.GetHosts()[0], "*")
 	case *networking.WorkloadEntry:
@@ -292,9 +297,9 @@ func (p *Part) checkBody(checks []func(proto.Message) error) error {
 	return nil
 }
 
-// checkName checks "namespace/name" as Kubernetes would (istiod rejects
-// anything else). The characters are those of a DNS subdomain; the length is
-// that of a Kubernetes object name.
+// checkName checks the syntax of "namespace/name" as Kubernetes does, since
+// istiod rejects anything else: characters of a DNS subdomain, length of a
+// Kubernetes object name.
 func checkName(name string) error {
 	ns, n, ok := strings.Cut(name, "/")
 	if !ok || !isName(ns, 63) || !isName(n, 253) {
@@ -317,8 +322,7 @@ func isName(s string, limit int) bool {
 	return true
 }
 
-// checkMetadata checks that the metadata would decode: the sink decodes it, we
-// do not.
+// checkMetadata checks that the metadata decodes: only the sink decodes it.
 func checkMetadata(metadata []byte) error {
 	return fields(metadata, func(num protowire.Number, typ protowire.Type, _, value []byte) error {
 		if typ != protowire.BytesType {
@@ -346,8 +350,8 @@ func checkMetadata(metadata []byte) error {
 	})
 }
 
-// fields calls f with each field of an encoded message: its number and type,
-// the whole field, and its value (without the length for a field of bytes).
+// fields calls f with each field of an encoded message: number, type, the whole
+// field and its value, without the length of length-delimited fields.
 func fields(b []byte, f func(num protowire.Number, typ protowire.Type, field, value []byte) error) error {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
@@ -370,9 +374,9 @@ func fields(b []byte, f func(num protowire.Number, typ protowire.Type, field, va
 	return nil
 }
 
-// prefixes calls f with the value of each field of bytes of an encoded message
-// that may end anywhere, and whether it is there as a whole. It stops at what is
-// no field.
+// prefixes calls f with each length-delimited field of a possibly truncated
+// message and reports whether the field is complete. It stops at the first
+// malformed field.
 func prefixes(b []byte, f func(num protowire.Number, value []byte, whole bool)) {
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)

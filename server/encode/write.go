@@ -8,30 +8,29 @@ import (
 
 // Labels that resources get here.
 const (
-	// SelectorLabel is the label of WorkloadEntries that tells which
-	// ServiceEntry they belong to.
+	// SelectorLabel is the label of WorkloadEntries that names their
+	// ServiceEntry.
 	SelectorLabel = "isthmus.io/service"
 	// PortsLabel is the label of [Form.PortSets].
 	PortsLabel = "isthmus.io/ports"
 	// EndpointsLabel is the label of [Form.EndpointsHash]. The attributes of an
-	// endpoint are everything but its address. Those that most endpoints of a
-	// service have are ordinary; of attributes that are equally frequent the
-	// least hash wins. The label hashes the ordinary attributes together with
-	// each endpoint that has others, or that shares its address. So two
-	// services with the same set of addresses and the same label have the same
-	// endpoints, and an ordinary endpoint that comes or goes leaves the label
-	// as it was.
+	// endpoint are everything but its address. The most frequent attributes of
+	// a service's endpoints are its ordinary ones; among equally frequent ones
+	// those with the least hash. The label hashes the ordinary attributes and
+	// each endpoint that has others or shares its address. So services with the
+	// same addresses and the same label have the same endpoints, and adding or
+	// removing an ordinary endpoint leaves the label unchanged.
 	EndpointsLabel = "isthmus.io/endpoints"
 )
 
-// Head is what precedes the spec of an encoded resource.
+// Head is the part of an encoded resource that precedes the spec.
 type Head struct {
-	Metadata []byte // the fields of Metadata but the version
+	Metadata []byte // fields of Metadata without the version
 	Version  Hash
-	// Stated says that the metadata has the version.
+	// Stated is set if the metadata contains the version.
 	Stated  bool
 	BodyURL string
-	// Spec is the length of what follows, in bytes.
+	// Spec is the length of the spec, in bytes.
 	Spec int
 }
 
@@ -43,13 +42,13 @@ func (h *Head) sizes() (metadata, body int) {
 	return metadata, sizeString(h.BodyURL) + sizeBytes(h.Spec)
 }
 
-// Size returns the length of the whole resource, the spec included, in bytes.
+// Size returns the length of the whole resource with its spec, in bytes.
 func (h *Head) Size() int {
 	metadata, body := h.sizes()
 	return sizeBytes(metadata) + sizeBytes(body)
 }
 
-// Append appends the head. The spec has to follow.
+// Append appends the head. The caller appends the spec.
 func (h *Head) Append(b []byte) []byte {
 	metadata, body := h.sizes()
 	b = protowire.AppendTag(b, resourceMetadata, protowire.BytesType)
@@ -72,15 +71,15 @@ func AppendAddress(serviceEntry []byte, address string) []byte {
 	return appendString(serviceEntry, serviceEntryAddresses, address)
 }
 
-// AppendSelector appends the workloadSelector that selects instances whose
-// [SelectorLabel] has a value to an encoded ServiceEntry.
+// AppendSelector appends a workloadSelector to an encoded ServiceEntry. It
+// selects instances whose [SelectorLabel] has the value.
 func AppendSelector(serviceEntry []byte, value string) []byte {
 	serviceEntry = protowire.AppendTag(serviceEntry, serviceEntrySelector, protowire.BytesType)
 	return protowire.AppendBytes(serviceEntry, appendMapEntry(nil, selectorLabels, SelectorLabel, value))
 }
 
-// AppendLabel appends a label to an encoded WorkloadEntry that lacks it. An
-// entry of a map may be appended to an encoded message.
+// AppendLabel appends a label to an encoded WorkloadEntry that lacks it.
+// Protobuf allows map entries anywhere in a message.
 func AppendLabel(workloadEntry []byte, key, value string) []byte {
 	return appendMapEntry(workloadEntry, workloadEntryLabels, key, value)
 }
@@ -102,11 +101,11 @@ func Attributes(workloadEntry []byte) Hash {
 	return HashOf(attributes)
 }
 
-// SizeEndpoint returns the length of an endpoint within a ServiceEntry whose
-// WorkloadEntry has n bytes.
+// SizeEndpoint returns the length of an endpoint within a ServiceEntry, given
+// the n bytes of its WorkloadEntry.
 func SizeEndpoint(n int) int { return sizeBytes(n) }
 
-// AppendEndpoint appends a WorkloadEntry, given in two pieces, to an encoded
+// AppendEndpoint appends a WorkloadEntry, in two parts, to an encoded
 // ServiceEntry as an endpoint.
 func AppendEndpoint(serviceEntry, spec, tail []byte) []byte {
 	serviceEntry = protowire.AppendTag(serviceEntry, serviceEntryEndpoints, protowire.BytesType)
@@ -147,8 +146,8 @@ func appendString(b []byte, field protowire.Number, s string) []byte {
 	return protowire.AppendString(b, s)
 }
 
-// sizeString and sizeBytes return the size of a field of bytes of a number
-// below 16.
+// sizeString and sizeBytes return the size of a length-delimited field whose
+// number is below 16.
 func sizeString(s string) int { return sizeBytes(len(s)) }
 
 func sizeBytes(n int) int { return 1 + protowire.SizeBytes(n) }

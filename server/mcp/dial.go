@@ -25,27 +25,32 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
-// Sink is one that we dial.
+// Sink is a sink that the server dials.
 type Sink struct {
-	// Address is a gRPC target, such as "pilot.example.org:9901" or "dns:///pilot.example.org:9901".
+	// Address is a gRPC target, such as "pilot.example.org:9901" or
+	// "dns:///pilot.example.org:9901".
 	Address string
 	// TLS secures the connection; nil means plaintext.
 	TLS *TLS
-	// Metadata goes with the call, as HTTP/2 headers.
+	// Metadata is sent with the call as HTTP/2 headers.
 	Metadata map[string]string
 }
 
-// TLS are files in PEM. They are read for each connection, so that new ones take effect.
+// TLS names PEM files. They are read for each connection, so replaced files
+// take effect.
 type TLS struct {
-	// CA holds the certificates that may have signed the sink's; "" means those of the system.
+	// CA holds the certificates of authorities that the sink's certificate may
+	// come from; "" selects those of the system.
 	CA string
-	// Certificate and Key are ours, for a sink that asks for one; both or none.
+	// Certificate and Key are the client's, for a sink that requires one; set
+	// both or none.
 	Certificate, Key string
-	// ServerName is the name in the sink's certificate; "" means the host of the address.
+	// ServerName is the name in the sink's certificate; "" selects the host of
+	// the address.
 	ServerName string
 }
 
-// Credentials reads the files.
+// Credentials reads the files and returns the credentials.
 func (t *TLS) Credentials() (credentials.TransportCredentials, error) {
 	if t == nil {
 		return insecure.NewCredentials(), nil
@@ -71,18 +76,20 @@ func (t *TLS) Credentials() (credentials.TransportCredentials, error) {
 	return credentials.NewTLS(config), nil
 }
 
-// Times of reverse mode.
+// Timing of reverse mode.
 const (
-	// redialMin and redialMax bound the time between two attempts, which doubles with each that fails; each is varied by a fifth.
+	// redialMin and redialMax bound the back-off between attempts. It doubles
+	// with each failure and varies by a fifth.
 	redialMin = time.Second
 	redialMax = time.Minute
-	// pingAfter is how long a connection may be silent. A gRPC server whose policy is not relaxed takes offence at less than five
-	// minutes.
+	// pingAfter is the idle time before a ping. The default policy of gRPC
+	// servers closes connections that ping more often than every five minutes.
 	pingAfter   = 6 * time.Minute
 	pingTimeout = 20 * time.Second
 )
 
-// Dial serves a sink in reverse mode: it opens a stream to it, again whenever it ends, until ctx ends, and returns ctx's error.
+// Dial serves a sink in reverse mode: it opens a stream to the sink and reopens
+// it whenever it ends. It returns ctx's error when ctx ends.
 func (s *Server) Dial(ctx context.Context, sink Sink, options ...grpc.DialOption) error {
 	log := s.log.With(slog.String("sink", sink.Address))
 	after := time.Duration(0)
@@ -109,7 +116,8 @@ func (s *Server) Dial(ctx context.Context, sink Sink, options ...grpc.DialOption
 	}
 }
 
-// dialOnce opens a stream and serves it until it ends; worked says that the sink asked for something on it.
+// dialOnce opens a stream and serves it until it ends. worked reports whether
+// the sink subscribed to anything.
 func (s *Server) dialOnce(ctx context.Context, sink Sink, options []grpc.DialOption) (worked bool, err error) {
 	creds, err := sink.TLS.Credentials()
 	if err != nil {

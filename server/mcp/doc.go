@@ -1,37 +1,54 @@
-// Package mcp serves the store to Pilots of Istio 1.1 to 1.8 over the legacy Mesh Configuration Protocol.
+// Package mcp serves a view to Pilots of Istio 1.1 to 1.8 over the legacy Mesh
+// Configuration Protocol.
 //
 // # The protocol
 //
-// A sink asks for collections on one stream, one request each, and answers every response with an ACK (a request with its nonce) or a
-// NACK (with error_detail as well). Who dials does not matter: the sink dials [SourceMethod], or in reverse mode the source, which is
-// us, dials [SinkMethod] and begins with a trigger (see [Server.Dial]). The rules that are kept:
+// A sink requests collections on one stream, with one request each, and answers
+// every response with an ACK (a request with its nonce) or a NACK (with
+// error_detail). Either side may dial: the sink dials [SourceMethod]; in
+// reverse mode the source, this server, dials [SinkMethod] and begins with a
+// trigger (see [Server.Dial]). The rules:
 //
-//   - Every collection is answered, unknown ones empty at once: a Pilot serves nobody before it has them all. A collection whose
-//     registries have not completed a first listing is held.
-//   - One response is under way per collection. What changes meanwhile becomes one next response.
-//   - incremental in a request is permission for the next response, and each ACK has to renew it. A NACK carries none: what follows a NACK is
-//     all of the collection, when something changes, or else after a back-off ([RetryMin] to [RetryMax]), because a sink that had a
-//     passing reason must not stay behind for ever. A collection that the sink does not support at all (code Unimplemented) is sent again
-//     only when something in it changes.
-//   - The first response of a collection is all of it, unless the request permits incremental ones and says which versions the sink
-//     holds: then it is exactly what the sink lacks, removals included. So a sink that reconnects gets what changed and nothing else.
-//   - A response that would be larger than push.MaxDelta goes to a sink that permits incremental ones in parts, of which one is larger only
-//     if it is a single resource. To any other sink it goes whole. Above push.MaxMessage, which is what a Pilot accepts unless it is told
-//     otherwise, there is a warning; and if a sink of either kind is gone before the ACK of such a response, the collection waits on its
-//     next stream, longer each time.
-//   - A request with a nonce that is not that of the newest response is ignored. One without nonce for a collection that was asked for
-//     already asks anew.
-//   - Before an error ends a stream there is a delay ([ErrorDelay]): Pilot 1.6 to 1.8 open the next one at once.
+//   - Every collection is answered, unknown ones at once, empty: a Pilot serves
+//     no proxy before it has received them all. A collection whose registries
+//     have not completed a first listing is held.
+//   - One response per collection is in flight. Changes in the meantime form
+//     one next response.
+//   - incremental in a request permits the next response to be incremental;
+//     each ACK has to renew it. A NACK permits nothing: a full response follows
+//     with the next change, or after a back-off ([RetryMin] to [RetryMax]), so
+//     that a sink with a temporary problem does not stay behind. A collection
+//     that the sink does not support (code Unimplemented) is resent only when
+//     it changes.
+//   - The first response of a collection is full, unless the request permits
+//     incremental ones and states the versions that the sink holds: then it is
+//     exactly what the sink lacks, removals included. So a sink that reconnects
+//     receives the changes only.
+//   - A response above [view.MaxDelta] is split for sinks that permit
+//     incremental ones; a part exceeds it only if it is a single resource.
+//     Other sinks receive it whole. Above [view.MaxMessage], the default limit
+//     of a Pilot, a warning is logged. If a sink disconnects before the ACK of
+//     such a response, the collection is delayed on its next stream, longer
+//     each time.
+//   - A request with a stale nonce is ignored. A request without nonce for a
+//     collection that was requested before requests it anew.
+//   - A stream that ends with an error stays open for [ErrorDelay], as Pilot
+//     1.6 to 1.8 reconnect at once.
 //
 // # Profiles
 //
-// The set of collections tells the sink's version; [Profiles] is the table. All are asked for up front in no order, so a stream waits for its
-// answers until the set is one that no older or newer version asks for, or nothing new came for [Settle].
+// The set of collections identifies the version of a sink; [Profiles] is the
+// table. A sink requests all of them at once in no order. So a stream holds its
+// responses until no other version requests that set, or until no new
+// collection arrived for [Settle].
 //
-// A profile of 1.7 and 1.8 has a barrier: serviceentries go first, and one other collection waits until they are acknowledged in full. These
-// Pilots take seconds to minutes for a first load and call themselves ready as soon as each collection has been received.
+// A profile of 1.7 and 1.8 has a barrier: serviceentries go first, and one
+// other collection is held until all of them are acknowledged. The first load
+// takes these Pilots seconds to minutes, and they report readiness as soon as
+// every collection was received.
 //
 // # Bytes
 //
-// A response is a header and segments that the store keeps encoded; bodies go out as they came in. All sinks of a form share the bytes.
+// A response is a header and encoded segments; the bytes of a body are those
+// that the plugin sent. All sinks of a form share the pages of full responses.
 package mcp

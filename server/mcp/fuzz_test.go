@@ -17,8 +17,10 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
-// Whatever a sink sends, nothing panics, each response decodes and is well addressed, one at most is under way per collection, and if the
-// sink behaves well from then on, everything that it asked for is answered, a collection behind the barrier too.
+// Whatever a sink sends, nothing panics, each response decodes and is well
+// addressed, one at most is under way per collection, and if the sink behaves
+// well from then on, everything that it asked for is answered, a collection
+// behind the barrier too.
 func FuzzRequests(f *testing.F) {
 	add := func(reqs ...*mcpv1.RequestResources) {
 		var b []byte
@@ -56,10 +58,7 @@ func FuzzRequests(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		w := newWorld(t, state.Options{Tombstones: 2})
 		w.Entry("dc1/web", "web.example.org")
-		m, err := newMetrics(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := newMetrics(nil)
 		now := time.Unix(1_700_000_000, 0)
 		s := newSession(w.View, Config{SyntheticEntries: true}, nil, m, slog.New(slog.DiscardHandler), now)
 		defer s.Close(now, nil)
@@ -122,7 +121,8 @@ func FuzzRequests(f *testing.F) {
 			drain()
 			_ = s.Status()
 		}
-		// Asked anew, the entries are answered even if the sink said before that it does not support them.
+		// Asked anew, the entries are answered even if the sink said before
+		// that it does not support them.
 		if !take(ask(serviceEntries)) || !take(ask("istio/networking/v1alpha3/gateways")) {
 			return
 		}

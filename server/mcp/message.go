@@ -10,17 +10,19 @@ const (
 	sinkService   = "istio.mcp.v1alpha1.ResourceSink"
 	streamName    = "EstablishResourceStream"
 
-	// SourceMethod is what a sink calls.
+	// SourceMethod is the method that sinks call.
 	SourceMethod = "/" + sourceService + "/" + streamName
-	// SinkMethod is what a source calls in reverse mode.
+	// SinkMethod is the method that a source calls in reverse mode.
 	SinkMethod = "/" + sinkService + "/" + streamName
 )
 
-// TriggerCollection is the collection of the response with which a source begins in reverse mode, so that the sink learns of the
-// stream. The sink refuses it with Unimplemented. (Istio 1.1 leaves the collection empty.)
+// TriggerCollection is the collection of the first response in reverse mode. It
+// makes the sink read from the stream; the sink refuses it with Unimplemented.
+// (Istio 1.1 leaves the collection empty.)
 const TriggerCollection = "$triggerCollection"
 
-// Field numbers of istio.mcp.v1alpha1.Resources, as in proto/isthmus/mcp/v1/mcp.proto.
+// Field numbers of istio.mcp.v1alpha1.Resources, as in
+// proto/isthmus/mcp/v1/mcp.proto.
 const (
 	fieldVersion     = 1
 	fieldCollection  = 2
@@ -29,7 +31,7 @@ const (
 	fieldIncremental = 6
 )
 
-// header encodes everything of a Resources message but its resources.
+// header encodes a Resources message without its resources.
 func header(version, collection, nonce string, removed []string, incremental bool) []byte {
 	size := 2
 	for _, s := range []string{version, collection, nonce} {

@@ -6,29 +6,29 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
-// metrics are those of all streams.
+// metrics are the metrics of all streams.
 type metrics struct {
 	*stream.Metrics
 	stale, dials prometheus.Counter
 }
 
-func newMetrics(reg prometheus.Registerer) (*metrics, error) {
+func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{Metrics: stream.NewMetrics(reg, "mcp", "profile")}
 	m.Oversize = m.Counter("oversize_total", "Responses of more than 4 MiB, which a Pilot accepts only if it is told to.")
-	m.Oversize.WithLabelValues() // is there from the start, to be watched for a rise
+	m.Oversize.WithLabelValues() // exported from the start, so that alerts see the first increase
 	m.stale = m.Counter("stale_nonces_total", "Requests that were ignored because their nonce is not that of the newest response.").WithLabelValues()
 	m.dials = m.Counter("dials_total", "Attempts to open a stream to a sink in reverse mode.").WithLabelValues()
 	for _, p := range profiles {
-		m.Sinks.WithLabelValues(p.Name) // is there from the start, to be watched for being 0
+		m.Sinks.WithLabelValues(p.Name) // exported from the start, so that alerts see 0
 	}
-	return m, m.Err()
+	return m
 }
 
-// count makes a subscription count under a profile.
+// count sets the labels of a subscription.
 func (m *metrics) count(u *subscription, profile string) {
 	name := u.Name
 	if collections[name] == "" && name != syntheticEntries {
-		name = "other" // whoever connects chooses it
+		name = "other" // clients choose the name, so it is no label
 	}
 	m.Count(&u.Subscription, name, profile)
 }

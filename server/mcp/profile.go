@@ -9,22 +9,23 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
-// Profile is what a range of sink versions needs.
+// Profile describes a range of sink versions.
 type Profile struct {
 	// Name is the profile's name in configuration, metrics and the admin page.
 	Name string
-	// Versions says in words which sinks it is for.
+	// Versions names these versions for people.
 	Versions string
-	// Form is how resources are encoded. The shape is always inline: a Pilot takes WorkloadEntries over MCP only at its start.
+	// Form is the encoding of resources. The shape is always inline: Pilots
+	// handle WorkloadEntries over MCP only at their start.
 	Form encode.Form
-	// Barrier holds one collection back until the ServiceEntries are acknowledged.
+	// Barrier holds one collection until the ServiceEntries are acknowledged.
 	Barrier bool
-	// Why says in a sentence what is particular.
+	// Why explains the profile in a sentence.
 	Why string
 
-	// collections is all that such a sink asks for; nil if that varies.
+	// collections are all that these sinks request; nil if that varies.
 	collections []string
-	// id is what such a sink calls itself; most have none.
+	// id is the node id of these sinks; most have none.
 	id string
 }
 
@@ -46,7 +47,7 @@ const (
 	rbacPolicies     = "istio/rbac/v1alpha1/authorizationpolicies"
 )
 
-// Groups of collections that came and went together.
+// Groups of collections that appeared and disappeared together.
 var (
 	networkingCollections = names("istio/networking/v1alpha3/", "virtualservices", "gateways", "serviceentries", "destinationrules", "envoyfilters", "sidecars")
 	clientCollections     = slices.Concat(names("istio/mixer/v1/config/client/", "quotaspecs", "quotaspecbindings"), names("istio/config/v1alpha2/", "httpapispecs", "httpapispecbindings"))
@@ -128,7 +129,8 @@ func Profiles() []string {
 	return out
 }
 
-// Asks returns what sinks of a profile ask for, sorted, and the id that they give. It is nothing if that varies, or if there is no such profile.
+// Asks returns what sinks of a profile request, sorted, and their node id. Both
+// are empty if that varies or the profile is unknown.
 func Asks(profile string) (collections []string, id string) {
 	p, err := profileOf(profile)
 	if err != nil {
@@ -155,7 +157,8 @@ func mustProfile(name string) *Profile {
 
 var mixer, tools = mustProfile("mixer"), mustProfile("mcp-tools")
 
-// classify returns the profile that a set of collections fits, and whether no further collection can lead to another one.
+// classify returns the profile that matches a set of collections, and whether
+// further collections cannot change it.
 func classify(asked map[string]bool) (p *Profile, final bool) {
 	final = true
 	for _, q := range profiles {
@@ -165,7 +168,7 @@ func classify(asked map[string]bool) (p *Profile, final bool) {
 		if len(q.collections) == len(asked) {
 			p = q
 		} else {
-			final = false // the set may still grow into q's
+			final = false // the set may still grow into that of q
 		}
 	}
 	if p != nil {
@@ -179,7 +182,7 @@ func classify(asked map[string]bool) (p *Profile, final bool) {
 	return tools, false
 }
 
-// containsAll says whether all holds everything that is asked for.
+// containsAll reports whether all contains every requested collection.
 func containsAll(all []string, asked map[string]bool) bool {
 	if len(asked) > len(all) {
 		return false
@@ -192,7 +195,8 @@ func containsAll(all []string, asked map[string]bool) bool {
 	return true
 }
 
-// collections maps what sinks call a collection to our name of it.
+// collections maps the sinks' names of collections to those of package
+// collection.
 var collections = map[string]string{
 	serviceEntries: collection.ServiceEntry,
 	"istio/networking/v1alpha3/virtualservices":     "networking.istio.io/VirtualService",
@@ -207,8 +211,9 @@ var collections = map[string]string{
 	"istio/security/v1beta1/requestauthentications": "security.istio.io/RequestAuthentication",
 }
 
-// collectionOf returns our name of a sink's collection. One that nobody can publish to is returned as it is. With synthetic entries the
-// services go to the stream that asks for these, and not to the main one of 1.4 and 1.5.
+// collectionOf returns the name in package collection. A name without one is
+// returned as it is. With synthetic entries, services go to the stream that
+// requests those and not to the main stream of 1.4 and 1.5.
 func collectionOf(name string, p *Profile, synthetic bool) string {
 	switch {
 	case name == syntheticEntries && synthetic:

@@ -20,22 +20,25 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
-// ErrorDelay is the least time for which a stream stays open after an error of the sink's; up to as much again is added at random.
+// ErrorDelay is the least time that a stream stays open after an error of the
+// sink. A random time of up to as much is added.
 const ErrorDelay = time.Second
 
 // Config tunes a server. The zero value works.
 type Config struct {
-	// Profile is the name of the profile that every sink gets; "" finds it by what a sink asks for.
+	// Profile is the name of the profile for every sink. If empty, the
+	// requested collections identify it.
 	Profile string
-	// SyntheticEntries serves ServiceEntries to the streams of Pilot 1.4 and 1.5 that ask for synthetic ones, and not to their
-	// main streams.
+	// SyntheticEntries sends ServiceEntries on the streams of Pilot 1.4 and 1.5
+	// that request synthetic ones, and not on their main streams.
 	SyntheticEntries bool
-	// FullState never makes use of a sink's permission to send incremental responses.
+	// FullState sends full responses even to sinks that permit incremental
+	// ones.
 	FullState bool
 }
 
-// Server is the source of the Mesh Configuration Protocol. Its methods may be
-// called from any goroutine.
+// Server implements the source of the Mesh Configuration Protocol. Its methods
+// may be called from any goroutine.
 type Server struct {
 	*stream.Server
 	view      *view.View
@@ -46,32 +49,31 @@ type Server struct {
 	penalties penalties
 }
 
-// New returns a server that serves a view. A nil log drops what there is to
-// say, a nil registerer the metrics. The error is that of a profile that does
-// not exist, or of metrics that are registered already.
+// New returns a server of a view. A nil log discards records; with a nil
+// registerer metrics are not registered. The error is that of an unknown
+// profile.
 func New(v *view.View, c Config, log *slog.Logger, reg prometheus.Registerer) (*Server, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{Server: stream.NewServer(v), view: v, config: c, log: log}
-	var err error
 	if c.Profile != "" {
+		var err error
 		if s.override, err = profileOf(c.Profile); err != nil {
 			return nil, err
 		}
 	}
-	if s.metrics, err = newMetrics(reg); err != nil {
-		return nil, err
-	}
+	s.metrics = newMetrics(reg)
 	return s, nil
 }
 
-// source is what gRPC checks a service's implementation against.
+// source is the handler type of the gRPC service.
 type source interface {
 	establish(stream grpc.ServerStream) error
 }
 
-// Register adds the service to a server whose codec is that of package wire. The service keeps the name that it has in Istio.
+// Register adds the service, under its name in Istio, to a server with the
+// codec of package wire.
 func (s *Server) Register(server grpc.ServiceRegistrar) {
 	server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: sourceService,
@@ -84,7 +86,18 @@ func (s *Server) Register(server grpc.ServiceRegistrar) {
 	}, s)
 }
 
-// establish is a sink's call.
+// RefuseIf returns what refuses new streams of the legacy protocol while
+// elsewhere reports that it is served on another port.
+func RefuseIf(elsewhere func() bool) grpc.StreamServerInterceptor {
+	return func(srv any, st grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		if info.FullMethod == SourceMethod && elsewhere() {
+			return status.Error(codes.Unimplemented, "the legacy protocol is served on another port, that of listen.mcp")
+		}
+		return next(srv, st)
+	}
+}
+
+// establish handles a sink's call.
 func (s *Server) establish(st grpc.ServerStream) error {
 	ctx := st.Context()
 	address := ""
@@ -93,7 +106,7 @@ func (s *Server) establish(st grpc.ServerStream) error {
 	}
 	_, err := s.serve(st, address, false)
 	if fault, ok := errors.AsType[*stream.Fault](err); ok {
-		// Pilot 1.6 to 1.8 come back at once, however often.
+		// Pilots 1.6 to 1.8 reconnect at once, without a limit.
 		wait.Pause(ctx, ErrorDelay+rand.N(ErrorDelay), s.Down())
 		return status.Error(fault.Code, fault.Error())
 	}
@@ -102,8 +115,8 @@ func (s *Server) establish(st grpc.ServerStream) error {
 
 var errMalformed = errors.New("a request is no istio.mcp.v1alpha1.RequestResources")
 
-// serve drives one stream until it ends, and reports whether the sink asked for
-// anything.
+// serve runs one stream until it ends. asked reports whether the sink
+// subscribed to anything.
 func (s *Server) serve(st stream.Stream, address string, reverse bool) (asked bool, _ error) {
 	sess := newSession(s.view, s.config, s.override, s.metrics, s.log, time.Now())
 	sess.address, sess.reverse, sess.penalties = address, reverse, &s.penalties
@@ -114,8 +127,8 @@ func (s *Server) serve(st stream.Stream, address string, reverse bool) (asked bo
 		}
 		req := new(mcpv1.RequestResources)
 		if err := proto.Unmarshal(raw, req); err != nil {
-			// What protobuf says of it is of no use to anybody, and worded
-			// differently each time.
+			// The text of protobuf's error varies between runs and names no
+			// field.
 			return nil, &stream.Fault{Code: codes.InvalidArgument, Err: errMalformed}
 		}
 		return req, nil

@@ -27,7 +27,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
-// No two profiles can be mistaken for each other, and the collections are as many as each version of Istio asks for.
+// No two profiles can be mistaken for each other, and the collections are as
+// many as each version of Istio asks for.
 func TestProfiles(t *testing.T) {
 	counts := map[string]int{
 		"pilot-1.1": 16, "pilot-1.2": 17, "pilot-1.4": 17, "pilot-1.5": 19, "pilot-1.6": 18, "pilot-1.7": 14, "pilot-1.8": 11, "synthetic": 1,
@@ -94,7 +95,8 @@ func serveSink(t testing.TB, l net.Listener, f sinkFunc, options ...grpc.ServerO
 	}
 }
 
-// Reverse mode: the source dials, begins with the trigger, swallows the NACK of it, and serves as ever.
+// Reverse mode: the source dials, begins with the trigger, swallows the NACK of
+// it, and serves as ever.
 func TestReverse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, state.Options{})
@@ -159,7 +161,8 @@ func TestReverse(t *testing.T) {
 	})
 }
 
-// A sink that cannot be reached is dialled again after a time that doubles, up to a minute, and is never quite the same.
+// A sink that cannot be reached is dialled again after a time that doubles, up
+// to a minute, and is never quite the same.
 func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, state.Options{})
@@ -221,7 +224,8 @@ func TestShutdownEndsDial(t *testing.T) {
 	})
 }
 
-// A sink behind mutual TLS is served; one whose certificate is not to be trusted is not.
+// A sink behind mutual TLS is served; one whose certificate is not to be
+// trusted is not.
 func TestReverseTLS(t *testing.T) {
 	sink, ours := testcert.New(t, "sink.example.org"), testcert.New(t, "isthmus.example.org")
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -282,12 +286,10 @@ func TestReverseTLS(t *testing.T) {
 	}
 }
 
-// An alert on the number of sinks can fire before the first one comes: every series that it adds up is there from the start.
+// An alert on the number of sinks can fire before the first one comes: every
+// series that it adds up is there from the start.
 func TestSinksBeforeTheFirst(t *testing.T) {
-	m, err := newMetrics(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := newMetrics(nil)
 	series := make(chan prometheus.Metric, 100)
 	m.Sinks.Collect(series)
 	if len(series) != len(profiles) {

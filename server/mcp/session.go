@@ -12,35 +12,40 @@ import (
 	"sync"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/internal/clip"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
-// Times that the protocol is driven by.
+// Timing of the protocol.
 const (
-	// Settle is how long nothing new has to be asked for until the set of collections counts as complete.
+	// Settle is the time without a new collection after which the set counts as
+	// complete.
 	Settle = 100 * time.Millisecond
-	// SettleLimit is the longest that a stream waits for its set to be complete.
+	// SettleLimit bounds the wait for a complete set.
 	SettleLimit = time.Second
-	// RetryMin and RetryMax bound the time after which a refused collection is sent again; it doubles with each NACK in a row.
+	// RetryMin and RetryMax bound the time after which a refused collection is
+	// sent again. It doubles with each consecutive NACK.
 	RetryMin = time.Second
 	RetryMax = time.Minute
 )
 
-// maxCollections is the number of collections that one stream may ask for. Mixer, which asks for the most, asks for some 60.
+// maxCollections limits the collections of one stream. Mixer requests the most,
+// some 60.
 const maxCollections = 1000
 
-// maxKept is how much of what a sink says is kept for people, in bytes.
+// maxKept bounds stored text of a sink, in bytes.
 const maxKept = 500
 
-// What a collection waits for, besides another collection.
+// Values of Status.Waiting other than collections.
 const (
 	waitingProfile = "profile"
 	waitingPenalty = "penalty"
 )
 
-// unimplemented is the gRPC code of a sink that does not support a collection.
+// unimplemented is the gRPC code with which sinks refuse an unsupported
+// collection.
 const unimplemented = 12
 
 // session implements [stream.Session].
@@ -56,34 +61,34 @@ type session struct {
 	wake      stream.Waker
 	penalties *penalties // nil for none
 
-	mu      sync.Mutex // guards the rest: people may look at a session while it works
+	mu      sync.Mutex // guards the fields below, as Status runs concurrently
 	node    string
-	profile *Profile // nil until it is decided
+	profile *Profile // nil until decided
 	first   time.Time
-	newest  time.Time // when a collection was asked for that was not before
+	newest  time.Time // time of the newest subscription
 	asked   map[string]bool
-	subs    []*subscription // serviceentries first, then as asked for
+	subs    []*subscription // serviceentries first, then in the order of requests
 	of      map[string]*subscription
-	barrier *subscription // waits for entries; nil when there is no need (any more)
+	barrier *subscription // held until entries is acknowledged; nil if there is no barrier, or no longer
 	entries *subscription // serviceentries
 	stale   uint64
 }
 
-// subscription is one collection of a session. What it embeds has no
+// subscription is one collection of a session. The embedded value has no
 // subscription of package view until the profile is known.
 type subscription struct {
 	stream.Subscription
 	first      *mcpv1.RequestResources
-	asked      int       // how often it was asked for, to tell the nonces
-	notBefore  time.Time // of the first response; zero once it is past
-	penalty    string    // its key, see penaltyKeyLocked
-	retry      time.Time // when a refused response is made again; zero if it is not
+	asked      int       // number of initial requests; part of the nonce
+	notBefore  time.Time // of the first response; zero afterwards
+	penalty    string    // key, see penaltyKeyLocked
+	retry      time.Time // time of the retry after a NACK; zero for none
 	retryAfter time.Duration
 }
 
 func (u *subscription) open() bool { return u.Subscription.Subscription != nil }
 
-// prefix begins the nonces of a collection that was asked for anew.
+// prefix begins the nonces after the collection was requested anew.
 func (u *subscription) prefix() string {
 	if u.asked == 1 {
 		return ""
@@ -107,8 +112,8 @@ func (s *session) Close(now time.Time, err error) {
 			continue
 		}
 		if s.penalties != nil && u.Size() > view.MaxMessage {
-			// A response that was larger than a sink accepts by default and was
-			// neither acknowledged nor refused is why it went.
+			// The sink disconnected while a response above the default limit
+			// was in flight: the response is the likely cause.
 			if u.State() == view.Sent {
 				s.penalties.add(u.penalty, now)
 			} else {
@@ -126,26 +131,26 @@ func (s *session) Close(now time.Time, err error) {
 // Selective implements [stream.Session].
 func (s *session) Selective() bool { return false }
 
-// worked reports whether the sink asked for anything.
+// worked reports whether the sink subscribed to anything.
 func (s *session) worked() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.subs) > 0
 }
 
-// Take implements [stream.Session]. The error is that of a sink that asks for
-// more than is good.
+// Take implements [stream.Session]. The error is that of exceeded limits.
 func (s *session) Take(r any, now time.Time) error {
 	req := r.(*mcpv1.RequestResources)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name, nonce := req.GetCollection(), req.GetResponseNonce()
 	if name == TriggerCollection || name == "" {
-		// The NACK of a trigger; Istio 1.1's has no collection. Without a collection there is nothing to answer in any case.
+		// The NACK of a trigger; that of Istio 1.1 has no collection. Requests
+		// without a collection need no answer.
 		return nil
 	}
 	if id := req.GetSinkNode().GetId(); id != "" && s.node == "" {
-		s.node = clip(id)
+		s.node = clip.Text(id, maxKept)
 	}
 	u := s.of[name]
 	switch {
@@ -159,7 +164,8 @@ func (s *session) Take(r any, now time.Time) error {
 	return nil
 }
 
-// askLocked is the first request of a collection, or one that begins it anew.
+// askLocked handles a collection's initial request, also when it is requested
+// anew.
 func (s *session) askLocked(u *subscription, req *mcpv1.RequestResources, now time.Time) error {
 	if u == nil {
 		if len(s.subs) == maxCollections {
@@ -190,14 +196,15 @@ func (s *session) askLocked(u *subscription, req *mcpv1.RequestResources, now ti
 	return nil
 }
 
-// decideLocked finds the profile if it is time to. Otherwise it returns how long to wait.
+// decideLocked decides the profile when it is due. Otherwise it returns the
+// time left.
 func (s *session) decideLocked(now time.Time) (wait time.Duration) {
 	if len(s.asked) == 0 {
 		return 0
 	}
 	p, final := classify(s.asked)
 	if s.override != nil {
-		p, final = s.override, !s.override.Barrier // with a barrier the whole set has to be known
+		p, final = s.override, !s.override.Barrier // a barrier needs the whole set
 	}
 	if !final {
 		until := minTime(s.newest.Add(Settle), s.first.Add(SettleLimit))
@@ -214,13 +221,14 @@ func (s *session) decideLocked(now time.Time) (wait time.Duration) {
 		s.openLocked(u)
 	}
 	if p.Barrier && s.entries != nil && len(s.subs) > 1 {
-		// Any other will do; the last one by name is one that Pilots have little to do with.
+		// Any other collection works; Pilots do little with the last one by
+		// name.
 		s.barrier = slices.MaxFunc(s.subs[1:], func(a, b *subscription) int { return strings.Compare(a.Name, b.Name) })
 	}
 	return 0
 }
 
-// openLocked begins a collection once the profile is known.
+// openLocked opens the subscription once the profile is known.
 func (s *session) openLocked(u *subscription) {
 	coll := collectionOf(u.Name, s.profile, s.options.SyntheticEntries)
 	incremental := u.first.GetIncremental() && !s.options.FullState
@@ -230,7 +238,8 @@ func (s *session) openLocked(u *subscription) {
 	})
 	u.first = nil
 	s.metrics.count(u, s.profile.Name)
-	// A sink that gets parts is no exception: one resource alone may be larger than it accepts.
+	// This includes sinks that receive parts: a single resource may exceed the
+	// limit.
 	u.penalty = s.penaltyKeyLocked(u, incremental)
 	if s.penalties != nil {
 		u.notBefore = s.penalties.until(u.penalty)
@@ -242,8 +251,9 @@ func (s *session) staleLocked() {
 	s.metrics.stale.Inc()
 }
 
-// penaltyKeyLocked tells sinks apart whose ports change with each connection, as far as that is possible: most Pilots have no id, and those behind
-// one proxy have one address.
+// penaltyKeyLocked identifies a sink across connections as well as possible:
+// the port changes, most Pilots have no id, and all behind one proxy share an
+// address.
 func (s *session) penaltyKeyLocked(u *subscription, incremental bool) string {
 	host, _, err := net.SplitHostPort(s.address)
 	if err != nil {
@@ -252,12 +262,12 @@ func (s *session) penaltyKeyLocked(u *subscription, incremental bool) string {
 	return fmt.Sprintf("%s %s %s %s %v", host, s.node, s.profile.Name, u.Name, incremental)
 }
 
-// answerLocked is an ACK or a NACK.
+// answerLocked handles an ACK or a NACK.
 func (s *session) answerLocked(u *subscription, req *mcpv1.RequestResources, nonce string, now time.Time) {
 	refusal := req.GetErrorDetail()
 	var r *stream.Refusal
 	if refusal != nil {
-		r = &stream.Refusal{Code: refusal.GetCode(), Reason: clip(fmt.Sprintf("code %d: %s", refusal.GetCode(), refusal.GetMessage()))}
+		r = &stream.Refusal{Code: refusal.GetCode(), Reason: clip.Text(fmt.Sprintf("code %d: %s", refusal.GetCode(), refusal.GetMessage()), maxKept)}
 	}
 	if !u.Answer(nonce, r, req.GetIncremental() && !s.options.FullState, now, s.log) {
 		s.staleLocked()
@@ -277,7 +287,7 @@ func (s *session) answerLocked(u *subscription, req *mcpv1.RequestResources, non
 		u.retryAfter = min(max(2*u.retryAfter, RetryMin), RetryMax)
 		u.retry = now.Add(u.retryAfter)
 	}
-	r.Reason = clip(refusal.GetMessage())
+	r.Reason = clip.Text(refusal.GetMessage(), maxKept)
 	stream.LogRefusal(s.log, u.Name, req.GetResponseNonce(), r, slog.Duration("retry_after", u.retryAfter))
 }
 
@@ -301,8 +311,8 @@ func (s *session) Next(now time.Time) (m *stream.Message, wait time.Duration, er
 		}
 		switch {
 		case u == s.barrier:
-			// Complete may have come by without an ACK only if there was nothing to wait for, which cannot be: every first response is
-			// acknowledged. So the ACK of the entries lifts the barrier.
+			// Only the ACK of the entries lifts the barrier: every first
+			// response has to be acknowledged before a collection is complete.
 			continue
 		case !u.notBefore.IsZero():
 			later(u.notBefore)
@@ -385,13 +395,6 @@ func (s *session) Status() stream.Status {
 	return st
 }
 
-func clip(s string) string {
-	if len(s) > maxKept {
-		s = s[:maxKept]
-	}
-	return strings.ToValidUTF8(strings.Clone(s), "")
-}
-
 func minTime(a, b time.Time) time.Time {
 	if b.Before(a) {
 		return b
@@ -399,8 +402,8 @@ func minTime(a, b time.Time) time.Time {
 	return a
 }
 
-// penalties remember sinks that went away over a response that was larger than they may accept, so that they are not asked to go round in a hot
-// loop.
+// penalties records sinks that disconnected over a response above the default
+// limit, so that they do not reconnect in a hot loop.
 type penalties struct {
 	mu sync.Mutex
 	of map[string]penalty // guarded by mu
@@ -411,21 +414,21 @@ type penalty struct {
 	after time.Duration
 }
 
-// Bounds of a penalty, and the number of them that is kept.
+// Bounds of a penalty and the number of records.
 const (
 	penaltyMin  = time.Second
 	penaltyMax  = time.Minute
 	penaltiesOf = 10_000
 )
 
-// until returns when the first response may be sent.
+// until returns the earliest time of the first response.
 func (p *penalties) until(key string) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.of[key].until
 }
 
-// add notes a lost response.
+// add records a response that made a sink disconnect.
 func (p *penalties) add(key string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -439,7 +442,7 @@ func (p *penalties) add(key string, now time.Time) {
 	p.of[key] = penalty{until: now.Add(after), after: after}
 }
 
-// clear forgets a sink that took such a response.
+// clear removes the record of a sink that acknowledged such a response.
 func (p *penalties) clear(key string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

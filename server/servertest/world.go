@@ -1,4 +1,5 @@
-// Package servertest fills the real state for tests of what reads it.
+// Package servertest drives the real state, and the protocols that serve it, in
+// tests.
 package servertest
 
 import (
@@ -13,11 +14,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/isthmus-mesh/isthmus/internal/testresource"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -50,10 +50,7 @@ func New(t testing.TB, o state.Options) *World {
 		defer w.mu.Unlock()
 		return w.selectors[name]
 	}
-	db, err := state.New([]string{"dc1", "gate"}, o, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
+	db := state.New([]string{"dc1", "gate"}, o, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	w.DB, w.View = db, view.New(db)
 	db.Registry("dc1").Apply(&pluginv1.WatchResponse{Synced: true})
 	db.Registry("gate").Begin([]string{})
@@ -91,17 +88,9 @@ func (w *World) Apply(upserts ...*pluginv1.Upsert) {
 // served as it is.
 func (w *World) Upsert(service, name string, body proto.Message) *pluginv1.Upsert {
 	w.t.Helper()
-	a := new(anypb.Any)
-	if err := anypb.MarshalFrom(a, body, proto.MarshalOptions{Deterministic: true}); err != nil {
-		w.t.Fatal(err)
-	}
-	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(&mcp.Resource{
-		Metadata: &mcp.Metadata{Name: name, CreateTime: &timestamppb.Timestamp{Seconds: w.Created}}, Body: a,
-	})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return &pluginv1.Upsert{Service: service, Resource: raw}
+	m := testresource.Named(name)
+	m.CreateTime.Seconds = w.Created
+	return &pluginv1.Upsert{Service: service, Resource: testresource.Encode(m, body)}
 }
 
 // Port is the number of a named port.

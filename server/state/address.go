@@ -10,12 +10,12 @@ import (
 // claimant is a host that hashes to an address.
 type claimant struct {
 	host     string
-	services int  // that have it
+	services int  // with this host
 	first    bool // the address is its first choice
 }
 
 // before reports whether c takes precedence: first choices win, then the
-// smaller host. So an address depends on nothing but the set of hosts.
+// smaller host. An address depends only on the set of hosts.
 func (c *claimant) before(d *claimant) bool {
 	if c.first != d.first {
 		return c.first
@@ -23,7 +23,7 @@ func (c *claimant) before(d *claimant) bool {
 	return c.host < d.host
 }
 
-// owns reports whether a host has an address that it hashes to. The caller
+// owns reports whether a host owns an address that it hashes to. The caller
 // holds apply, as for all of this file.
 func (d *DB) owns(host string, addr netip.Addr) bool {
 	all := d.hosts[addr]
@@ -31,9 +31,8 @@ func (d *DB) owns(host string, addr netip.Addr) bool {
 	return n >= 0 && !slices.ContainsFunc(all, func(c claimant) bool { return c.host != host && c.before(&all[n]) })
 }
 
-// addressOf returns the address of a host, the zero value if both that it
-// hashes to are those of others. Of 100,000 hosts some 30 need their second
-// one.
+// addressOf returns the address of a host, or the zero value if other hosts own
+// both addresses that it hashes to. Of 100,000 hosts some 30 need the second.
 func (d *DB) addressOf(host string) hostAddress {
 	if host == "" {
 		return hostAddress{}
@@ -46,9 +45,8 @@ func (d *DB) addressOf(host string) hostAddress {
 	return hostAddress{}
 }
 
-// countHost notes that a service has (delta 1) or had (delta -1) a host, and
-// returns the hosts whose address that may change: those that hash to the same
-// address, and have or want it.
+// countHost adds delta, 1 or -1, to the number of services with a host. It
+// returns the other hosts of the same addresses whose address may change.
 func (d *DB) countHost(host string, delta int) (others []string) {
 	choices := encode.Addresses(host)
 	for n, addr := range choices {

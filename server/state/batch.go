@@ -12,26 +12,33 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
-// ErrNotComposable is the reason for refusing a ServiceEntry that says that its
-// instances are resources of their own and has endpoints or a workloadSelector
-// all the same.
+// ErrNotComposable is the refusal of a ServiceEntry that is composed of
+// separate instances but has endpoints or a workloadSelector.
 var ErrNotComposable = errors.New("a ServiceEntry whose instances are resources of their own must have neither endpoints nor workloadSelector")
 
-// batch is one message of a plugin on its way into the state. The caller holds
-// DB.apply for all but parse.
+// batch applies one message of a plugin to the state. The caller holds DB.apply
+// for all methods except parse.
 type batch struct {
 	r  *Registry
 	db *DB
 
 	upserts  []upsert
 	touched  []touch
-	services []*service // that changed
-	hosts    []string   // whose address may have changed
+	services []*service // changed
+	hosts    []string   // their addresses may have changed
 	others   []*Registry
 	fresh    []lineOfShadow
+
+	// Conflicts of hosts between registries.
+
+	marked      map[string]bool // hosts to decide on
+	markedNames map[string]bool // ServiceEntries to decide on, by name
+	decided     map[string]bool // hosts decided on
+	loose       []*merger       // lost their lead or a member
+	mergers     []*merger       // to compose
+	news        []entryID       // have a new verdict to log
 }
 
-// upsert is one resource of a message.
 type upsert struct {
 	service string
 	part    *encode.Part
@@ -45,23 +52,46 @@ type touch struct {
 	before *Record // what was in the logs before the batch
 }
 
-// parse takes the resources apart, which is the expensive part.
+// parse decodes and hashes the resources, which is the expensive part. The hash
+// of an instance includes the selector label that is added if it is missing.
 func (b *batch) parse(upserts []*pluginv1.Upsert) {
 	b.upserts = make([]upsert, len(upserts))
+	var service, selector string // of the previous upsert: instances of a service are adjacent
+	var label []byte
 	for n, u := range upserts {
 		b.upserts[n].service = u.GetService()
-		b.upserts[n].part, b.upserts[n].err = encode.Parse(u.GetResource(), b.db.options.Validate)
+		b.upserts[n].part, b.upserts[n].err = encode.Parse(u.GetResource(), func(p *encode.Part) []byte {
+			if u.GetService() == "" || p.Collection != collection.WorkloadEntry {
+				return nil
+			}
+			if u.GetService() != service {
+				service = u.GetService()
+				selector, label = b.db.selector(service)
+			}
+			if p.Label(encode.SelectorLabel) == selector {
+				return nil
+			}
+			return label
+		}, b.db.options.Validate)
 	}
 }
 
-// isInstance reports whether the resource is one of a service's instances, or
-// would be.
+// selector returns the value of the selector label for the instances of a
+// service, and the label encoded as a field of a WorkloadEntry.
+func (d *DB) selector(service string) (value string, label []byte) {
+	_, short, _ := strings.Cut(service, "/")
+	value = d.options.Selector(short)
+	return value, encode.AppendLabel(nil, encode.SelectorLabel, value)
+}
+
+// isInstance reports whether the resource is to be one of a service's
+// instances.
 func (u *upsert) isInstance() bool {
 	return u.err == nil && u.service != "" && (u.part.Collection != collection.ServiceEntry || u.service != u.part.Name)
 }
 
-// upsert carries out the upserts. Entries go before instances, so that they may
-// come in any order.
+// upsert applies the upserts: entries before instances, so their order in the
+// message does not matter.
 func (b *batch) upsert() {
 	for n := range b.upserts {
 		u := &b.upserts[n]
@@ -84,7 +114,8 @@ func (b *batch) upsert() {
 	}
 }
 
-// id returns what the resource is called, as far as that can be read.
+// id returns the collection and name of the resource, as far as they are
+// legible.
 func (u *upsert) id() (coll, name string) {
 	if invalid, ok := errors.AsType[*encode.Invalid](u.err); ok {
 		return invalid.Collection, invalid.Name
@@ -92,17 +123,22 @@ func (u *upsert) id() (coll, name string) {
 	return u.part.Collection, u.part.Name
 }
 
-// isNameless reports whether nothing tells which resource it is.
+// isNameless reports whether the resource cannot be identified.
 func (u *upsert) isNameless() bool {
 	invalid, ok := errors.AsType[*encode.Invalid](u.err)
 	return ok && invalid.Nameless()
 }
 
 func (b *batch) kind(p *encode.Part) *kind {
-	k := b.db.kinds[p.BodyURL]
+	return b.r.kindOf(b.db.tables[p.Collection], p.BodyURL)
+}
+
+// kindOf returns the kind of the registry's resources with this body URL.
+func (r *Registry) kindOf(t *table, url string) *kind {
+	k := r.kinds[url]
 	if k == nil {
-		k = &kind{b.db.tables[p.Collection], p.BodyURL}
-		b.db.kinds[p.BodyURL] = k
+		k = &kind{t, r, url}
+		r.kinds[url] = k
 	}
 	return k
 }
@@ -111,33 +147,48 @@ func (b *batch) touch(t *table, name string) {
 	b.touched = append(b.touched, touch{t, name, t.current(name)})
 }
 
-// claim enters a record.
+// claim adds a record to the claims on its name.
 func (b *batch) claim(c *Record, isNew bool) {
 	t := c.kind.collection
 	b.touch(t, c.Name())
 	c.seen = b.r.listing
-	if old := t.claim(c.Name(), b.r.order); old != nil {
+	old := t.claim(c.Name(), b.r)
+	if old != nil {
 		b.r.bytes -= old.size()
+		b.r.unkeep(old)
 	}
 	b.r.bytes += c.size()
 	t.put(c)
+	if t.name == collection.ServiceEntry {
+		b.rehost(old, c)
+	}
 	if isNew {
 		b.r.resources++
+		if c.isService() {
+			b.r.guard.live++
+		}
 	}
 }
 
-// disclaim takes a record out.
+// disclaim removes a record from the claims on its name.
 func (b *batch) disclaim(c *Record) {
 	t := c.kind.collection
 	b.touch(t, c.Name())
+	b.r.unkeep(c)
+	if c.isService() {
+		b.r.guard.live--
+	}
 	t.drop(c)
+	if t.name == collection.ServiceEntry {
+		b.rehost(c, nil)
+	}
 	b.r.resources--
 	b.r.bytes -= c.size()
 	b.db.setServed(c, false)
 	b.db.setShadowed(c, false)
 }
 
-// limitError is why a resource is refused for which there is no room.
+// limitError is the refusal of a resource that would exceed a limit.
 type limitError struct {
 	field string // of the configuration
 	value int
@@ -148,8 +199,9 @@ func (e *limitError) Error() string {
 	return fmt.Sprintf("with it the registry would exceed %s (%d); raise that, or select less in the registry's config", e.field, e.value)
 }
 
-// limit returns a *limitError if there is no room for a resource in the place
-// of c, which is nil for none, or not for what it has grown by.
+// limit returns a *limitError if p would exceed a limit of the registry. c is
+// the record that p replaces, nil for none; a replacement that is no larger is
+// always allowed.
 func (b *batch) limit(c *Record, p *encode.Part) error {
 	o := &b.db.options
 	size, was := len(p.Metadata)+len(p.Spec), 0
@@ -165,10 +217,10 @@ func (b *batch) limit(c *Record, p *encode.Part) error {
 	return nil
 }
 
-// set sets a resource that is served as it is.
+// set sets a resource that belongs to no service.
 func (b *batch) set(p *encode.Part) error {
 	k := b.kind(p)
-	c := k.collection.claim(p.Name, b.r.order)
+	c := k.collection.claim(p.Name, b.r)
 	if err := b.limit(c, p); err != nil {
 		return err
 	}
@@ -176,50 +228,47 @@ func (b *batch) set(p *encode.Part) error {
 	case c == nil:
 	case c.of == nil:
 		if c.seen = b.r.listing; c.hash == p.Hash {
+			b.r.unkeep(c)
 			return nil
 		}
-	default: // of a service, to stand for itself from now on
+	default: // it belonged to a service
 		b.removeRecord(c)
 		c = nil
 	}
-	b.claim(newRecord(k, p, b.r.order), c == nil)
+	b.claim(newRecord(k, p), c == nil)
 	return nil
 }
 
-// setEntry sets the ServiceEntry of a service.
 func (b *batch) setEntry(p *encode.Part) error {
 	k := b.kind(p)
 	if !p.Composable {
 		return ErrNotComposable
 	}
-	c := k.collection.claim(p.Name, b.r.order)
+	c := k.collection.claim(p.Name, b.r)
 	if err := b.limit(c, p); err != nil {
 		return err
 	}
 	if c != nil && c.parts == nil {
-		b.removeRecord(c) // the other way round
+		b.removeRecord(c) // it belonged to no service
 		c = nil
 	}
 	if c != nil {
 		if c.seen = b.r.listing; c.hash == p.Hash {
+			b.r.unkeep(c)
 			return nil
 		}
 	}
-	e := newRecord(k, p, b.r.order)
+	e := newRecord(k, p)
 	if c == nil {
-		_, short, _ := strings.Cut(p.Name, "/")
-		selector := b.db.options.Selector(short)
-		e.of = &service{
-			registry: b.r, name: e.Name(), selector: selector,
-			label: encode.AppendLabel(nil, encode.SelectorLabel, selector),
-		}
+		selector, label := b.db.selector(p.Name)
+		e.of = &service{registry: b.r, name: p.Name, selector: selector, label: label}
 		e.parts = &composition{selector: selector}
 		b.r.services++
 	} else {
 		e.of, e.parts = c.of, c.parts
-		e.of.name = e.Name() // lest the buffer before is kept for it
 	}
 	b.claim(e, c == nil)
+	e.of.recount()
 	b.change(e.of)
 	host := ""
 	if !p.OwnAddress {
@@ -229,7 +278,7 @@ func (b *batch) setEntry(p *encode.Part) error {
 	return nil
 }
 
-// setHost keeps the count of hosts by address.
+// setHost sets the host of a service and updates the hosts by address.
 func (b *batch) setHost(s *service, host string) {
 	if host == s.host {
 		return
@@ -242,7 +291,7 @@ func (b *batch) setHost(s *service, host string) {
 	}
 }
 
-// change notes that a service has to be composed again.
+// change schedules a service for composition.
 func (b *batch) change(s *service) {
 	if !s.changed {
 		s.changed = true
@@ -251,9 +300,8 @@ func (b *batch) change(s *service) {
 	}
 }
 
-// entry returns the ServiceEntry of a service.
 func (s *service) entry() *Record {
-	return s.registry.db.tables[collection.ServiceEntry].claim(s.name, s.registry.order)
+	return s.registry.db.tables[collection.ServiceEntry].claim(s.name, s.registry)
 }
 
 func (b *batch) setInstance(p *encode.Part, serviceName string) error {
@@ -261,11 +309,11 @@ func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 		return fmt.Errorf("a %s can not be an instance of service %s; only a WorkloadEntry can", p.Collection, serviceName)
 	}
 	k := b.kind(p)
-	c := k.collection.claim(p.Name, b.r.order)
+	c := k.collection.claim(p.Name, b.r)
 	if err := b.limit(c, p); err != nil {
 		return err
 	}
-	e := b.db.tables[collection.ServiceEntry].claim(serviceName, b.r.order)
+	e := b.db.tables[collection.ServiceEntry].claim(serviceName, b.r)
 	if e == nil || e.parts == nil {
 		if _, refused := b.r.refused[refusalID(collection.ServiceEntry, serviceName)]; refused {
 			return fmt.Errorf("its service %q is not there, as its ServiceEntry was refused", serviceName)
@@ -276,13 +324,9 @@ func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 	if ns := e.namespace(); ns != p.Namespace() {
 		return fmt.Errorf("it is in namespace %s and its service in %s; a workloadSelector reaches its own namespace only", p.Namespace(), ns)
 	}
-	own := p.Label(encode.SelectorLabel) == s.selector
-	hash := p.Hash
-	if !own {
-		hash = p.HashWith(s.label)
-	}
-	if c != nil && c.of == s && c.hash == hash {
+	if c != nil && c.of == s && c.hash == p.Hash {
 		c.seen = b.r.listing
+		b.r.unkeep(c)
 		return nil
 	}
 	switch {
@@ -290,37 +334,40 @@ func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 	case c.of == s:
 		s.leave(c)
 		b.r.instances--
-	default: // of another service, or one that stood for itself
+	default: // it belonged to another service or to none
 		b.removeRecord(c)
 		c = nil
 	}
-	i := newRecord(k, p, b.r.order)
-	i.of, i.hash = s, hash
-	i.set(ownLabel, own)
+	i := newRecord(k, p)
+	i.of = s
+	i.set(ownLabel, p.Label(encode.SelectorLabel) == s.selector)
 	b.claim(i, c == nil)
+	if c == nil {
+		s.countLive(1)
+	}
 	b.r.instances++
 	s.added = append(s.added, i)
 	b.change(s)
 	return nil
 }
 
-// leave notes that an instance is no longer one of the service.
+// leave removes an instance from the service.
 func (s *service) leave(i *Record) {
-	if n := slices.Index(s.added, i); n >= 0 { // of the same batch
+	if n := slices.Index(s.added, i); n >= 0 { // added by this batch
 		s.added = slices.Delete(s.added, n, n+1)
 		return
 	}
 	s.removed = append(s.removed, i)
 }
 
-// each calls f with each instance of the service, those of the present batch
-// included.
+// each calls f with each instance of the service, with the changes of the
+// current batch.
 func (s *service) each(f func(*Record)) {
 	removed := make(map[*Record]bool, len(s.removed))
 	for _, i := range s.removed {
 		removed[i] = true
 	}
-	for _, b := range s.entry().parts.blocks {
+	for _, b := range s.instances().blocks {
 		for _, i := range b.records {
 			if !removed[i] {
 				f(i)
@@ -332,11 +379,11 @@ func (s *service) each(f func(*Record)) {
 	}
 }
 
-// remove removes what the registry has under a name, if anything.
+// remove removes the registry's resource of that name, if any.
 func (b *batch) remove(coll, name string) {
 	b.r.forgetRefusal(coll, name)
 	if t := b.db.tables[coll]; t != nil {
-		if c := t.claim(name, b.r.order); c != nil {
+		if c := t.claim(name, b.r); c != nil {
 			b.removeRecord(c)
 		}
 	}
@@ -344,13 +391,15 @@ func (b *batch) remove(coll, name string) {
 
 func (b *batch) removeRecord(c *Record) {
 	s := c.of
+	b.r.unkeep(c)
 	switch {
 	case c.isInstance():
 		s.leave(c)
 		b.change(s)
 		b.r.instances--
+		s.countLive(-1)
 	case c.parts != nil:
-		// Instances without their entry cannot be served.
+		// Instances cannot be served without their entry.
 		s.each(func(i *Record) {
 			b.disclaim(i)
 			b.r.instances--
@@ -358,13 +407,17 @@ func (b *batch) removeRecord(c *Record) {
 		s.added, s.removed = nil, nil
 		b.setHost(s, "")
 		b.r.services--
+		if s.counted {
+			s.counted = false
+			b.r.guard.live--
+		}
 	}
 	b.disclaim(c)
 }
 
-// relist removes what the present listing did not mention of services that it
-// kept and that are complete now. It comes before the upserts: what goes makes
-// room for them.
+// relist handles services that the current listing retained as a whole and that
+// are complete now: it removes their instances that the listing does not
+// mention. It precedes the upserts to make room for them.
 func (b *batch) relist(services []string) {
 	if len(services) == 0 {
 		return
@@ -379,27 +432,25 @@ func (b *batch) relist(services []string) {
 	if b.r.nameless == b.r.listing {
 		return
 	}
+	var gone losses
 	for _, name := range services {
-		c := b.db.tables[collection.ServiceEntry].claim(name, b.r.order)
+		c := b.db.tables[collection.ServiceEntry].claim(name, b.r)
 		if c == nil || c.parts == nil || c.of.kept != b.r.listing {
 			continue
 		}
 		c.of.kept = 0
-		var gone []*Record
 		c.of.each(func(i *Record) {
 			if i.seen != b.r.listing {
-				gone = append(gone, i)
+				gone.add(i)
 			}
 		})
-		for _, i := range gone {
-			b.removeRecord(i)
-		}
 	}
+	b.lose(&gone, true, false)
 }
 
-// sweep removes what the listing that is complete now did not mention. What has
-// no legible name may be any of these: then all of it stays, until a later
-// listing is complete without such a thing.
+// sweep removes what the completed listing does not mention. An unidentified
+// resource could be any of them: then everything is retained until a listing
+// completes without one.
 func (b *batch) sweep() {
 	r := b.r
 	if !r.status.Listing {
@@ -410,24 +461,20 @@ func (b *batch) sweep() {
 		return
 	}
 	r.sweepRefusals()
-	var gone []*Record
+	var gone losses
 	r.claims(func(_ *table, c *Record) {
 		if c.seen != r.listing && (!c.isInstance() || c.of.kept != r.listing) {
-			gone = append(gone, c)
+			gone.add(c)
 		}
 	})
-	for _, c := range gone {
-		// The removal of an entry takes its instances along.
-		if c.kind.collection.claim(c.Name(), r.order) == c {
-			b.removeRecord(c)
-		}
-	}
-	if len(gone) > 0 {
-		r.log.Info("a complete new listing removed what it did not mention", "resources", len(gone))
+	before := r.resources
+	b.lose(&gone, true, true)
+	if n := before - r.resources; n > 0 {
+		r.log.Info("a complete new listing removed what it did not mention", "resources", n)
 	}
 }
 
-// compose makes the ServiceEntries of the services that changed, each once.
+// compose composes the ServiceEntry of each changed service once.
 func (b *batch) compose() {
 	if len(b.hosts) > 0 {
 		for _, head := range b.db.tables[collection.ServiceEntry].index {
@@ -438,27 +485,49 @@ func (b *batch) compose() {
 			}
 		}
 	}
+	for _, s := range b.services[:len(b.services):len(b.services)] {
+		if s.merger != nil {
+			b.changeMerger(s.merger)
+		}
+	}
 	for _, s := range b.services {
 		s.changed = false
 		c := s.entry()
-		if c == nil || c.of != s { // it is gone
+		if c == nil || c.of != s { // removed
 			continue
 		}
+		own := s.instances().with(s.added, s.removed)
+		if m := s.merger; m != nil {
+			m.note(s.added, s.removed)
+			if m.lead == s {
+				m.own = own
+			}
+		}
+		s.added, s.removed = nil, nil
 		e := *c
 		e.place = [shapes]Revision{}
-		e.parts = c.parts.with(s.added, s.removed)
+		e.parts = own
 		e.parts.address = b.db.addressOf(s.host)
-		s.added, s.removed = nil, nil
 		e.kind.collection.put(&e)
+	}
+	for _, m := range b.mergers {
+		if m.changed = false; m.lead.merger == m { // not dissolved
+			e := m.lead.entry() // put above, and in no log yet
+			parts := *m.compose(b)
+			parts.address = e.parts.address
+			e.parts = &parts
+		}
 	}
 }
 
-// commit settles who owns the names that were touched, composes what changed
-// and enters everything into the logs as one.
+// commit decides the owners of the touched names, composes the changed services
+// and writes all changes to the logs at once.
 func (b *batch) commit() {
 	d := b.db
+	b.settleHosts()
 	b.compose()
-	// Services first: what becomes of them decides what their instances claim.
+	// Services first: whether they are served decides what their instances
+	// claim.
 	b.sort()
 	for _, t := range b.touched[:len(b.touched):len(b.touched)] {
 		if t.table.name == collection.ServiceEntry {
@@ -496,7 +565,7 @@ func (b *batch) commit() {
 	b.tellShadowed()
 }
 
-// sort orders the names that were touched, each once.
+// sort sorts the touched names and removes duplicates.
 func (b *batch) sort() {
 	slices.SortStableFunc(b.touched, func(x, y touch) int {
 		return cmp.Or(strings.Compare(x.table.name, y.table.name), strings.Compare(x.name, y.name))
@@ -504,7 +573,7 @@ func (b *batch) sort() {
 	b.touched = slices.CompactFunc(b.touched, func(x, y touch) bool { return x.table == y.table && x.name == y.name })
 }
 
-// moveLocked brings the logs up to what is served under a name, and reports
+// moveLocked updates the logs to what is served under a name, and reports
 // whether that is a change.
 func (d *DB) moveLocked(t *touch) (changed bool) {
 	old := t.before
@@ -512,7 +581,7 @@ func (d *DB) moveLocked(t *touch) (changed bool) {
 	if now.isGone() {
 		now = nil
 	}
-	var tomb *Record // the place of a name that is gone
+	var tomb *Record // holds the place of a removed name
 	holder := func() *Record {
 		if now != nil {
 			return now
@@ -552,7 +621,7 @@ func (d *DB) moveLocked(t *touch) (changed bool) {
 
 func (r *Record) isGone() bool { return r == nil || r.is(isTombstone) }
 
-// boundLocked forgets the oldest removals beyond the bound.
+// boundLocked evicts the oldest removals beyond the bound.
 func (d *DB) boundLocked(t *table) {
 	for _, s := range shapesOf(t) {
 		t.logs[s].forget(d.options.Tombstones, func(r *Record) {
@@ -566,7 +635,7 @@ func (d *DB) boundLocked(t *table) {
 	}
 }
 
-// shapesOf returns the shapes in which a collection differs.
+// shapesOf returns the shapes in which a collection has separate logs.
 func shapesOf(t *table) []encode.Shape {
 	if t.logs[encode.Inline] == t.logs[encode.Workload] {
 		return bothShapes[:1]

@@ -5,7 +5,6 @@ import (
 	"context"
 	"iter"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,9 +19,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
-// Revision counts the changes that a DB has seen: one per name and shape. It
-// starts at 0 and is meaningful within one process only; what lasts across
-// restarts is a resource's version.
+// Revision counts the changes of a DB, one per name and shape, from 0. It is
+// valid within one process; a resource's version lasts across restarts.
 type Revision uint64
 
 // Defaults of [Options].
@@ -34,59 +32,72 @@ const (
 
 // Options tune a DB. The zero value works.
 type Options struct {
-	// MaxResources is the number of resources that one registry may have; what
-	// comes beyond is refused and listed. 0 means [DefaultMaxResources].
+	// MaxResources limits the resources of one registry; further ones are
+	// refused and listed as problems. 0 means [DefaultMaxResources].
 	MaxResources int
-	// MaxBytes is the number of bytes that the resources of one registry may
-	// have together, metadata and bodies; as above. 0 means [DefaultMaxBytes].
+	// MaxBytes limits the bytes of metadata and bodies of one registry in the
+	// same way. 0 means [DefaultMaxBytes].
 	MaxBytes int
-	// Tombstones is the number of removed names that each collection remembers
-	// in each shape. 0 means [DefaultTombstones]. One takes some 200 bytes.
+	// Tombstones limits the removed names that each collection retains per
+	// shape, at some 200 bytes each. 0 means [DefaultTombstones].
 	Tombstones int
 	// Selector returns the value of [encode.SelectorLabel] for the instances of
-	// a ServiceEntry, given the name of the entry without its namespace. Nil
-	// means the name itself.
+	// a ServiceEntry, given its name without namespace. Nil means the name
+	// itself.
 	Selector func(name string) string
-	// Validate says what istiod would reject in a body that decodes: istiod
-	// itself tells nobody. Nil means that everything that decodes is served.
+	// Conflicts are the rules for hosts of several registries; see
+	// [DB.SetConflicts].
+	Conflicts []ConflictRule
+	// Validate returns the error with which istiod would reject a decoded body;
+	// istiod does not report it. Nil accepts everything that decodes.
 	Validate func(body proto.Message) error
+	// Registries tune single registries, by name.
+	Registries map[string]RegistryOptions
 }
 
-// DB is the state. Its methods may be called from any goroutine.
+// DB is the state of all registries. Its methods are safe for concurrent use.
 type DB struct {
 	options    Options
 	log        *slog.Logger
 	metrics    *metrics
 	tables     map[string]*table // by collection; immutable
-	kinds      map[string]*kind  // by body URL, guarded by apply
-	registries []*Registry       // in the order of the configuration; immutable
-	behind     atomic.Int64      // registries that lack a first listing
+	behind     atomic.Int64      // registries whose first listing is awaited
+	restored   atomic.Int64      // registries served from restored state
+	remarkable atomic.Bool       // see [DB.Remarkable]
 
-	// apply is held by whoever changes something, and by those who read what
-	// it guards. It is taken before mu.
-	apply   sync.Mutex
-	hosts   map[netip.Addr][]claimant // the hosts that hash to an address
-	history []Event                   // a ring
-	next    int                       // where in history the next event goes
+	// apply is held by writers, and by readers of what it guards. It is locked
+	// before mu.
+	apply      sync.Mutex
+	registries []*Registry               // in the order of the configuration
+	hosts      map[netip.Addr][]claimant // the hosts that hash to an address
+	claims     map[string]*hostClaim     // the ServiceEntries of each host
+	rules      []ConflictRule
+	// The verdicts on ServiceEntries in conflict, and the policies of contested
+	// hosts with their counts.
+	verdicts    map[entryID]*verdict
+	contested   map[string]Policy
+	contestedBy map[Policy]int
 
-	// mu guards the logs, and is held for the moment in which a batch enters
-	// them.
+	history []Event // a ring buffer
+	next    int     // index of the next event in history
+
+	// mu guards the logs. A batch holds it only while it writes to them.
 	mu       sync.RWMutex
 	revision Revision
-	changed  chan struct{} // closed and replaced when there is something to see
+	changed  chan struct{} // closed and replaced to wake readers
 	waiting  map[string][]string
 }
 
-// table is the resources of one collection.
+// table holds the resources of one collection.
 type table struct {
 	name  string
 	index map[string]*Record // the first claim on each name; guarded by DB.apply
-	logs  [shapes]*changeLog // one and the same where shapes do not differ; guarded by DB.mu
+	logs  [shapes]*changeLog // the same log where shapes do not differ; guarded by DB.mu
 }
 
-// New returns the state of registries by name, in the order of the
-// configuration. It registers its metrics.
-func New(registries []string, o Options, log *slog.Logger, reg prometheus.Registerer) (*DB, error) {
+// New returns the state of the named registries, in the order of the
+// configuration. It registers its metrics, once per registerer.
+func New(registries []string, o Options, log *slog.Logger, reg prometheus.Registerer) *DB {
 	o.MaxResources = cmp.Or(o.MaxResources, DefaultMaxResources)
 	o.MaxBytes = cmp.Or(o.MaxBytes, DefaultMaxBytes)
 	o.Tombstones = cmp.Or(o.Tombstones, DefaultTombstones)
@@ -97,8 +108,9 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 		o.Selector = func(name string) string { return name }
 	}
 	d := &DB{
-		options: o, log: log, tables: make(map[string]*table), kinds: make(map[string]*kind),
-		hosts: make(map[netip.Addr][]claimant), changed: make(chan struct{}),
+		options: o, log: log, tables: make(map[string]*table),
+		hosts: make(map[netip.Addr][]claimant), claims: make(map[string]*hostClaim), rules: slices.Clone(o.Conflicts),
+		verdicts: make(map[entryID]*verdict), contested: make(map[string]Policy), contestedBy: make(map[Policy]int), changed: make(chan struct{}),
 	}
 	for _, name := range collection.All() {
 		t := &table{name: name, index: make(map[string]*Record)}
@@ -109,23 +121,22 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 		}
 		d.tables[name] = t
 	}
-	var err error
-	if d.metrics, err = newMetrics(d, reg); err != nil {
-		return nil, err
-	}
+	d.metrics = newMetrics(d, reg)
 	for n, name := range registries {
-		d.registries = append(d.registries, newRegistry(d, name, uint16(n)))
+		d.registries = append(d.registries, newRegistry(d, name, n))
 	}
-	d.behind.Store(int64(len(registries)))
 	d.waiting = d.waitingNow()
-	return d, nil
+	d.metrics.setHeld(d, d.waiting)
+	return d
 }
 
-// tickEvery is how often [DB.Run] looks.
+// tickEvery is the interval of [DB.Run].
 const tickEvery = 5 * time.Second
 
-// Run says in the log, until ctx ends, what only time brings about: that a
-// listing is still not complete, and what the bounds of the log kept back.
+// Run handles, until ctx ends, what depends on time: it logs listings that
+// remain incomplete and the lines that the log limit suppressed, opens
+// collections that waited long enough, and removes resources that were held
+// back long enough.
 func (d *DB) Run(ctx context.Context) error {
 	t := time.NewTicker(tickEvery)
 	defer t.Stop()
@@ -145,6 +156,12 @@ func (d *DB) Run(ctx context.Context) error {
 
 // Registry returns the registry of that name, nil if there is none.
 func (d *DB) Registry(name string) *Registry {
+	d.apply.Lock()
+	defer d.apply.Unlock()
+	return d.registryLocked(name)
+}
+
+func (d *DB) registryLocked(name string) *Registry {
 	for _, r := range d.registries {
 		if r.name == name {
 			return r
@@ -153,7 +170,7 @@ func (d *DB) Registry(name string) *Registry {
 	return nil
 }
 
-// Kind is a collection as sinks of one shape see it. The collection need not
+// Kind is a collection in the shape of some sinks. The collection need not
 // exist.
 type Kind struct {
 	Collection string
@@ -167,45 +184,44 @@ func (d *DB) logOf(k Kind) *changeLog {
 	return nil
 }
 
-// Change is a name that changed: its newest record or, with Removed, the fact
-// that it is gone.
+// Change is the newest record of a name, or its removal.
 type Change struct {
 	Name     string
-	Record   *Record // nil if it is gone
+	Record   *Record // nil if removed
 	Removed  bool
 	Revision Revision
 }
 
-// Cursor is a reader's place. The zero Cursor is that of a reader that has seen
-// nothing.
+// Cursor is a reader's position. The zero Cursor is that of a reader that has
+// read nothing.
 type Cursor struct {
-	// Revision is up to where the reader has seen everything.
+	// Revision is the revision up to which the reader has read everything.
 	Revision Revision
-	// Begun is the revision at which the reader began with everything. What
-	// was removed before is not shown.
+	// Begun is the revision at which a reader from the zero Cursor began.
+	// Earlier removals are not returned.
 	Begun Revision
-	// Lost says that removals which the reader has not seen are no longer
-	// remembered. It has to begin again with the zero Cursor.
+	// Lost reports that removals which the reader has not read were evicted. It
+	// has to restart from the zero Cursor.
 	Lost bool
 
-	begun bool // it is not the zero Cursor
+	begun bool // not the zero Cursor
 }
 
-// At returns the cursor of a reader that has seen everything up to a revision.
+// At returns the cursor of a reader that has read everything up to a revision.
 func At(r Revision) Cursor { return Cursor{Revision: r, begun: true} }
 
-// chunk is the number of changes that are read at a time. No lock is held
+// chunk is the number of changes that are read under one lock. No lock is held
 // between two chunks.
 const chunk = 256
 
-// Changes returns what of a kind changed after a cursor, the oldest change
-// first, and moves the cursor along. A name that changed several times is there
-// once, with its newest state. From the zero Cursor it is everything.
+// Changes returns the changes of a kind after a cursor, oldest first, and
+// advances the cursor. A name that changed several times occurs once, with its
+// newest state. From the zero Cursor it returns everything.
 //
-// The sequence is read as it is ranged over: no copy is made, writers go on
-// meanwhile, and what they change comes later in the same sequence. A reader
-// that stops goes on from its cursor, behind the change that it saw last; one
-// that does not stop has, at the end, seen everything up to the cursor.
+// The sequence is read while it is ranged over, without a copy: writers are not
+// blocked, and their changes follow in the same sequence. A reader that stops
+// resumes from its cursor, after the last change it received; at the end of the
+// sequence a reader has read everything up to its cursor.
 func (d *DB) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
 		l := d.logOf(k)
@@ -232,15 +248,14 @@ func (d *DB) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 				c.Revision = max(c.Revision, now)
 				return
 			}
-			// Somebody who reads everything keeps no record alive that he is
-			// done with.
+			// Release the records that the reader has handled.
 			clear(buf[:])
 		}
 	}
 }
 
-// read returns the next changes, and the revision up to which they are complete
-// if there is room for more.
+// read returns the next changes, as many as fit in buf, and the current
+// revision. Fewer than fit are complete up to it.
 func (d *DB) read(l *changeLog, c *Cursor, buf []Change) (changes []Change, now Revision) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -266,7 +281,7 @@ func (d *DB) read(l *changeLog, c *Cursor, buf []Change) (changes []Change, now 
 	return buf, d.revision
 }
 
-// Get returns what sinks of a kind have under a name.
+// Get returns the record that sinks of a kind receive under a name.
 func (d *DB) Get(k Kind, name string) (*Record, bool) {
 	t := d.tables[k.Collection]
 	if t == nil {
@@ -304,16 +319,15 @@ func (d *DB) Collections() []string {
 	return names
 }
 
-// Revision returns the present revision.
+// Revision returns the current revision.
 func (d *DB) Revision() Revision {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return d.revision
 }
 
-// Changed returns a channel that is closed when something changed in any
-// collection, or a collection was opened. Take the channel first and look
-// second.
+// Changed returns a channel that is closed when any collection changes or
+// opens. Get the channel before reading the state.
 func (d *DB) Changed() <-chan struct{} {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -325,13 +339,18 @@ func (d *DB) wakeLocked() {
 	d.changed = make(chan struct{})
 }
 
-// Initialized reports whether the collection is open: no registry that may
-// publish to it lacks its first listing.
+// Initialized reports whether the collection is open: every registry that may
+// publish to it has completed a first listing, except optional ones that cannot
+// be reached.
 func (d *DB) Initialized(coll string) bool { return len(d.Waiting(coll)) == 0 }
 
-// Synced reports whether every registry has completed a first listing. It takes
-// no lock.
+// Synced reports whether every registry has completed a first listing or was
+// restored, except optional ones that cannot be reached. It takes no lock.
 func (d *DB) Synced() bool { return d.behind.Load() == 0 }
+
+// Restored reports whether a registry is served from restored state. It takes
+// no lock.
+func (d *DB) Restored() bool { return d.restored.Load() > 0 }
 
 // Waiting returns the registries that hold a collection back.
 func (d *DB) Waiting(coll string) []string {
@@ -340,29 +359,29 @@ func (d *DB) Waiting(coll string) []string {
 	return d.waiting[coll]
 }
 
-// waitingNow returns the registries that hold collections back. The caller
-// holds apply.
+// waitingNow returns the registries that hold back each collection, and counts
+// them. The caller holds apply.
 func (d *DB) waitingNow() map[string][]string {
 	out := make(map[string][]string)
+	behind := 0
+	defer func() { d.behind.Store(int64(behind)) }()
 	for _, r := range d.registries {
-		if r.status.Synced {
-			continue
-		}
-		collections := r.collections
-		if collections == nil {
-			collections = slices.Collect(maps.Keys(d.tables))
-		}
-		for _, coll := range collections {
+		held := r.holds()
+		for _, coll := range held {
 			out[coll] = append(out[coll], r.name)
+		}
+		if len(held) > 0 || r.waitedFor() && r.collections != nil && len(r.collections) == 0 {
+			behind++
 		}
 	}
 	return out
 }
 
-// wake publishes what holds collections back, and wakes all readers. The caller
-// holds apply.
+// wake publishes which collections are held back, and wakes all readers. The
+// caller holds apply.
 func (d *DB) wake() {
 	waiting := d.waitingNow()
+	d.metrics.setHeld(d, waiting)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.waiting = waiting
@@ -370,16 +389,16 @@ func (d *DB) wake() {
 }
 
 // claim returns the claim of a registry on a name, nil if it has none.
-func (t *table) claim(name string, registry uint16) *Record {
+func (t *table) claim(name string, registry *Registry) *Record {
 	r := t.index[name]
-	for r != nil && (r.registry != registry || r.is(isTombstone)) {
+	for r != nil && !r.isOf(registry) {
 		r = r.next
 	}
 	return r
 }
 
-// current returns the record that is in the logs under a name: the one that is
-// served, a tombstone, or nil.
+// current returns the record in the logs under a name: the served one, a
+// tombstone, or nil.
 func (t *table) current(name string) *Record {
 	r := t.index[name]
 	for r != nil && !r.marked(isServed) && !r.is(isTombstone) {
@@ -388,17 +407,17 @@ func (t *table) current(name string) *Record {
 	return r
 }
 
-// put enters a claim. It takes the place of one of the same registry.
+// put adds a claim, in place of one of the same registry.
 func (t *table) put(c *Record) {
 	name := c.Name()
 	head := t.index[name]
 	var before *Record
 	r := head
-	for r != nil && (r.registry < c.registry) {
+	for r != nil && !r.is(isTombstone) && !r.is(isDerived) && r.kind.registry.order < c.kind.registry.order {
 		before, r = r, r.next
 	}
 	c.next = r
-	if r != nil && r.registry == c.registry && !r.is(isTombstone) {
+	if r != nil && r.isOf(c.kind.registry) {
 		c.next = r.next
 		c.mark(isServed, r.marked(isServed))
 		c.mark(isShadowed, r.marked(isShadowed))
@@ -410,12 +429,12 @@ func (t *table) put(c *Record) {
 	}
 }
 
-// drop takes a record out of the claims on its name.
+// drop removes a record from the claims on its name.
 func (t *table) drop(c *Record) {
 	name := c.Name()
 	if t.index[name] == c {
 		if t.index[name] = c.next; c.next != nil {
-			t.index[c.next.Name()] = c.next // lest the key keeps c's buffer
+			t.index[c.next.Name()] = c.next // so that the key does not retain c's buffer
 		}
 		return
 	}
@@ -427,8 +446,7 @@ func (t *table) drop(c *Record) {
 	}
 }
 
-// bury ends with a tombstone the claims on a name of which nothing is served,
-// if one has a place in a log.
+// bury appends a tombstone to the claims on a name of which none is served.
 func (t *table) bury(tomb *Record) {
 	name := tomb.Name()
 	if t.index[name] == nil {
@@ -442,23 +460,30 @@ func (t *table) bury(tomb *Record) {
 	r.next = tomb
 }
 
-// ServiceStatus is a service as people want to see it.
+// ServiceStatus is a service as the admin pages show it.
 type ServiceStatus struct {
 	Registry  string   `json:"registry"`
 	Name      string   `json:"name"` // of its ServiceEntry
 	Hosts     []string `json:"hosts"`
 	Endpoints int      `json:"endpoints"`
 	Version   string   `json:"version"`
-	// ShadowedBy is the registry that owns the name; the service is kept back
-	// then. It is empty if the service is served.
+	// ShadowedBy is the registry that owns the host or the name while the
+	// service is kept back. It is empty if the service is served.
 	ShadowedBy string `json:"shadowed_by,omitempty"`
+	// MergedWith are the registries whose services are merged with this one,
+	// the lead first.
+	MergedWith []string `json:"merged_with,omitempty"`
+	// Beside is a registry whose service with the same host is served as well.
+	Beside string `json:"beside,omitempty"`
 }
 
 // Services returns the services of all registries, by registry and name.
 func (d *DB) Services() iter.Seq[ServiceStatus] {
 	type item struct {
-		record *Record
-		owner  string
+		record                  *Record
+		order                   int
+		registry, owner, beside string
+		merged                  []string
 	}
 	t := d.tables[collection.ServiceEntry]
 	d.apply.Lock()
@@ -468,23 +493,35 @@ func (d *DB) Services() iter.Seq[ServiceStatus] {
 			if r.parts == nil {
 				continue
 			}
-			it := item{record: r}
-			if r.marked(isShadowed) {
-				it.owner = d.registries[t.current(r.Name()).registry].name
+			it := item{record: r, order: r.kind.registry.order, registry: r.kind.registry.name}
+			if v := d.verdictOf(r); v != nil {
+				switch v.state {
+				case keptBack:
+					it.owner = v.by.registry.name
+				case beside:
+					it.beside = v.by.registry.name
+				}
+			}
+			if m := r.of.merger; m != nil {
+				for _, of := range m.members {
+					if of.s != r.of {
+						it.merged = append(it.merged, of.s.registry.name)
+					}
+				}
 			}
 			items = append(items, it)
 		}
 	}
 	d.apply.Unlock()
 	slices.SortFunc(items, func(a, b item) int {
-		return cmp.Or(cmp.Compare(a.record.registry, b.record.registry), strings.Compare(a.record.Name(), b.record.Name()))
+		return cmp.Or(cmp.Compare(a.order, b.order), strings.Compare(a.record.Name(), b.record.Name()))
 	})
 	return func(yield func(ServiceStatus) bool) {
 		for _, it := range items {
 			r := it.record
 			if !yield(ServiceStatus{
-				Registry: d.registries[r.registry].name, Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(),
-				Version: r.Hash(encode.Inline).String(), ShadowedBy: it.owner,
+				Registry: it.registry, Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(),
+				Version: r.Hash(encode.Inline).String(), ShadowedBy: it.owner, MergedWith: it.merged, Beside: it.beside,
 			}) {
 				return
 			}
@@ -492,15 +529,21 @@ func (d *DB) Services() iter.Seq[ServiceStatus] {
 	}
 }
 
-// RegistryOf returns the name of the registry that a record is of.
-func (d *DB) RegistryOf(r *Record) string { return d.registries[r.registry].name }
+// RegistryOf returns the name of the registry of a record.
+func (d *DB) RegistryOf(r *Record) string {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return r.kind.registry.name
+}
 
 // Registries returns the state of all registries, in the order of the
 // configuration.
 func (d *DB) Registries() []Status {
+	d.apply.Lock()
+	defer d.apply.Unlock()
 	out := make([]Status, 0, len(d.registries))
 	for _, r := range d.registries {
-		out = append(out, r.Status())
+		out = append(out, r.statusLocked())
 	}
 	return out
 }

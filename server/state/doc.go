@@ -1,54 +1,72 @@
-// Package state is what the bridge knows.
+// Package state holds the resources of all registries.
 //
 // A [DB] has one [Record] for each resource of each registry: the ServiceEntry
-// of a service, the WorkloadEntry of an instance, a resource that is served as
-// it is. A record is an immutable buffer (metadata, spec) with a hash of its
-// content and its place in the log of its collection. Everything else is a
-// reading of it: shapes, forms, versions and frames are made when they are
-// sent.
+// of a service, the WorkloadEntry of an instance, or any other resource. A
+// record is an immutable buffer (metadata, spec) with a hash of its content and
+// its place in the log of its collection. Shapes, forms, versions and frames
+// are computed from it when they are sent.
 //
 // # Following
 //
-// The log of a collection has each name once, ordered by the revision at which
-// it changed last; a change moves the name to the end. A reader keeps a
-// [Cursor] and asks [DB.Changes] for what lies behind it. Nothing is queued for
-// anybody: a reader that comes late finds fewer, newer changes instead of more.
-// A removed name leaves a tombstone, so that a removal is data like any other
-// change. Tombstones are bounded; a reader that has not seen one which is no
-// longer remembered is told so, and begins again.
+// The log of a collection lists each name once, by the revision of its last
+// change; a change moves the name to the end. A reader keeps a [Cursor] and
+// calls [DB.Changes] for what follows it. Nothing is queued per reader: a late
+// reader finds fewer, newer changes. A removed name leaves a tombstone, so a
+// removal is data like any other change. Tombstones are bounded; a reader that
+// has not read an evicted one learns so from [Cursor.Lost] and restarts.
 //
 // ServiceEntries and WorkloadEntries have a log per shape: a change of an
-// instance is a change of its ServiceEntry inline and of its WorkloadEntry
-// otherwise. Both logs hold the same records.
+// instance is a change of its ServiceEntry in the shape inline, and of its
+// WorkloadEntry in the shape workload. Both logs hold the same records.
 //
 // # What removes a resource
 //
-// Only its own registry: by saying so, or by a complete new listing that does
-// not mention it. A listing begins with [Registry.Begin] and is complete with
-// the plugin's "synced"; what the plugin mentions in between is kept, the rest
-// goes. A plugin that dies, hangs or sends garbage removes nothing.
+// Only its own registry removes a resource: by an explicit removal, by a
+// complete new listing that does not mention it, or by leaving the
+// configuration. A listing begins with [Registry.Begin] and is complete with
+// the plugin's "synced"; resources that it does not mention are then removed. A
+// plugin that exits, hangs or sends invalid data removes nothing.
+//
+// A removal that would leave less than a share of a registry's services is
+// treated as an accident and held back: the resources remain claims of their
+// registry, marked and listed by [DB.Kept], until the registry reports them
+// again, [Registry.Accept] removes them or their time expires. [Protect] has
+// the rules.
 //
 // # Ownership
 //
 // A name belongs to the first registry, in the order of the configuration, that
-// has it. The same name in a later one is kept back and listed as a problem
-// there, and is served when the first one gives it up. So which one is served
-// depends neither on time nor on luck, and is the same on every replica.
+// has it. The same name in a later one is kept back and listed there as a
+// problem; it is served when the first one removes its own. The owner does not
+// depend on time, and is the same on every replica.
 //
-// An instance has a name as well, that of its WorkloadEntry. If its service is
-// kept back, it goes with it and claims nothing. If only the name of the
-// instance is another registry's, sinks of the shape workload do not get it;
+// [DB.SetRegistries] changes the set of registries and their order. A record
+// belongs to a registry, not to its position: a new order is a new decision on
+// the names that several registries claim, and changes nothing else.
+//
+// An instance has the name of its WorkloadEntry. If its service is kept back,
+// the instance is too, and claims no name. If only the name of the instance
+// belongs to another registry, sinks of the shape workload do not receive it;
 // inline it is an endpoint of its service, which needs no name.
+//
+// A host belongs to registries in the same way: an index finds the
+// ServiceEntries of a host, whatever their names, and [ConflictRule] sets
+// whether a later registry's is kept back (the default), served beside the
+// first, or merged into it. Decisions depend only on the resources of the
+// registries and their order. They are made at the end of a batch that changes
+// the entries of a host; a changed instance causes none. Endpoints of a merged
+// service are derived records, a cost of merged hosts only.
 //
 // # Readiness
 //
 // A collection is open when every registry that may publish to it has completed
-// a first listing. [DB.Initialized] is data that a reader asks for.
+// a first listing, or is optional and cannot be reached; readers ask
+// [DB.Initialized]. A registry that is added while a collection is open does
+// not close it: no sink has resources of that registry yet.
 //
 // # Costs
 //
-// A change costs what changed, whatever the size of the state. Writers take
-// turns; readers wait for none of them but for the moment in which a batch
-// enters the logs. Resources are taken apart, composed and hashed, and lines
-// are logged, outside of it.
+// The cost of a change is proportional to the change, not to the state. Writers
+// run one at a time; readers wait only while a batch is written to the logs.
+// Decoding, composing, hashing and logging happen before or after that.
 package state

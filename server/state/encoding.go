@@ -10,22 +10,22 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
-// Encoding is a record in a form, ready to be written. It is a value that costs
-// little until it is.
+// Encoding is a record in a form, ready to be written. It is cheap to make:
+// most bytes are produced when they are appended.
 type Encoding struct {
 	// Version is the resource's version in the form.
 	Version encode.Hash
 	// Size is the length of the encoded istio.mcp.v1alpha1.Resource, in bytes.
 	Size int
-	// Absent means that sinks of the form must not have the resource at all.
-	// See [encode.LegacyDrop].
+	// Absent means that sinks of the form must not receive the resource. See
+	// [encode.LegacyDrop].
 	Absent bool
 
 	head   encode.Head
 	spec   []byte
-	tail   []byte   // further fields of the spec
-	blocks []*block // then the endpoints
-	own    []byte   // or these, where the form changes them
+	tail   []byte   // additional fields of the spec
+	blocks []*block // the endpoints that follow
+	own    []byte   // the endpoints instead of blocks if the form changes them
 }
 
 // Encode returns the record in a form.
@@ -65,7 +65,7 @@ func (r *Record) Encode(l *encode.Layout) (e Encoding) {
 		e.head.Metadata = r.legacyMetadata(l, &e, empty)
 	}
 	if l.EndpointsHash && isEntry && l.Shape == encode.Inline {
-		exceptions := r.hash // which endpoints of its own are ordinary is not looked into
+		exceptions := r.hash // endpoints inside the spec are not examined
 		if r.parts != nil {
 			exceptions = r.parts.exceptions()
 		}
@@ -88,9 +88,9 @@ func (e *Encoding) Append(b []byte) []byte {
 	return b
 }
 
-// Segments appends what precedes the endpoints to b, and returns that and the
-// endpoints. The endpoints are shared with all that send the resource, and
-// must not be changed.
+// Segments appends what precedes the endpoints to b, and returns it followed by
+// the endpoints. The endpoints are shared with other responses and must not be
+// modified.
 func (e *Encoding) Segments(b []byte) [][]byte {
 	b = append(append(e.head.Append(b), e.spec...), e.tail...)
 	out := append(make([][]byte, 0, 2+len(e.blocks)), b)
@@ -109,8 +109,8 @@ func (e *Encoding) Segments(b []byte) [][]byte {
 	return out
 }
 
-// isEmpty reports whether r is a STATIC ServiceEntry whose endpoints would have
-// to be in it, and are not.
+// isEmpty reports whether r is a STATIC ServiceEntry that needs inline
+// endpoints and has none.
 func (r *Record) isEmpty(s encode.Shape) bool {
 	if !r.is(isStatic) || !r.is(isComposable) {
 		return false
@@ -118,8 +118,8 @@ func (r *Record) isEmpty(s encode.Shape) bool {
 	return r.parts == nil || s == encode.Inline && r.parts.count == 0
 }
 
-// legacyMetadata returns the metadata of a ServiceEntry, without version, in a
-// legacy form.
+// legacyMetadata returns the metadata of a ServiceEntry in a legacy form,
+// without version.
 func (r *Record) legacyMetadata(l *encode.Layout, e *Encoding, empty bool) []byte {
 	content := r.Hash(l.Shape)
 	var nanos uint64
@@ -140,8 +140,8 @@ func (r *Record) legacyMetadata(l *encode.Layout, e *Encoding, empty bool) []byt
 	return out
 }
 
-// hasServicePorts reports whether every port of every endpoint is the
-// service's.
+// hasServicePorts reports whether all ports of all endpoints are ports of the
+// service.
 func (r *Record) hasServicePorts(e *Encoding) bool {
 	ports := encode.ServicePorts(r.spec())
 	if r.parts == nil {
@@ -157,8 +157,8 @@ func (r *Record) hasServicePorts(e *Encoding) bool {
 	return true
 }
 
-// labelled encodes the endpoints one by one, those that share an address with
-// the label of [encode.Form.PortSets].
+// labelled encodes the endpoints one by one and adds the label of
+// [encode.Form.PortSets] to those that share an address.
 func (c *composition) labelled() []byte {
 	all := make([]*Record, 0, c.count)
 	for _, b := range c.blocks {

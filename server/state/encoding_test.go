@@ -10,11 +10,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
-	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/isthmus-mesh/isthmus/internal/testresource"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -22,21 +22,10 @@ import (
 
 // labelled is a resource whose metadata has more than it must.
 func labelled(service, name string, spec proto.Message) *pluginv1.Upsert {
-	body, err := anypb.New(spec)
-	if err != nil {
-		panic(err)
-	}
-	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(&mcp.Resource{
-		Metadata: &mcp.Metadata{
-			Name: name, CreateTime: &timestamppb.Timestamp{Seconds: 1_600_000_000, Nanos: 99},
-			Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"},
-		},
-		Body: body,
-	})
-	if err != nil {
-		panic(err)
-	}
-	return &pluginv1.Upsert{Service: service, Resource: raw}
+	return &pluginv1.Upsert{Service: service, Resource: testresource.Encode(&mcp.Metadata{
+		Name: name, CreateTime: &timestamppb.Timestamp{Seconds: 1_600_000_000, Nanos: 99},
+		Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"},
+	}, spec)}
 }
 
 const web = "consul/web"

@@ -6,25 +6,25 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
-// maxHistory is the number of events that are kept for people.
+// maxHistory is the number of events that [DB.History] retains.
 const maxHistory = 1_000
 
-// Event is one change, for people.
+// Event is one change as the admin pages show it.
 type Event struct {
-	Time       time.Time `json:"time"`
-	Registry   string    `json:"registry"`
+	Time       time.Time `json:"time,omitzero"`
+	Registry   string    `json:"registry,omitempty"`
 	Collection string    `json:"collection"`
 	Name       string    `json:"name"`
 	Op         string    `json:"op"` // upsert or remove
 	Version    string    `json:"version,omitempty"`
-	Revision   Revision  `json:"revision"` // after the batch that the change came in
+	Revision   Revision  `json:"revision"` // after the batch of the change
 }
 
-// record notes what became of a name. The caller holds apply.
+// record adds the change of a name to the history. The caller holds apply.
 func (d *DB) record(t *touch, by *Registry, revision Revision) {
 	e := Event{Time: time.Now(), Collection: t.table.name, Name: t.name, Op: "remove", Registry: by.name, Revision: revision}
 	if now := t.table.current(t.name); !now.isGone() {
-		e.Op, e.Registry, e.Version = "upsert", d.registries[now.registry].name, now.Hash(encode.Inline).String()
+		e.Op, e.Registry, e.Version = "upsert", now.kind.registry.name, now.Hash(encode.Inline).String()
 	}
 	d.metrics.changes.WithLabelValues(by.name, e.Collection, e.Op).Inc()
 	if len(d.history) < maxHistory {

@@ -6,27 +6,26 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
-// slot is one name's place in a log.
+// slot is a name's place in a log.
 type slot struct {
 	revision Revision
-	record   *Record // nil: the name has moved on; see record.visible for one that is gone
+	record   *Record // nil: empty; a removed name has a record that is not visible
 }
 
-// changeLog is the names of a collection as sinks of some shapes see them, each once,
-// in the order in which they changed last. DB.mu guards it.
+// changeLog lists each name of a collection once, in the order of the last
+// change, as sinks of some shapes see it. DB.mu guards it.
 type changeLog struct {
-	shape encode.Shape // the one whose places it keeps
+	shape encode.Shape // its places are in Record.place[shape]
 	slots []slot
-	live  int // names that are there
-	dead  int // names that are gone and remembered
-	// horizon is the revision of the newest removal that is no longer
-	// remembered.
+	live  int // present names
+	dead  int // removed names that are retained
+	// horizon is the revision of the newest evicted removal.
 	horizon Revision
-	// oldest is an index before which no name that is gone is remembered.
+	// oldest is an index before which no removal is retained.
 	oldest int
 }
 
-// after returns the index of the first slot whose revision is greater.
+// after returns the index of the first slot with a greater revision.
 func (l *changeLog) after(r Revision) int {
 	i, found := slices.BinarySearchFunc(l.slots, r, func(s slot, r Revision) int {
 		switch {
@@ -46,7 +45,7 @@ func (l *changeLog) after(r Revision) int {
 // at returns the slot of a record that has a place.
 func (l *changeLog) at(r *Record) *slot { return &l.slots[l.after(r.place[l.shape])-1] }
 
-// count adds n to what is counted for a record.
+// count adds n to live or dead, whichever counts the record.
 func (l *changeLog) count(r *Record, n int) {
 	if r.visible(l.shape) {
 		l.live += n
@@ -55,7 +54,7 @@ func (l *changeLog) count(r *Record, n int) {
 	}
 }
 
-// leave gives up a record's place, if it has one.
+// leave frees the place of a record, if it has one.
 func (l *changeLog) leave(r *Record) {
 	if r == nil || r.place[l.shape] == 0 {
 		return
@@ -65,7 +64,7 @@ func (l *changeLog) leave(r *Record) {
 	r.place[l.shape] = 0
 }
 
-// swap gives a record the place of another one, whose content is the same.
+// swap moves the place of a record to another of the same content.
 func (l *changeLog) swap(old, with *Record) {
 	if old == with {
 		return
@@ -76,7 +75,7 @@ func (l *changeLog) swap(old, with *Record) {
 	with.place[l.shape], old.place[l.shape] = old.place[l.shape], 0
 }
 
-// enter puts a record without a place at the end of the log.
+// enter appends a record without a place to the log.
 func (l *changeLog) enter(r *Record, at Revision) {
 	if len(l.slots) > 2*(l.live+l.dead)+64 {
 		l.compact()
@@ -86,7 +85,7 @@ func (l *changeLog) enter(r *Record, at Revision) {
 	l.count(r, 1)
 }
 
-// compact drops the slots that nobody is in.
+// compact drops the empty slots.
 func (l *changeLog) compact() {
 	kept := make([]slot, 0, l.live+l.dead+(l.live+l.dead)/4+64)
 	oldest := 0
@@ -101,8 +100,8 @@ func (l *changeLog) compact() {
 	l.slots, l.oldest = kept, min(oldest, len(kept))
 }
 
-// forget drops the oldest names that are gone until no more than limit are
-// remembered, and calls f for each.
+// forget evicts the oldest removals until at most limit are retained, and calls
+// f for each.
 func (l *changeLog) forget(limit int, f func(*Record)) {
 	for l.dead > limit {
 		s := &l.slots[l.oldest]

@@ -1,24 +1,24 @@
 package state
 
 import (
-	"fmt"
-
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// metrics are those of all registries.
 type metrics struct {
-	changes, refused                                                        *prometheus.CounterVec
-	resources, bytes, listing, synced, stale, problems, services, instances *prometheus.GaugeVec
+	changes, refused *prometheus.CounterVec
+	resources, bytes, listing, restored, synced, stale, problems, reasons, services, instances,
+	held, protected, kept, conflicts *prometheus.GaugeVec
 }
 
-func newMetrics(d *DB, reg prometheus.Registerer) (*metrics, error) {
+func newMetrics(d *DB, reg prometheus.Registerer) *metrics {
+	auto := promauto.With(reg)
 	registry := []string{"registry"}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append(registry, labels...))
+		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append(registry, labels...))
 	}
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, append(registry, labels...))
+		return auto.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, append(registry, labels...))
 	}
 	m := &metrics{
 		changes:   counter("isthmus_changes_total", "Changes of resources that came from a registry.", "collection", "op"),
@@ -26,26 +26,38 @@ func newMetrics(d *DB, reg prometheus.Registerer) (*metrics, error) {
 		resources: gauge("isthmus_resources", "Resources that are served.", "collection"),
 		bytes:     gauge("isthmus_registry_bytes", "Bytes of the registry's resources, as limits.bytes_per_registry counts them."),
 		listing:   gauge("isthmus_registry_listing_since_timestamp_seconds", "Since when the registry's listing is incomplete. Absent while it is complete."),
+		restored:  gauge("isthmus_registry_restored_timestamp_seconds", "Of when what is served of the registry is, while it was read from disk at the start. Absent from its first listing on."),
 		synced:    gauge("isthmus_registry_synced", "1 when the registry has completed a first listing."),
-		stale:     gauge("isthmus_registry_stale", "1 while the registry cannot be followed; what is known of it is kept."),
+		stale:     gauge("isthmus_registry_stale", "1 while the registry cannot be followed; nothing is removed meanwhile."),
 		problems:  gauge("isthmus_registry_problems", "Things in the registry that cannot be served as they are."),
+		reasons:   gauge("isthmus_registry_problem_reasons", "The same by the field of the configuration that would change it, or by what else it is.", "reason"),
 		services:  gauge("isthmus_registry_services", "Services that the registry's plugin knows of."),
 		instances: gauge("isthmus_registry_instances", "Instances that the registry's plugin knows of."),
 	}
-	revision := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	m.protected = gauge("isthmus_registry_protected", "1 while a removal of the registry looks like an accident and waits for a decision.")
+	m.kept = gauge("isthmus_registry_kept", "Resources that are served although the registry no longer has them.")
+	m.held = auto.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "isthmus_held", Help: "1 while the collection is held, as a registry has not completed its first listing.",
+	}, []string{"collection"})
+	m.conflicts = auto.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "isthmus_conflicts", Help: "Hosts that several registries have, by the policy of conflicts that holds.",
+	}, []string{"policy"})
+	m.setConflicts(nil)
+	auto.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "isthmus_store_revision", Help: "Changes that the store has seen since the process started.",
 	}, func() float64 { return float64(d.Revision()) })
-	for _, c := range []prometheus.Collector{
-		m.changes, m.refused, m.resources, m.bytes, m.listing, m.synced, m.stale, m.problems, m.services, m.instances, revision,
-	} {
-		if err := reg.Register(c); err != nil {
-			return nil, fmt.Errorf("state metrics: %w", err)
-		}
-	}
-	return m, nil
+	return m
 }
 
-// begin makes the series of a registry, to be there before anything happens.
+// setConflicts sets the number of contested hosts by policy.
+func (m *metrics) setConflicts(by map[Policy]int) {
+	for _, p := range policies {
+		m.conflicts.WithLabelValues(string(p)).Set(float64(by[p]))
+	}
+}
+
+// begin creates the series of a registry, so that they exist before its first
+// event.
 func (m *metrics) begin(r *Registry) {
 	m.setStale(r)
 	m.setProblems(r)
@@ -53,6 +65,20 @@ func (m *metrics) begin(r *Registry) {
 	m.synced.WithLabelValues(r.name).Set(0)
 	m.setBytes(r)
 	m.refused.WithLabelValues(r.name).Add(0)
+	m.setProtected(r)
+}
+
+// setHeld sets which collections are held, given the registries that each waits
+// for.
+func (m *metrics) setHeld(d *DB, waiting map[string][]string) {
+	for name := range d.tables {
+		m.held.WithLabelValues(name).Set(float64(min(len(waiting[name]), 1)))
+	}
+}
+
+func (m *metrics) setProtected(r *Registry) {
+	m.protected.WithLabelValues(r.name).Set(float64(min(r.guard.pending, 1)))
+	m.kept.WithLabelValues(r.name).Set(float64(len(r.guard.kept)))
 }
 
 func (m *metrics) setBytes(r *Registry) { m.bytes.WithLabelValues(r.name).Set(float64(r.bytes)) }
@@ -63,6 +89,14 @@ func (m *metrics) setListing(r *Registry) {
 		return
 	}
 	m.listing.WithLabelValues(r.name).Set(float64(r.status.ListingSince.Unix()))
+}
+
+func (m *metrics) setRestored(r *Registry) {
+	if r.status.Restored.IsZero() {
+		m.restored.DeleteLabelValues(r.name)
+		return
+	}
+	m.restored.WithLabelValues(r.name).Set(float64(r.status.Restored.Unix()))
 }
 
 func (m *metrics) setStale(r *Registry) {
@@ -76,7 +110,12 @@ func (m *metrics) setStale(r *Registry) {
 func (m *metrics) setSynced(r *Registry) { m.synced.WithLabelValues(r.name).Set(1) }
 
 func (m *metrics) setProblems(r *Registry) {
-	m.problems.WithLabelValues(r.name).Set(float64(r.status.Problems))
+	m.problems.WithLabelValues(r.name).Set(float64(r.status.ProblemCount))
+	for reason, n := range r.reasons {
+		m.reasons.WithLabelValues(r.name, reason).Set(float64(n))
+	}
+	m.reasons.WithLabelValues(r.name, ofRefusal).Set(float64(len(r.refused)))
+	m.reasons.WithLabelValues(r.name, ofShadow).Set(float64(r.shadowed + r.disputed))
 }
 
 func (m *metrics) setServed(r *Registry) {
@@ -88,4 +127,13 @@ func (m *metrics) setServed(r *Registry) {
 func (m *metrics) setSizes(r *Registry) {
 	m.services.WithLabelValues(r.name).Set(float64(r.status.Services))
 	m.instances.WithLabelValues(r.name).Set(float64(r.status.Instances))
+}
+
+func (m *metrics) forget(registry string) {
+	labels := prometheus.Labels{"registry": registry}
+	for _, v := range []interface {
+		DeletePartialMatch(labels prometheus.Labels) int
+	}{m.changes, m.refused, m.resources, m.bytes, m.listing, m.synced, m.stale, m.problems, m.reasons, m.services, m.instances, m.restored, m.protected, m.kept} {
+		v.DeletePartialMatch(labels)
+	}
 }

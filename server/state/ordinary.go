@@ -6,19 +6,19 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
-// endpointGroup is the endpoints of a service that have the same attributes and
-// share their address with no other.
+// endpointGroup represents the endpoints of a service that have equal
+// attributes and an address that no other endpoint has.
 type endpointGroup struct {
 	attributes encode.Hash
 	sum        encode.Hash
 	count      int
 }
 
-// endpointGroups are groups by attributes. Most services have few, which are
-// searched one by one.
+// endpointGroups holds groups by attributes. Most services have few groups, so
+// a linear search comes first.
 type endpointGroups struct {
 	list   []endpointGroup
-	places map[encode.Hash]int // in list; nil until there are more than manyGroups
+	places map[encode.Hash]int // index in list; nil up to manyGroups
 }
 
 const manyGroups = 8
@@ -56,8 +56,8 @@ func (r *Record) group() endpointGroup {
 	return endpointGroup{attributes: encode.Attributes(r.spec()), sum: r.hash, count: 1}
 }
 
-// inner returns the groups of the endpoints between the first and the last one,
-// which do not depend on other blocks.
+// inner returns the groups of all endpoints but the first and the last, which
+// alone depend on adjacent blocks.
 func (b *block) inner() []endpointGroup {
 	if kept := b.groups.Load(); kept != nil {
 		return *kept
@@ -100,8 +100,8 @@ func (c *composition) exceptions() encode.Hash {
 	return c.sum - ordinary.sum + ordinary.attributes
 }
 
-// alone reports whether no other endpoint has the address of endpoint i of a
-// block.
+// alone reports whether endpoint i of a block has an address that no other
+// endpoint has.
 func (c *composition) alone(block, i int) bool {
 	records := c.blocks[block].records
 	address := records[i].address()

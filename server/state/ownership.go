@@ -6,24 +6,27 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 )
 
-// lineOfShadow is a name that is kept back since the batch.
+// lineOfShadow is a claim that the batch shadowed, with the owner of the name.
 type lineOfShadow struct {
 	record *Record
 	owner  *Registry
 }
 
-// eligible reports whether the record would be served if no other registry came
-// first. The instances of a service that is kept back would not be.
+// eligible reports whether the record would be served if its registry had
+// precedence. Instances of a service that is not served are not eligible.
 func (r *Record) eligible() bool {
-	return !r.is(isTombstone) && (!r.isInstance() || !r.of.keptBack)
+	return !r.is(isTombstone) && (!r.isInstance() || r.is(isDerived) || !r.of.keptBack && !r.of.isReplaced())
 }
 
-// settle finds out which claim on a name is served, and who is kept back.
+// settle selects the served claim on a name and marks the shadowed ones. For
+// ServiceEntries it applies the result of [batch.settleHosts].
 func (b *batch) settle(t *table, name string) {
 	d := b.db
+	isEntry := t.name == collection.ServiceEntry
+	aside := func(c *Record) bool { return isEntry && d.isAside(c) }
 	var owner *Record
 	for c := t.index[name]; c != nil; c = c.next {
-		if c.eligible() {
+		if c.eligible() && !aside(c) {
 			owner = c
 			break
 		}
@@ -32,31 +35,34 @@ func (b *batch) settle(t *table, name string) {
 		if c.is(isTombstone) {
 			continue
 		}
-		shadowed := c != owner && c.eligible()
-		r := d.registries[c.registry]
+		shadowed := c != owner && c.eligible() && !c.is(isDerived)
+		if isEntry {
+			v := d.verdictOf(c)
+			shadowed = v != nil && v.state == keptBack
+		}
+		r := c.kind.registry
 		if d.setServed(c, c == owner) || c.marked(isShadowed) != shadowed {
 			if r != b.r && !slices.Contains(b.others, r) {
 				b.others = append(b.others, r)
 			}
 		}
-		if d.setShadowed(c, shadowed) && shadowed {
-			b.fresh = append(b.fresh, lineOfShadow{c, d.registries[owner.registry]})
+		if d.setShadowed(c, shadowed) && shadowed && owner != nil && owner.kind.registry != r {
+			b.fresh = append(b.fresh, lineOfShadow{c, owner.kind.registry})
 		}
-		if c.parts != nil && c.of.keptBack != shadowed {
-			c.of.keptBack = shadowed
+		if c.parts != nil && c.of.keptBack != aside(c) {
+			c.of.keptBack = !c.of.keptBack
 			c.of.each(func(i *Record) { b.touch(d.tables[collection.WorkloadEntry], i.Name()) })
 		}
 	}
 }
 
-// setServed counts a claim as served, or no longer, and reports whether that is
-// news.
+// setServed updates the count of served claims and reports whether it changed.
 func (d *DB) setServed(c *Record, on bool) bool {
 	return d.setCounted(c, isServed, on, func(r *Registry, n int) { r.served[c.Collection()] += n })
 }
 
-// setShadowed counts a claim as kept back, or no longer, and reports whether
-// that is news.
+// setShadowed updates the count of shadowed claims and reports whether it
+// changed.
 func (d *DB) setShadowed(c *Record, on bool) bool {
 	return d.setCounted(c, isShadowed, on, func(r *Registry, n int) { r.shadowed += n })
 }
@@ -70,19 +76,23 @@ func (d *DB) setCounted(c *Record, m marks, on bool, count func(r *Registry, n i
 	if !on {
 		n = -1
 	}
-	count(d.registries[c.registry], n)
+	count(c.kind.registry, n)
 	return true
 }
 
-// tellShadowed shows what the batch did to other registries, and logs what is
-// kept back since.
+// tellShadowed updates the counters of other registries and logs newly shadowed
+// claims.
 func (b *batch) tellShadowed() {
 	for _, l := range b.fresh {
-		r := b.db.registries[l.record.registry]
+		r := l.record.kind.registry
+		if v := b.db.verdictOf(l.record); l.record.Collection() == collection.ServiceEntry && v != nil && v.host != "" {
+			continue // logged by tellHosts
+		}
 		if r.line() {
 			r.log.Warn("another registry owns the name; kept back", "collection", l.record.Collection(), "name", l.record.Name(), "owner", l.owner.name)
 		}
 	}
+	b.tellHosts()
 	b.db.metrics.setServed(b.r)
 	for _, r := range b.others {
 		b.db.metrics.setServed(r)

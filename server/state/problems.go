@@ -1,60 +1,105 @@
 package state
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 )
 
-// Bounds of what the log says about the problems of one registry. Whatever is
-// beyond them is listed all the same.
+// Bounds on log lines about the problems of one registry. All problems are
+// listed regardless.
 const (
 	maxLines    = 20 // per linesWithin
 	linesWithin = time.Minute
 )
 
-// limitQuiet is for how long nothing may have been refused because of a limit
-// for the log to say so again.
+// limitQuiet is the time without refusals by a limit after which the next one
+// is logged again.
 const limitQuiet = time.Hour
 
-// listingPatience is how long a listing may take before the log says so; it
-// says so again whenever the time has doubled.
+// listingPatience is the duration of a listing after which it is logged, and
+// again each time the duration has doubled.
 const listingPatience = time.Minute
 
-// Bounds of what is kept of a plugin's words.
+// Bounds on what a plugin can make the server store.
 const (
 	maxProblems = 10_000  // per list
 	maxID       = 1 << 10 // bytes
 	maxReason   = 4 << 10 // bytes
 )
 
-// Problem is something that cannot be served as it is.
+// Problem describes something that cannot be served.
 type Problem struct {
 	ID     string `json:"id"`
 	Reason string `json:"reason"`
+	// Field is the configuration field, as named in the reason, that resolves
+	// the problem: "translate.host". Empty if only the registry can.
+	Field string `json:"field,omitempty"`
 }
 
-// refusal is why a resource was refused.
+// fieldInReason matches the fields that a reason names.
+var fieldInReason = regexp.MustCompile(`\b(?:translate|config|limits)(?:\.[a-z_]+(?:\[[0-9]+\])?)+`)
+
+// fieldOf returns the last field that a reason names, without list indexes, or
+// "".
+func fieldOf(reason string) string {
+	all := fieldInReason.FindAllString(reason, -1)
+	if len(all) == 0 {
+		return ""
+	}
+	return placeInList.ReplaceAllString(all[len(all)-1], "")
+}
+
+var placeInList = regexp.MustCompile(`\[[0-9]+\]`)
+
+// Kinds of problems other than configuration fields.
+const (
+	ofRegistry = "registry" // resolved only in the registry
+	ofOthers   = "others"   // fields beyond maxFields
+	ofRefusal  = "refused"
+	ofShadow   = "name taken"
+)
+
+// maxFields bounds the fields by which the problems of one registry are
+// counted.
+const maxFields = 100
+
+// countReason counts a problem reported by the plugin by its kind.
+func (r *Registry) countReason(reason string, delta int) {
+	if reason == "" {
+		return
+	}
+	kind := cmp.Or(fieldOf(reason), ofRegistry)
+	if _, known := r.reasons[kind]; !known && len(r.reasons) >= maxFields {
+		kind = ofOthers
+	}
+	r.reasons[kind] += delta
+}
+
+// refusal records why a resource was refused.
 type refusal struct {
 	reason string
-	seen   uint32 // the listing that mentioned the resource last
+	seen   uint32 // last listing with the resource
 }
 
-// lines counts what was logged about problems.
+// lines limits and counts log lines.
 type lines struct {
-	since   time.Time // when the present window began
+	since   time.Time // start of the window
 	count   int       // lines in the window
-	dropped int       // lines that were not written since the last summary
-	told    bool      // a summary was written in the window
+	dropped int       // since the last summary
+	told    bool      // summary logged in the window
 }
 
-// allow reports whether one more line may be logged.
+// allow reports whether another line may be logged.
 func (l *lines) allow() bool {
 	if now := time.Now(); now.Sub(l.since) >= linesWithin {
 		*l = lines{since: now, dropped: l.dropped}
@@ -67,19 +112,19 @@ func (l *lines) allow() bool {
 	return true
 }
 
-// line reports whether one more line about a problem may be logged. The caller
+// line reports whether another line about a problem may be logged. The caller
 // holds apply, as for all of this file.
 func (r *Registry) line() bool { return r.lines.allow() }
 
-// stateChanged logs whether the registry can be followed, within the same
-// bounds as problems.
+// stateChanged logs the connection state of the registry, rate-limited like
+// problems.
 func (r *Registry) stateChanged() {
 	if r.states.allow() {
 		r.sayState()
 	}
 }
 
-// sayState logs the present state, and how many changes were left out before
+// sayState logs the current state and the number of changes not logged before
 // it.
 func (r *Registry) sayState() {
 	var more []any
@@ -87,18 +132,23 @@ func (r *Registry) sayState() {
 		more, r.states.dropped = []any{"left_out", n}, 0
 	}
 	switch {
-	case r.status.Error != "" && r.status.Synced:
+	case r.status.Error != "" && r.status.Listed():
 		r.log.Warn("the registry can not be followed; what is known is served", append(more, "err", r.status.Error)...)
+	case r.status.Error != "" && r.released:
+		r.log.Warn("the registry can not be followed; its types are served without it", append(more, "err", r.status.Error)...)
 	case r.status.Error != "":
-		r.log.Warn("the registry can not be followed; its types are held until its first listing is complete", append(more, "err", r.status.Error)...)
+		r.log.Warn("the registry can not be followed; its types are held until its first listing is complete",
+			append(more, "err", r.status.Error, "held_since", r.begun, "held", r.holds())...)
 	default:
 		r.log.Info("the registry is followed again", more...)
 	}
 }
 
-// tick logs what only time brings about.
+// tick handles everything that depends on time alone.
 func (r *Registry) tick() {
 	r.summarize(false)
+	r.expire(time.Now())
+	r.release()
 	if r.states.dropped > 0 && time.Since(r.states.since) >= linesWithin {
 		r.stateChanged()
 	}
@@ -109,29 +159,29 @@ func (r *Registry) tick() {
 	}
 }
 
-// summarize writes one line for those that were not written: at once for the
-// first in a window, and at the end of a listing for all of it.
+// summarize logs the number of dropped lines: immediately for the first of a
+// window, and at the end of a listing for all of them.
 func (r *Registry) summarize(listed bool) {
 	l := &r.lines
 	switch {
 	case l.dropped == 0:
 	case listed, time.Since(l.since) >= linesWithin, !l.told && !r.status.Listing:
-		r.log.Warn("more problems than are logged one by one", "problems", l.dropped, "all", r.status.Problems, "see", "/api/v1/registries")
+		r.log.Warn("more problems than are logged one by one", "problems", l.dropped, "all", r.status.ProblemCount, "see", "/api/v1/registries")
 		l.dropped, l.told = 0, true
 	}
 }
 
-// refusalID is the id under which it is listed that a resource was refused.
-// Without a collection its kind is unknown.
+// refusalID returns the id of a refused resource in the list of problems. An
+// empty collection means that the kind is unknown.
 func refusalID(coll, name string) string {
-	name = clip(name, maxID)
+	name = clip.Text(name, maxID)
 	if coll == "" {
 		return "resource of unknown kind " + strconv.QuoteToASCII(name)
 	}
 	return "resource " + coll + " " + name
 }
 
-// forgetRefusal takes a resource off the list of what was refused.
+// forgetRefusal removes a resource from the refused ones.
 func (r *Registry) forgetRefusal(coll, name string) {
 	if len(r.refused) > 0 {
 		delete(r.refused, refusalID(coll, name))
@@ -139,14 +189,15 @@ func (r *Registry) forgetRefusal(coll, name string) {
 	}
 }
 
-// note lists what was refused, and takes what is accepted again off the list.
+// note records a refused resource and removes an accepted one from the refused
+// ones.
 func (r *Registry) note(u *upsert) {
 	if u.err == nil {
 		r.forgetRefusal(u.part.Collection, u.part.Name)
 		return
 	}
 	r.db.metrics.refused.WithLabelValues(r.name).Inc()
-	text := clip(u.err.Error(), maxReason)
+	text := clip.Text(u.err.Error(), maxReason)
 	reason := text + "; refused, the last good one is kept"
 	coll, name := u.id()
 	if u.isNameless() {
@@ -175,9 +226,8 @@ func (r *Registry) note(u *upsert) {
 	}
 }
 
-// keepAll notes that the registry has a resource that the plugin cannot send: as
-// keep, and a service keeps its instances, whatever they are called. Without a
-// name it may be any resource.
+// keepAll marks a resource that the plugin cannot send as listed, like keep. A
+// service retains all its instances. Without a name, any resource may be meant.
 func (r *Registry) keepAll(coll, name string) {
 	if name == "" {
 		r.nameless = r.listing
@@ -185,15 +235,18 @@ func (r *Registry) keepAll(coll, name string) {
 	}
 	r.keep(coll, name)
 	if coll == "" || coll == collection.ServiceEntry {
-		if c := r.db.tables[collection.ServiceEntry].claim(name, r.order); c != nil && c.parts != nil {
+		if c := r.db.tables[collection.ServiceEntry].claim(name, r); c != nil && c.parts != nil {
 			c.of.kept = r.listing
+			if c.of.keptCount > 0 {
+				c.of.each(r.unkeep)
+			}
 		}
 	}
 }
 
-// keep notes that a listing mentioned a resource, although in a form that was
-// refused: its last good content stays. Without a collection every resource of
-// the name stays, with an instance its service.
+// keep marks a resource as listed although its new content was refused: the
+// last good content stays. Without a collection this applies to every resource
+// of the name, and for an instance to its service.
 func (r *Registry) keep(coll, name string) {
 	if coll == "" {
 		for coll := range r.db.tables {
@@ -205,19 +258,22 @@ func (r *Registry) keep(coll, name string) {
 	if t == nil {
 		return
 	}
-	if c := t.claim(name, r.order); c != nil {
+	if c := t.claim(name, r); c != nil {
 		c.seen = r.listing
+		r.unkeep(c)
 		if c.isInstance() {
-			c.of.entry().seen = r.listing
+			e := c.of.entry()
+			e.seen = r.listing
+			r.unkeep(e)
 		}
 	}
 }
 
-// problem lists what the plugin says about something in the registry, and logs
-// it if it is news.
+// problem lists a problem reported by the plugin, and logs it if it is new.
 func (r *Registry) problem(id, reason string) {
-	id, reason = clip(id, maxID), clip(reason, maxReason)
+	id, reason = clip.Text(id, maxID), clip.Text(reason, maxReason)
 	if reason == "" {
+		r.countReason(r.problems[id], -1)
 		delete(r.problems, id)
 		delete(r.known, id)
 		return
@@ -230,17 +286,19 @@ func (r *Registry) problem(id, reason string) {
 		}
 		before = r.known[id]
 	}
+	r.countReason(r.problems[id], -1)
+	r.countReason(reason, 1)
 	r.problems[id] = reason
 	if before != reason && r.line() {
 		r.log.Warn("problem in the registry", "id", id, "reason", reason)
 	}
 }
 
-// forgetProblems empties the list before a new listing. What was on it is no
-// news if it comes again.
+// forgetProblems clears the list before a new listing. Problems that were
+// listed before are not logged again.
 func (r *Registry) forgetProblems() {
 	known := r.problems
-	if r.status.Listing { // the last listing broke off, so what was known before it may be missing
+	if r.status.Listing { // the last listing was incomplete and may lack earlier problems
 		for id, reason := range r.known {
 			if _, have := known[id]; !have && len(known) < maxProblems {
 				known[id] = reason
@@ -248,64 +306,68 @@ func (r *Registry) forgetProblems() {
 		}
 	}
 	r.known, r.problems, r.unlisted = known, make(map[string]string), 0
+	for kind := range r.reasons { // keep the series
+		r.reasons[kind] = 0
+	}
 }
 
 func (r *Registry) countProblems() {
-	r.status.Problems = len(r.problems) + len(r.refused) + r.shadowed + min(r.unlisted, 1)
+	r.status.ProblemCount = len(r.problems) + len(r.refused) + r.shadowed + r.disputed + min(r.unlisted, 1)
 	r.db.metrics.setProblems(r)
 }
 
-// sweepRefusals takes off the list what the listing that is complete now did
-// not mention.
+// sweepRefusals removes the refusals that the completed listing did not
+// mention.
 func (r *Registry) sweepRefusals() {
 	maps.DeleteFunc(r.refused, func(_ string, refused refusal) bool { return refused.seen != r.listing })
 }
 
-// Problems returns what cannot be served as it is, by id.
+// Problems returns what cannot be served, ordered by id.
 func (r *Registry) Problems() []Problem {
 	d := r.db
 	d.apply.Lock()
 	defer d.apply.Unlock()
 	out := make([]Problem, 0, len(r.problems)+len(r.refused)+r.shadowed)
 	for id, reason := range r.problems {
-		out = append(out, Problem{id, reason})
+		out = append(out, Problem{ID: id, Reason: reason})
 	}
 	for id, refused := range r.refused {
-		out = append(out, Problem{id, refused.reason})
+		out = append(out, Problem{ID: id, Reason: refused.reason})
 	}
 	if r.unlisted > 0 {
-		out = append(out, Problem{"more", fmt.Sprintf("%d times since the listing began something was wrong that is not listed, "+
+		out = append(out, Problem{ID: "more", Reason: fmt.Sprintf("%d times since the listing began something was wrong that is not listed, "+
 			"since there are %d problems of its kind already", r.unlisted, maxProblems)})
 	}
-	if r.shadowed > 0 {
+	if r.shadowed+r.disputed > 0 {
+		for id, v := range d.verdicts {
+			if id.registry != r {
+				continue
+			}
+			if reason := d.problemOfHost(id, v); reason != "" {
+				out = append(out, Problem{ID: "resource " + collection.ServiceEntry + " " + id.name, Reason: reason, Field: "conflicts"})
+			}
+		}
 		r.claims(func(t *table, c *Record) {
-			if !c.marked(isShadowed) {
+			if !c.marked(isShadowed) || t.name == collection.ServiceEntry {
 				return
 			}
 			what, cure := "kept back", "Rename one of the two"
-			switch {
-			case c.isInstance():
+			if c.isInstance() {
 				what = "kept back from sinks of the shape workload (inline, it is an endpoint of its service)"
 				cure = "Give the service in one of the two another name (translate.name)"
-			case c.parts != nil:
-				cure = "If both are one service, one registry is enough; if not, give it another name and another host (translate.name, " +
-					"translate.host); another namespace alone would show the mesh the host twice"
 			}
 			out = append(out, Problem{
-				"resource " + t.name + " " + c.Name(),
-				fmt.Sprintf("registry %q, which comes first in the configuration, has a resource of the same name; %s. %s",
-					d.registries[t.current(c.Name()).registry].name, what, cure),
+				ID: "resource " + t.name + " " + c.Name(),
+				Reason: fmt.Sprintf("registry %q, which comes first in the configuration, has a resource of the same name; %s. %s",
+					t.current(c.Name()).kind.registry.name, what, cure),
 			})
 		})
 	}
+	for i := range out {
+		if out[i].Field == "" {
+			out[i].Field = fieldOf(out[i].Reason)
+		}
+	}
 	slices.SortFunc(out, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })
 	return out
-}
-
-// clip returns the beginning of a text that is too long.
-func clip(text string, limit int) string {
-	if len(text) <= limit {
-		return text
-	}
-	return strings.ToValidUTF8(text[:limit], "") + "..."
 }

@@ -9,33 +9,32 @@ import (
 )
 
 // Record is one resource of one registry: the ServiceEntry of a service, the
-// WorkloadEntry of an instance, or a resource that is served as it is. What it
-// says is immutable; a change of content is another Record.
+// WorkloadEntry of an instance, or a resource published unchanged. Its content
+// is immutable; a change creates another Record.
 type Record struct {
-	buf  string // the fields of Metadata but the version, then the spec
+	buf  string // metadata fields except the version, then the spec
 	kind *kind
-	hash encode.Hash // of the content, an instance's label included
+	hash encode.Hash // of the content, including an instance's label
 
-	// of is the service that an instance or a service's ServiceEntry is a part
-	// of, nil for any other resource.
+	// of is the service of an instance or of a service's ServiceEntry, nil for
+	// any other resource.
 	of *service
-	// parts is what a service's ServiceEntry is composed of, nil for any other
+	// parts are the endpoints of a service's ServiceEntry, nil for any other
 	// resource.
 	parts *composition
 
-	nameAt    uint32 // where in buf the name begins
-	specAt    uint32 // the same of the spec
-	addressAt uint32 // the same of a WorkloadEntry's address
-	seen      uint32 // guarded by DB.apply: the listing that mentioned it last
+	nameAt    uint32 // offset of the name in buf
+	specAt    uint32 // offset of the spec in buf
+	addressAt uint32 // offset of a WorkloadEntry's address in buf
+	seen      uint32 // guarded by DB.apply: last listing with the record
 
 	nameLen    uint16
 	addressLen uint16
-	registry   uint16 // place of the registry in the configuration
 	traits     traits
 	marks      marks // guarded by DB.apply
 
-	// next is the claim of a later registry on the same name, guarded by
-	// DB.apply. The last one may be a tombstone.
+	// next is the claim on the same name that comes next in precedence, guarded
+	// by DB.apply. The last may be a tombstone.
 	next *Record
 
 	// place is the revision of the record's slot in the log of each shape, 0
@@ -46,15 +45,16 @@ type Record struct {
 // shapes is the number of shapes.
 const shapes = 2
 
-// traits are what is known of a record from the beginning.
+// traits are immutable properties of a record.
 type traits uint8
 
 const (
 	isStatic     traits = 1 << iota // a ServiceEntry whose endpoints are IP addresses
 	isComposable                    // a ServiceEntry with neither endpoints nor workloadSelector
-	ownAddress                      // a ServiceEntry that states addresses, or must not have one
-	ownLabel                        // an instance that came with the label of its service
-	isTombstone                     // only the name; it was removed
+	ownAddress                      // a ServiceEntry with addresses, or that must not have any
+	ownLabel                        // an instance received with the label of its service
+	isTombstone                     // a removed name, without content
+	isDerived                       // an instance as served in another service; see merger
 )
 
 func (r *Record) is(t traits) bool { return r.traits&t != 0 }
@@ -65,12 +65,13 @@ func (r *Record) set(t traits, on bool) {
 	}
 }
 
-// marks are what became of a record.
+// marks are mutable properties of a record.
 type marks uint8
 
 const (
 	isShadowed marks = 1 << iota // another registry owns the name
 	isServed                     // counted as served
+	isKept                       // retained after removal by its registry; see [Protect]
 )
 
 func (r *Record) marked(m marks) bool { return r.marks&m != 0 }
@@ -83,23 +84,24 @@ func (r *Record) mark(m marks, on bool) {
 	}
 }
 
-// kind is a collection and the message that bodies are written in.
+// kind is shared by many records: collection, registry and body message.
 type kind struct {
 	collection *table
+	registry   *Registry
 	url        string
 }
 
-// newRecord copies a part.
-func newRecord(k *kind, p *encode.Part, registry uint16) *Record {
+// newRecord copies a part into a record.
+func newRecord(k *kind, p *encode.Part) *Record {
 	var b strings.Builder
 	b.Grow(len(p.Metadata) + len(p.Spec))
 	b.Write(p.Metadata)
 	b.Write(p.Spec)
 	r := &Record{
-		buf: b.String(), kind: k, hash: p.Hash, registry: registry,
+		buf: b.String(), kind: k, hash: p.Hash,
 		specAt: uint32(len(p.Metadata)), nameLen: uint16(len(p.Name)), addressLen: uint16(min(len(p.Address), 1<<16-1)),
 	}
-	// Whichever occurrence of the text is found, it is the same text.
+	// The name and the address may occur several times; any occurrence will do.
 	r.nameAt = uint32(strings.Index(r.buf, p.Name))
 	r.addressAt = r.specAt + uint32(max(strings.Index(r.buf[r.specAt:], p.Address), 0))
 	r.set(isStatic, p.Static)
@@ -108,15 +110,21 @@ func newRecord(k *kind, p *encode.Part, registry uint16) *Record {
 	return r
 }
 
-// newTombstone returns what is left of a name that is gone.
+// newTombstone returns the tombstone of a removed name.
 func newTombstone(k *kind, name string) *Record {
-	return &Record{buf: strings.Clone(name), kind: k, nameLen: uint16(len(name)), specAt: uint32(len(name)), registry: 1<<16 - 1, traits: isTombstone}
+	return &Record{buf: strings.Clone(name), kind: k, nameLen: uint16(len(name)), specAt: uint32(len(name)), traits: isTombstone}
 }
 
 // Name returns the resource's name, "namespace/name".
 func (r *Record) Name() string { return r.buf[r.nameAt:][:r.nameLen] }
 
-// Namespace returns the part of the name before the slash.
+// isOf reports whether the record is a claim of the registry, as opposed to a
+// derived record or a tombstone.
+func (r *Record) isOf(registry *Registry) bool {
+	return r.kind.registry == registry && !r.is(isTombstone) && !r.is(isDerived)
+}
+
+// namespace returns the part of the name before the slash.
 func (r *Record) namespace() string {
 	ns, _, _ := strings.Cut(r.Name(), "/")
 	return ns
@@ -133,8 +141,8 @@ func (r *Record) Hosts() []string {
 	return encode.Hosts(r.spec())
 }
 
-// Endpoints returns the number of instances of a service, 0 for a resource that
-// is no service's ServiceEntry.
+// Endpoints returns the number of instances of a service, 0 for any other
+// resource.
 func (r *Record) Endpoints() int {
 	if r.parts == nil {
 		return 0
@@ -142,7 +150,8 @@ func (r *Record) Endpoints() int {
 	return r.parts.count
 }
 
-// Hash returns the hash of what sinks of a shape get, whatever the form.
+// Hash returns the hash of the content served in a shape, independent of the
+// form.
 func (r *Record) Hash(s encode.Shape) encode.Hash {
 	switch {
 	case r.parts == nil:
@@ -160,7 +169,7 @@ func (r *Record) metadata() []byte { return readOnly(r.buf[:r.specAt]) }
 
 func (r *Record) spec() []byte { return readOnly(r.buf[r.specAt:]) }
 
-// tail is what follows the spec of an instance: its label.
+// tail returns what follows the spec of an instance: its label.
 func (r *Record) tail() []byte {
 	if r.of == nil || r.is(ownLabel) || r.parts != nil {
 		return nil
@@ -168,17 +177,16 @@ func (r *Record) tail() []byte {
 	return r.of.label
 }
 
-// visible reports whether sinks of a shape have the resource: inline, an
-// instance is an endpoint of its service.
+// visible reports whether the resource exists in a shape. In the inline shape,
+// instances are endpoints of their service.
 func (r *Record) visible(s encode.Shape) bool {
 	return r != nil && !r.is(isTombstone) && (s == encode.Workload || !r.isInstance())
 }
 
 func (r *Record) isInstance() bool { return r.of != nil && r.parts == nil }
 
-// size is what counts against the bytes of a registry.
+// size returns the bytes that count towards the registry's limit.
 func (r *Record) size() int { return len(r.buf) }
 
-// readOnly returns the bytes of s without copying them. Nobody may write to
-// them.
+// readOnly returns the bytes of s without copying. They must not be modified.
 func readOnly(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }

@@ -13,70 +13,97 @@ import (
 // Registry holds the state last reported by one plugin. Its methods may be
 // called from any goroutine; batches are applied one after the other.
 type Registry struct {
-	db    *DB
-	name  string
-	order uint16
-	log   *slog.Logger
+	db *DB
 
-	// All guarded by DB.apply.
+	// All fields are guarded by DB.apply.
+
+	name  string // written with DB.mu held too, so that either lock guards reading
+	order int    // position in the configuration
+	log   *slog.Logger
+	kinds map[string]*kind // by body URL
 
 	status      Status
-	collections []string       // that the plugin may publish to; nil until it said so
-	listing     uint32         // number of the present listing
-	nameless    uint32         // the last listing with something in it that cannot be named
-	resources   int            // claims
-	bytes       int            // of all claims
-	services    int            // services among them
-	instances   int            // instances among them
-	served      map[string]int // claims by collection that are not kept back
-	shadowed    int            // claims that are kept back
+	collections []string        // declared by the plugin; nil before
+	exempt      map[string]bool // collections open when the registry was added, which it does not hold
+	listing     uint32          // number of the current listing
+	nameless    uint32          // last listing with a resource that has no name
+	resources   int             // claims
+	bytes       int             // of all claims
+	services    int             // services among them
+	instances   int             // instances among them
+	served      map[string]int  // served claims by collection
+	shadowed    int             // shadowed claims
+	disputed    int             // served ServiceEntries that differ from those of another registry
 
-	problems map[string]string  // that the plugin listed
-	known    map[string]string  // that it listed before the present listing
-	refused  map[string]refusal // that the host found
-	unlisted int                // of both, what there was no room for
-	lines    lines              // that were logged about all of these
-	states   lines              // that were logged about what the plugin can do
-	limit    string             // for which something was refused last
-	limitAt  time.Time          // when that was
-	patience time.Duration      // age of the listing at which the log says so
+	problems map[string]string  // reported by the plugin
+	reasons  map[string]int     // number of problems by kind
+	known    map[string]string  // problems before the current listing
+	refused  map[string]refusal // refused by the server
+	unlisted int                // problems and refusals beyond the limit
+	lines    lines              // log lines about problems
+	states   lines              // log lines about the connection state
+	limit    string             // last limit that caused a refusal
+	limitAt  time.Time          // time of that refusal
+	patience time.Duration      // age of the listing at which it is logged next
+
+	guard guard // state of the removal protection
+
+	options  RegistryOptions
+	begun    time.Time // start of the first listing, from which its collections are held
+	released bool      // collections were opened without it
+	overdue  bool      // the SyncTimeout warning was logged
 }
 
-// Status is a registry as people want to see it.
+// Status describes a registry to operators.
 type Status struct {
-	Registry     string         `json:"registry"`
+	Registry     string         `json:"-"`
 	Synced       bool           `json:"synced"`                 // a first listing is complete
-	Listing      bool           `json:"listing"`                // a new listing is coming in
-	ListingSince time.Time      `json:"listing_since,omitzero"` // of the first of those that are not complete yet
-	Down         string         `json:"down,omitempty"`         // why there is no plugin
-	Error        string         `json:"error,omitempty"`        // why the plugin cannot follow its registry
-	Detail       string         `json:"detail,omitempty"`
-	Since        time.Time      `json:"since"`     // of the above
-	Services     uint64         `json:"services"`  // that the plugin knows of
-	Instances    uint64         `json:"instances"` // the same
-	Resources    map[string]int `json:"resources"` // served, by collection
-	Bytes        int            `json:"bytes"`     // of all resources, as [Options.MaxBytes] counts
-	Problems     int            `json:"problems"`
-	Revision     Revision       `json:"revision"` // after the last change
+	Restored     time.Time      `json:"restored,omitzero"`      // time of the saved state being served; zero after the first listing
+	Required     bool           `json:"required"`               // its collections are held until it is listed
+	Released     bool           `json:"released,omitempty"`     // optional, not listed, and its collections were opened without it
+	Holds        []string       `json:"holds,omitempty"`        // collections held, sorted
+	HeldSince    time.Time      `json:"held_since,omitzero"`    // start of the hold
+	Listing      bool           `json:"-"`                      // a new listing is in progress
+	ListingSince time.Time      `json:"listing_since,omitzero"` // start of the first listing not completed since
+	Down         string         `json:"-"`                      // why no plugin is running
+	Error        string         `json:"-"`                      // why the plugin cannot follow its registry
+	Detail       string         `json:"detail,omitempty"`       // how the registry is followed; may be empty
+	Since        time.Time      `json:"-"`                      // last change of the fields above
+	Services     uint64         `json:"services"`               // as counted by the plugin
+	Instances    uint64         `json:"instances"`              // as counted by the plugin
+	Resources    map[string]int `json:"-"`                      // served, by collection
+	Bytes        int            `json:"bytes"`                  // counted as in [Options.MaxBytes]
+	ProblemCount int            `json:"problem_count"`
+	Kept         int            `json:"kept"`                 // retained after removal by the registry
+	Protection   *Protection    `json:"protection,omitempty"` // nil if nothing is held back
+	Revision     Revision       `json:"revision"`             // after the last change
+	// Late reports that the registry was added when all collections were open,
+	// so that it holds none.
+	Late bool `json:"-"`
 }
 
-// Stale reports whether what is served may be older than what the registry
-// holds.
+// Stale reports whether the served state may be older than the registry's.
 func (s Status) Stale() bool { return s.Down != "" || s.Error != "" }
 
-func newRegistry(d *DB, name string, order uint16) *Registry {
+// Listed reports whether a complete state is served: from a listing, or
+// restored.
+func (s Status) Listed() bool { return s.Synced || !s.Restored.IsZero() }
+
+func newRegistry(d *DB, name string, order int) *Registry {
 	r := &Registry{
-		db: d, name: name, order: order, log: d.log.With("registry", name),
+		db: d, name: name, order: order, log: d.log.With("registry", name), kinds: make(map[string]*kind),
 		served:   map[string]int{collection.ServiceEntry: 0, collection.WorkloadEntry: 0},
-		problems: make(map[string]string), refused: make(map[string]refusal),
+		problems: make(map[string]string), reasons: make(map[string]int), refused: make(map[string]refusal),
 		status: Status{Registry: name, Since: time.Now()},
+		begun:  time.Now(),
 	}
+	r.setOptions(d.options.Registries[name])
 	d.metrics.begin(r)
 	return r
 }
 
-// Begin says that a plugin begins a listing. What it does not mention until it
-// is synced will be removed then. The collections are those that it may publish
+// Begin starts a listing of a plugin. What the listing does not mention is
+// removed when it completes. Collections are those that the plugin may publish
 // to.
 func (r *Registry) Begin(collections []string) {
 	d := r.db
@@ -88,7 +115,11 @@ func (r *Registry) Begin(collections []string) {
 	}
 	r.listing++
 	r.forgetProblems()
+	if r.listing == 1 && r.resources > 0 {
+		r.countRestored()
+	}
 	if !r.status.Listing {
+		r.guard.base = r.guard.live
 		r.status.Listing, r.status.ListingSince, r.patience = true, time.Now(), listingPatience
 		d.metrics.setListing(r)
 	}
@@ -97,7 +128,7 @@ func (r *Registry) Begin(collections []string) {
 	d.wake()
 }
 
-// Down says that there is no plugin, and why. Everything stays as it is.
+// Down records why no plugin is running. Resources are retained.
 func (r *Registry) Down(err error) {
 	r.db.apply.Lock()
 	defer r.db.apply.Unlock()
@@ -108,8 +139,8 @@ func (r *Registry) Down(err error) {
 	r.setState(func(s *Status) { s.Down = err.Error() })
 }
 
-// setState changes what is said of the registry. The caller holds apply, as for
-// all that follows.
+// setState updates the status. The caller holds apply, as for all functions
+// below.
 func (r *Registry) setState(change func(*Status)) {
 	before := r.status
 	change(&r.status)
@@ -119,9 +150,9 @@ func (r *Registry) setState(change func(*Status)) {
 	r.db.metrics.setStale(r)
 }
 
-// Apply carries out one message of the plugin. Nothing that the message holds
-// can make it fail: what cannot be served is refused, counted and listed, and
-// the last good one is kept.
+// Apply applies one message of the plugin. It never fails: resources that
+// cannot be served are refused, counted and listed, and their last good content
+// is retained.
 func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 	b := &batch{r: r, db: r.db}
 	b.parse(m.GetUpserts())
@@ -129,9 +160,11 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 	d := r.db
 	d.apply.Lock()
 	defer d.apply.Unlock()
-	for _, rm := range m.GetRemovals() {
-		b.remove(rm.GetCollection(), rm.GetName())
+	live, pending, kept := r.guard.live, r.guard.pending, len(r.guard.kept)
+	if r.status.Listing {
+		live = r.guard.base
 	}
+	b.removals(m.GetRemovals())
 	for _, k := range m.GetKept() {
 		r.keepAll(k.GetCollection(), k.GetName())
 	}
@@ -143,13 +176,19 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 	opened, listed := false, false
 	if m.GetSynced() {
 		b.sweep()
-		opened = !r.status.Synced
-		listed = opened || r.status.Listing
-		r.status.Synced, r.status.Listing, r.status.ListingSince = true, false, time.Time{}
+		opened = r.waitedFor()
+		listed = !r.status.Synced || r.status.Listing
+		if !r.status.Restored.IsZero() {
+			d.restored.Add(-1)
+		}
+		r.status.Synced, r.status.Listing, r.status.ListingSince, r.status.Restored = true, false, time.Time{}, time.Time{}
+		d.remark()
 		d.metrics.setListing(r)
+		d.metrics.setRestored(r)
 		d.metrics.setSynced(r)
 	}
 	b.commit()
+	r.noteLive(live)
 	if listed {
 		published := r.resources - r.services - r.instances
 		r.log.Info("listing complete", "services", r.services, "instances", r.instances, "published", published)
@@ -157,10 +196,12 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 	if st := m.GetStatus(); st != nil {
 		was := r.status.Error
 		r.setState(func(s *Status) { s.Error, s.Detail = st.GetError(), st.GetDetail() })
+		r.release()
 		if (was == "") != (st.GetError() == "") {
 			r.stateChanged()
 		}
 	}
+	r.protectionChanged(pending, kept)
 	if m.GetServices() != 0 || m.GetInstances() != 0 || m.GetSynced() || len(m.GetRemovals()) > 0 {
 		r.status.Services, r.status.Instances = m.GetServices(), m.GetInstances()
 		d.metrics.setSizes(r)
@@ -169,7 +210,6 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 	r.countProblems()
 	r.summarize(m.GetSynced())
 	if opened {
-		d.behind.Add(-1)
 		d.wake()
 	}
 }
@@ -178,17 +218,28 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 func (r *Registry) Status() Status {
 	r.db.apply.Lock()
 	defer r.db.apply.Unlock()
+	return r.statusLocked()
+}
+
+func (r *Registry) statusLocked() Status {
 	s := r.status
 	s.Resources, s.Bytes = maps.Clone(r.served), r.bytes
+	s.Required, s.Released = !r.options.Optional, r.released && !s.Listed()
+	if s.Holds = r.holds(); len(s.Holds) > 0 {
+		s.HeldSince = r.begun
+	}
+	if s.Kept = len(r.guard.kept); s.Kept > 0 {
+		s.Protection = new(r.protection())
+	}
 	return s
 }
 
-// claims calls f with each claim of the registry, by collection and name.
+// claims calls f with each claim of the registry, ordered by collection.
 func (r *Registry) claims(f func(*table, *Record)) {
 	for _, name := range slices.Sorted(maps.Keys(r.db.tables)) {
 		t := r.db.tables[name]
 		for name := range t.index {
-			if c := t.claim(name, r.order); c != nil {
+			if c := t.claim(name, r); c != nil {
 				f(t, c)
 			}
 		}

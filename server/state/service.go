@@ -10,54 +10,63 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
-// service is a ServiceEntry with instances while they change. DB.apply guards
-// what is not immutable.
+// service is the mutable state of a ServiceEntry with instances. DB.apply
+// guards all mutable fields.
 type service struct {
 	registry *Registry
-	name     string // of its ServiceEntry
+	name     string // of its ServiceEntry; immutable, with memory not shared with a buffer
 	selector string // the value of [encode.SelectorLabel]
-	label    []byte // that label, as a field of WorkloadEntry; immutable
+	label    []byte // the label as a field of WorkloadEntry; immutable
 
-	host     string // that is counted in DB.hosts
-	keptBack bool   // another registry owns the name of the entry
-	kept     uint32 // the last listing that kept all instances, 0 for none
+	host     string  // host counted in DB.hosts
+	keptBack bool    // the entry is not served separately, as another registry has precedence
+	merger   *merger // merger that it leads or belongs to, nil for none
+	kept     uint32  // last listing that kept all instances, 0 for none
 
-	// What the present batch changes.
+	// Counters of [Protect].
+	live      int   // instances except retained ones
+	keptCount int   // retained instances
+	emptied   bool  // all instances were removed or retained
+	isKept    bool  // the entry is retained
+	counted   bool  // in guard.live
+	lost      bool  // in guard.services
+	peaks     peaks // past values of live, with [Protect.Service]
+
+	// Changes of the current batch.
 	changed        bool
 	added, removed []*Record
 }
 
-// composition is what a service's ServiceEntry consists of besides its own
-// bytes. It is immutable and shares what did not change with the one before.
+// composition holds the endpoints of a service's ServiceEntry. It is immutable
+// and shares unchanged blocks with its predecessor.
 type composition struct {
 	selector string
 	address  hostAddress
 	blocks   []*block
-	count    int         // of endpoints
-	size     int         // of all endpoints, each as a field of ServiceEntry, in bytes
+	count    int         // number of endpoints
+	size     int         // bytes of all endpoints, each encoded as a field of ServiceEntry
 	sum      encode.Hash // of the instances
 }
 
-// hostAddress is the address of a service's host.
+// hostAddress is the address assigned to a service's host.
 type hostAddress struct {
-	netip.Addr             // the zero Addr is none
+	netip.Addr             // zero for none
 	hash       encode.Hash // 0 for none
 }
 
-// blockSize is the number of endpoints up to which a block grows.
+// blockSize is the maximum number of endpoints in a block.
 const blockSize = 64
 
-// keepAbove is the size from which the encoded endpoints of a service are kept
-// block by block, in bytes: such a service is sent from its blocks, a smaller
-// one is copied into the response in any case.
+// keepAbove is the size in bytes from which the encoded endpoints of a service
+// are cached per block. Larger services are sent from their blocks, smaller
+// ones are copied into the response.
 const keepAbove = 16 << 10
 
-// block is a run of endpoints in order. It is immutable but for what it
-// keeps of readings.
+// block is an ordered run of endpoints. It is immutable except for its caches.
 type block struct {
 	records []*Record
-	shared  bool // two of them have one address
-	size    int  // of all, each as a field of ServiceEntry, in bytes
+	shared  bool // at least two have the same address
+	size    int  // bytes of all, each encoded as a field of ServiceEntry
 	bytes   atomic.Pointer[[]byte]
 	groups  atomic.Pointer[[]endpointGroup]
 }
@@ -73,7 +82,7 @@ func newBlock(records []*Record) *block {
 
 func (r *Record) endpointSize() int { return encode.SizeEndpoint(len(r.spec()) + len(r.tail())) }
 
-// append appends the endpoints.
+// append appends the encoded endpoints.
 func (b *block) append(out []byte) []byte {
 	if kept := b.bytes.Load(); kept != nil {
 		return append(out, *kept...)
@@ -84,7 +93,7 @@ func (b *block) append(out []byte) []byte {
 	return out
 }
 
-// encoded returns the endpoints, and keeps them.
+// encoded returns the encoded endpoints and caches them.
 func (b *block) encoded() []byte {
 	if kept := b.bytes.Load(); kept != nil {
 		return *kept
@@ -94,8 +103,8 @@ func (b *block) encoded() []byte {
 	return out
 }
 
-// order is the order of endpoints: address, ports, name. istiod 1.24 and older
-// push everything when only the order changes.
+// order sorts endpoints by address, ports and name. A stable order matters:
+// istiod 1.24 and older push everything when only the order changes.
 func order(a, b *Record) int {
 	if c := strings.Compare(a.address(), b.address()); c != 0 || a == b {
 		return c
@@ -106,8 +115,8 @@ func order(a, b *Record) int {
 	)
 }
 
-// with returns the composition after a batch. The records that are removed are
-// in c, those that are added are not; both are reordered.
+// with returns the composition after a batch. Records in removed are in c,
+// those in added are not. Both slices are sorted in place.
 func (c *composition) with(added, removed []*Record) *composition {
 	out := *c
 	if len(added)+len(removed) == 0 {
@@ -143,7 +152,7 @@ func (c *composition) with(added, removed []*Record) *composition {
 		out.count += len(b.records)
 		out.size += b.size
 	}
-	if len(out.blocks) > 4+4*out.count/blockSize { // mostly small ones
+	if len(out.blocks) > 4+4*out.count/blockSize { // mostly small blocks
 		all := make([]*Record, 0, out.count)
 		for _, b := range out.blocks {
 			all = append(all, b.records...)
@@ -153,7 +162,7 @@ func (c *composition) with(added, removed []*Record) *composition {
 	return &out
 }
 
-// upTo returns the number of records, sorted, that are not after last.
+// upTo returns the number of sorted records that are not after last.
 func upTo(records []*Record, last *Record) int {
 	n, found := slices.BinarySearchFunc(records, last, order)
 	if found {
@@ -162,7 +171,7 @@ func upTo(records []*Record, last *Record) int {
 	return n
 }
 
-// merge returns the records of a block after a change.
+// merge returns the sorted records of a block after a change.
 func merge(records, added, removed []*Record) []*Record {
 	out := make([]*Record, 0, max(len(records)+len(added)-len(removed), 0))
 	for _, r := range records {
@@ -181,7 +190,7 @@ func merge(records, added, removed []*Record) []*Record {
 	return append(out, added...)
 }
 
-// appendBlocks appends blocks of records, as few as possible and of equal size.
+// appendBlocks splits records into as few blocks of equal size as possible.
 func appendBlocks(blocks []*block, records []*Record) []*block {
 	n := (len(records) + blockSize - 1) / blockSize
 	for ; n > 0; n-- {
@@ -192,7 +201,7 @@ func appendBlocks(blocks []*block, records []*Record) []*block {
 	return blocks
 }
 
-// sharesAddress reports whether two endpoints have one address.
+// sharesAddress reports whether any two endpoints have the same address.
 func (c *composition) sharesAddress() bool {
 	last := ""
 	for _, b := range c.blocks {

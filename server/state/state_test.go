@@ -22,11 +22,10 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/isthmus-mesh/isthmus/internal/testresource"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -39,10 +38,7 @@ type env struct {
 
 func newEnv(t testing.TB, o Options, registries ...string) env {
 	t.Helper()
-	d, err := New(registries, o, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := New(registries, o, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	return env{t, d}
 }
 
@@ -65,17 +61,7 @@ func decode(t testing.TB, r *Record, f encode.Form) *mcp.Resource {
 }
 
 func raw(name string, spec proto.Message) []byte {
-	body, err := anypb.New(spec)
-	if err != nil {
-		panic(err)
-	}
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(&mcp.Resource{
-		Metadata: &mcp.Metadata{Name: name, CreateTime: &timestamppb.Timestamp{Seconds: 1}}, Body: body,
-	})
-	if err != nil {
-		panic(err)
-	}
-	return b
+	return testresource.Encode(testresource.Named(name), spec)
 }
 
 // entry is a service's ServiceEntry.
@@ -113,7 +99,8 @@ const routes = "networking.istio.io/VirtualService"
 
 var synced = &pluginv1.WatchResponse{Synced: true}
 
-// served returns what sinks of both shapes get, as text: host and endpoints by name.
+// served returns what sinks of both shapes get, as text: host and endpoints by
+// name.
 func (e env) served() (inline, workload map[string]string) {
 	e.t.Helper()
 	inline, workload = map[string]string{}, map[string]string{}
@@ -161,7 +148,8 @@ func (e env) want(inline, workload map[string]string) {
 	}
 }
 
-// A service and a resource that stands for itself reach both shapes; an entry that was published as it is gets no selector.
+// A service and a resource that stands for itself reach both shapes; an entry
+// that was published as it is gets no selector.
 func TestShapes(t *testing.T) {
 	e := newEnv(t, Options{}, "dc1")
 	r := e.Registry("dc1")
@@ -175,8 +163,8 @@ func TestShapes(t *testing.T) {
 	})
 }
 
-// A collection is held until every registry that may publish to it has synced; a registry that has not said what it may publish
-// holds them all.
+// A collection is held until every registry that may publish to it has synced;
+// a registry that has not said what it may publish holds them all.
 func TestReady(t *testing.T) {
 	e := newEnv(t, Options{}, "a", "b")
 	if e.Initialized(collection.ServiceEntry) || e.Initialized(routes) || !e.Initialized("core/MeshConfig") {
@@ -205,7 +193,8 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// Whether every registry is synced is known without the lock that a large batch holds.
+// Whether every registry is synced is known without the lock that a large batch
+// holds.
 func TestSyncedTakesNoLock(t *testing.T) {
 	e := newEnv(t, Options{}, "a", "b")
 	for _, step := range []struct {
@@ -255,7 +244,8 @@ func TestListing(t *testing.T) {
 	}
 }
 
-// An outage is one warning and its end one line, whatever the plugin says in between.
+// An outage is one warning and its end one line, whatever the plugin says in
+// between.
 func TestOutageIsLoggedOnce(t *testing.T) {
 	i, log := logged(t, "dc1")
 	r := i.Registry("dc1")
@@ -268,8 +258,9 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// A plugin whose state changes all the time has as many lines as one with problems. The latest state is logged in the end, with the number of
-// changes that were left out before it, though the plugin says nothing more.
+// A plugin whose state changes all the time has as many lines as one with
+// problems. The latest state is logged in the end, with the number of changes
+// that were left out before it, though the plugin says nothing more.
 func TestFlappingIsFewLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i, log := logged(t, "dc1")
@@ -317,16 +308,14 @@ func TestFlappingIsFewLines(t *testing.T) {
 	})
 }
 
-// A listing that does not end is told in the log after a minute and whenever its age has doubled, and in the state and metrics from its
-// beginning, however often the plugin begins anew.
+// A listing that does not end is told in the log after a minute and whenever
+// its age has doubled, and in the state and metrics from its beginning, however
+// often the plugin begins anew.
 func TestListingThatDoesNotEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log text
 		reg := prometheus.NewRegistry()
-		i, err := New([]string{"dc1", "dc2"}, Options{}, slog.New(slog.NewTextHandler(&log, nil)), reg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		i := New([]string{"dc1", "dc2"}, Options{}, slog.New(slog.NewTextHandler(&log, nil)), reg)
 		go func() { _ = i.Run(t.Context()) }()
 		since := func() float64 {
 			t.Helper()
@@ -369,22 +358,21 @@ func TestListingThatDoesNotEnd(t *testing.T) {
 	})
 }
 
-// sleep waits until a time has passed and everything has been done that was due by then.
+// sleep waits until a time has passed and everything has been done that was due
+// by then.
 func sleep(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// A limit by bytes refuses what is new and what grows, and never takes away what is served, not even to put something else in its place. It is
-// logged once and lists what it refused with the field that sets it.
+// A limit by bytes refuses what is new and what grows, and never takes away
+// what is served, not even to put something else in its place. It is logged
+// once and lists what it refused with the field that sets it.
 func TestBytes(t *testing.T) {
 	var log bytes.Buffer
 	reg := prometheus.NewRegistry()
 	fill := strings.Repeat("x", 1000)
-	d, err := New([]string{"dc1"}, Options{MaxBytes: 5000}, slog.New(slog.NewTextHandler(&log, nil)), reg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := New([]string{"dc1"}, Options{MaxBytes: 5000}, slog.New(slog.NewTextHandler(&log, nil)), reg)
 	e := env{t, d}
 	r := e.Registry("dc1")
 	r.Begin(nil)
@@ -406,15 +394,16 @@ func TestBytes(t *testing.T) {
 		instance("dc1/web", "dc1/web-2", strings.Repeat("1", 1000)),                                                                     // new
 		route("dc1/new", fill),
 	))
-	// To put something that is larger in the place of an instance would take the instance away.
+	// To put something that is larger in the place of an instance would take
+	// the instance away.
 	r.Apply(upserts(&pluginv1.Upsert{Resource: raw("dc1/web-1", &networking.WorkloadEntry{Address: "10.0.0.1", Network: fill})}))
 	r.Apply(upserts(external("dc1/web", fill)))
 	r.Apply(synced)
 	if inline, workload := e.served(); !cmp.Equal(want, inline) || !cmp.Equal(wantWorkload, workload) {
 		t.Errorf("(-want +got):\n%s%s", cmp.Diff(want, inline), cmp.Diff(wantWorkload, workload))
 	}
-	if got := r.Status(); got.Bytes != bytes || got.Problems != 5 {
-		t.Errorf("%d bytes and %d problems afterwards, want %d and 5", got.Bytes, got.Problems, bytes)
+	if got := r.Status(); got.Bytes != bytes || got.ProblemCount != 5 {
+		t.Errorf("%d bytes and %d problems afterwards, want %d and 5", got.Bytes, got.ProblemCount, bytes)
 	}
 	for _, p := range r.Problems() {
 		if !strings.Contains(p.Reason, "limits.bytes_per_registry (5000)") || !strings.Contains(p.Reason, "the last good one is kept") {
@@ -434,7 +423,8 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// While a registry has never completed a listing, an outage holds what it may publish; that is not called served.
+// While a registry has never completed a listing, an outage holds what it may
+// publish; that is not called served.
 func TestOutageBeforeTheFirstListing(t *testing.T) {
 	i, log := logged(t, "dc1")
 	r := i.Registry("dc1")
@@ -452,7 +442,8 @@ func TestOutageBeforeTheFirstListing(t *testing.T) {
 	}
 }
 
-// The first registry of the configuration owns a name, whoever came first; the other is served when it goes.
+// The first registry of the configuration owns a name, whoever came first; the
+// other is served when it goes.
 func TestOwnership(t *testing.T) {
 	for _, order := range []string{"first", "second"} {
 		e := newEnv(t, Options{}, "a", "b")
@@ -513,10 +504,7 @@ func (l *text) Len() int { return len(l.String()) }
 func logged(t *testing.T, registries ...string) (*DB, *text) {
 	t.Helper()
 	var log text
-	i, err := New(registries, Options{}, slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
+	i := New(registries, Options{}, slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
 	return i, &log
 }
 
@@ -541,8 +529,73 @@ func problem(id, reason string) *pluginv1.WatchResponse {
 	return &pluginv1.WatchResponse{Problems: []*pluginv1.Problem{{Id: id, Reason: reason}}}
 }
 
-// A problem is logged when it is new, when its reason changes and when it comes back after it was solved; not when the plugin says it
-// again, nor when it does so in a new listing, however many broke off in between.
+// Problems say which field of the configuration would change them, and are
+// counted by it, in a bounded number of series.
+func TestProblemReasons(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	d := New([]string{"dc1"}, Options{}, slog.New(slog.DiscardHandler), reg)
+	counts := func() map[string]float64 {
+		t.Helper()
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]float64{}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				if f.GetName() == "isthmus_registry_problem_reasons" && m.GetGauge().GetValue() != 0 {
+					for _, l := range m.GetLabel() {
+						if l.GetName() == "reason" {
+							out[l.GetValue()] = m.GetGauge().GetValue()
+						}
+					}
+				}
+			}
+		}
+		return out
+	}
+	r := d.Registry("dc1")
+	r.Begin(nil)
+	r.Apply(problem("service a", "the host \"translate.x\" is not legal; set translate.host"))
+	r.Apply(problem("service b", "left out by translate.relabel.services[12]"))
+	r.Apply(problem("service c", "left out by translate.relabel.services[3]"))
+	r.Apply(problem("instance a/1", "has no address"))
+	r.Apply(upserts(&pluginv1.Upsert{Resource: []byte("x")}))
+	want := map[string]float64{"translate.host": 1, "translate.relabel.services": 2, "registry": 1, "refused": 1}
+	if diff := cmp.Diff(want, counts()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	fields := map[string]string{}
+	for _, p := range r.Problems() {
+		fields[p.ID] = p.Field
+	}
+	if fields["service a"] != "translate.host" || fields["service b"] != "translate.relabel.services" || fields["instance a/1"] != "" {
+		t.Errorf("fields %v", fields)
+	}
+	r.Apply(problem("service a", "set translate.namespace"))
+	r.Apply(problem("service b", ""))
+	r.Apply(problem("service c", ""))
+	want = map[string]float64{"translate.namespace": 1, "registry": 1, "refused": 1}
+	if diff := cmp.Diff(want, counts()); diff != "" {
+		t.Errorf("after changes (-want +got):\n%s", diff)
+	}
+	r.Begin(nil)
+	for i := range 500 {
+		letters := strings.NewReplacer("0", "a", "1", "b", "2", "c", "3", "d", "4", "e", "5", "f", "6", "g", "7", "h", "8", "i", "9", "j").Replace(strconv.Itoa(i))
+		r.Apply(problem("service "+letters, "set translate."+letters))
+	}
+	got, sum := counts(), 0.0
+	for _, n := range got {
+		sum += n
+	}
+	if len(got) > maxFields+4 || sum != 501 || got["others"] < 300 {
+		t.Errorf("%d series, the sum is %v, others %v", len(got), sum, got["others"])
+	}
+}
+
+// A problem is logged when it is new, when its reason changes and when it comes
+// back after it was solved; not when the plugin says it again, nor when it does
+// so in a new listing, however many broke off in between.
 func TestProblemIsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i, log := logged(t, "dc1")
@@ -572,14 +625,15 @@ func TestProblemIsLoggedOnce(t *testing.T) {
 		if want := `level=WARN msg="problem in the registry" registry=dc1 id="service web" reason="port 0"`; !strings.Contains(log.String(), want) {
 			t.Errorf("the log lacks %s:\n%s", want, log)
 		}
-		if got := len(r.Problems()); got != 2 || r.Status().Problems != got {
+		if got := len(r.Problems()); got != 2 || r.Status().ProblemCount != got {
 			t.Errorf("%d problems are listed", got)
 		}
 	})
 }
 
-// However many problems there are, the log takes 20 lines a minute about those of one registry, and one that counts the others and says
-// where all are listed. Those of other registries are not concerned.
+// However many problems there are, the log takes 20 lines a minute about those
+// of one registry, and one that counts the others and says where all are
+// listed. Those of other registries are not concerned.
 func TestManyProblemsAreFewLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i, log := logged(t, "dc1", "dc2")
@@ -608,8 +662,9 @@ func TestManyProblemsAreFewLines(t *testing.T) {
 			t.Errorf("%d problems are listed, want %d", got, maxProblems)
 		}
 
-		// Once the window is over there is room for as many again. The first that do not get in are told at once, the others with the
-		// next message after the window.
+		// Once the window is over there is room for as many again. The first
+		// that do not get in are told at once, the others with the next message
+		// after the window.
 		log.Reset()
 		time.Sleep(linesWithin)
 		other.Begin(nil)
@@ -626,8 +681,9 @@ func TestManyProblemsAreFewLines(t *testing.T) {
 	})
 }
 
-// The names that a registry does not own and the resources that are refused are under the same bound, wherever the message that makes
-// them problems comes from.
+// The names that a registry does not own and the resources that are refused are
+// under the same bound, wherever the message that makes them problems comes
+// from.
 func TestManyNamesKeptBackAreFewLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		i, log := logged(t, "a", "b")
@@ -650,7 +706,8 @@ func TestManyNamesKeptBackAreFewLines(t *testing.T) {
 	})
 }
 
-// What a plugin says is bounded; the problem of an id that is too long can be solved all the same.
+// What a plugin says is bounded; the problem of an id that is too long can be
+// solved all the same.
 func TestLongProblem(t *testing.T) {
 	e := newEnv(t, Options{}, "dc1")
 	r := e.Registry("dc1")
@@ -666,7 +723,8 @@ func TestLongProblem(t *testing.T) {
 	}
 }
 
-// A resource that was refused and is gone from the registry is no problem any longer.
+// A resource that was refused and is gone from the registry is no problem any
+// longer.
 func TestRefusalEndsWithAListing(t *testing.T) {
 	e := newEnv(t, Options{}, "dc1")
 	r := e.Registry("dc1")
@@ -676,13 +734,14 @@ func TestRefusalEndsWithAListing(t *testing.T) {
 			r.Apply(upserts(instance("dc1/none", "dc1/none-1", "10.0.0.1")))
 		}
 		r.Apply(synced)
-		if got := len(r.Problems()); got != want || r.Status().Problems != got {
+		if got := len(r.Problems()); got != want || r.Status().ProblemCount != got {
 			t.Errorf("%d problems, want %d", got, want)
 		}
 	}
 }
 
-// What cannot be served is refused, counted and listed, and what was good before stays, through the next listing too.
+// What cannot be served is refused, counted and listed, and what was good
+// before stays, through the next listing too.
 func TestRefused(t *testing.T) {
 	e := newEnv(t, Options{
 		MaxResources: 4,
@@ -748,7 +807,8 @@ func large(u *pluginv1.Upsert, more int) *pluginv1.Upsert {
 	return &pluginv1.Upsert{Service: u.GetService(), Resource: b}
 }
 
-// bodyFirst returns an upsert in which the body comes before the metadata, which is as legal.
+// bodyFirst returns an upsert in which the body comes before the metadata,
+// which is as legal.
 func bodyFirst(u *pluginv1.Upsert) *pluginv1.Upsert {
 	var res mcp.Resource
 	if err := proto.Unmarshal(u.GetResource(), &res); err != nil {
@@ -769,8 +829,8 @@ func cut(u *pluginv1.Upsert, n int) *pluginv1.Upsert {
 	return &pluginv1.Upsert{Service: u.GetService(), Resource: u.GetResource()[:n]}
 }
 
-// A resource that a new listing mentions in a form that is refused keeps its last good one, if its name can be read: whatever is wrong
-// with the rest.
+// A resource that a new listing mentions in a form that is refused keeps its
+// last good one, if its name can be read: whatever is wrong with the rest.
 func TestRefusedByName(t *testing.T) {
 	good := []*pluginv1.Upsert{entry("dc1/web", "web"), instance("dc1/web", "dc1/web-1", "10.0.0.1"), workload("dc1/alone", "10.0.0.9"), route("dc1/r", "r")}
 	for _, tt := range []struct {
@@ -849,7 +909,8 @@ func TestRefusedByName(t *testing.T) {
 	}
 }
 
-// An instance whose new form is refused stays although its service's ServiceEntry is not mentioned any more.
+// An instance whose new form is refused stays although its service's
+// ServiceEntry is not mentioned any more.
 func TestRefusedInstanceKeepsItsService(t *testing.T) {
 	for name, again := range map[string]*pluginv1.Upsert{
 		"of another service": large(instance("dc1/other", "dc1/web-1", "10.0.0.1"), encode.MaxSize),
@@ -990,7 +1051,8 @@ func TestRelisted(t *testing.T) {
 	}
 }
 
-// A new listing in which something was refused that has no legible name may have meant anything with it: it removes nothing, and says so.
+// A new listing in which something was refused that has no legible name may
+// have meant anything with it: it removes nothing, and says so.
 func TestNamelessRefusal(t *testing.T) {
 	web := instance("dc1/web", "dc1/web-1", "10.0.0.1")
 	huge := &pluginv1.Upsert{Service: "dc1/web", Resource: raw("dc1/web-1", &networking.WorkloadEntry{
@@ -1049,8 +1111,10 @@ func TestNamelessRefusal(t *testing.T) {
 	}
 }
 
-// What is beyond the limit says so, under the name that the field has in the configuration: a service that is kept out and each of its
-// instances, whose order is not to blame, and one of a service whose entry was refused for what is in it.
+// What is beyond the limit says so, under the name that the field has in the
+// configuration: a service that is kept out and each of its instances, whose
+// order is not to blame, and one of a service whose entry was refused for what
+// is in it.
 func TestReasonsOfRefusal(t *testing.T) {
 	e := newEnv(t, Options{MaxResources: 2, Validate: func(body proto.Message) error {
 		if se, ok := body.(*networking.ServiceEntry); ok && se.GetHosts()[0] == "bad" {
@@ -1087,7 +1151,7 @@ func TestReasonsOfRefusal(t *testing.T) {
 	}
 }
 
-// The cure for a name that two registries have does not make the mesh see one host twice.
+// The cure for a name that two registries have names conflicts.
 func TestCureOfOwnership(t *testing.T) {
 	e := newEnv(t, Options{}, "a", "b")
 	for _, name := range []string{"a", "b"} {
@@ -1100,7 +1164,8 @@ func TestCureOfOwnership(t *testing.T) {
 	for _, p := range problems {
 		want := "Rename one of the two"
 		if strings.Contains(p.ID, "ServiceEntry") {
-			want = "give it another name and another host (translate.name, translate.host); another namespace alone would show the mesh the host twice"
+			want = "conflicts with policy merge serves the endpoints of both, and its weights move traffic from one to the other; " +
+				"with policy isolate and another namespace (translate.namespace) each is served in its own; if they are not, give it another host (translate.host)"
 		}
 		if !strings.Contains(p.Reason, want) {
 			t.Errorf("%s: %s", p.ID, p.Reason)
@@ -1108,9 +1173,11 @@ func TestCureOfOwnership(t *testing.T) {
 	}
 }
 
-// Each host has an address of its own, whatever others hash to and whoever comes first.
+// Each host has an address of its own, whatever others hash to and whoever
+// comes first.
 func TestAddressConflict(t *testing.T) {
-	// Hosts that have the same first choice, small before large, and one whose first choice is the large one's second: found, not made.
+	// Hosts that have the same first choice, small before large, and one whose
+	// first choice is the large one's second: found, not made.
 	firsts := map[netip.Addr]string{}
 	var small, large string
 	for n := 0; small == ""; n++ {
@@ -1167,8 +1234,9 @@ func TestAddressConflict(t *testing.T) {
 	delete(e.hosts, second)
 }
 
-// An instance's name belongs to the first registry that has it, too: a later one that keeps the same service and the same instances takes
-// nothing away, whatever it says and whoever comes first.
+// An instance's name belongs to the first registry that has it, too: a later
+// one that keeps the same service and the same instances takes nothing away,
+// whatever it says and whoever comes first.
 func TestOwnershipOfInstances(t *testing.T) {
 	for _, order := range []string{"ab", "ba"} {
 		e := newEnv(t, Options{}, "a", "b")
@@ -1199,7 +1267,8 @@ func TestOwnershipOfInstances(t *testing.T) {
 	}
 }
 
-// A WorkloadEntry that stands for itself and an instance of another registry are one name as well.
+// A WorkloadEntry that stands for itself and an instance of another registry
+// are one name as well.
 func TestOwnershipOfWorkloadEntries(t *testing.T) {
 	for _, first := range []string{"instance", "plain"} {
 		e := newEnv(t, Options{}, "a", "b")
@@ -1229,7 +1298,8 @@ func TestOwnershipOfWorkloadEntries(t *testing.T) {
 	}
 }
 
-// When the owner of a name gives it up, what is served is the next one's, also where the content is the same to the byte.
+// When the owner of a name gives it up, what is served is the next one's, also
+// where the content is the same to the byte.
 func TestHandover(t *testing.T) {
 	e := newEnv(t, Options{}, "a", "b")
 	for _, name := range []string{"a", "b"} {
@@ -1249,9 +1319,12 @@ func TestHandover(t *testing.T) {
 	}
 }
 
-// Over random runs of three registries that share namespace and names, with services whose instances move, resources that stand for
-// themselves, and plugins that die and list again, the store holds what a plain model says after each message, and so do the lists
-// of what is kept back.
+// Over random runs of three registries that share namespace and names, with
+// services whose instances move, resources that stand for themselves, and
+// plugins that die and list again, and a configuration in which registries
+// come, go, change places and are renamed, the store holds what a plain model
+// says after each message, and so do the lists of what is kept back. A
+// ServiceEntry is kept back if an earlier registry has its name or its host.
 func TestModel(t *testing.T) {
 	type svc struct {
 		host      string
@@ -1262,9 +1335,9 @@ func TestModel(t *testing.T) {
 		services map[string]*svc
 		plain    map[key]string
 	}
-	names := []string{"a", "b", "c"}
 	for seed := range uint64(20) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			names := []string{"a", "b", "c"}
 			rnd := rand.New(rand.NewPCG(seed, 11))
 			e := newEnv(t, Options{}, names...)
 			truths := map[string]*truth{}
@@ -1273,10 +1346,29 @@ func TestModel(t *testing.T) {
 				e.Registry(name).Begin(nil)
 			}
 			for range 300 {
+				if rnd.IntN(10) == 0 {
+					renamed := map[string]string{}
+					rnd.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+					other := string(rune('a' + rnd.IntN(8)))
+					switch free := truths[other] == nil; {
+					case free && rnd.IntN(2) == 0:
+						truths[other], renamed[other] = truths[names[0]], names[0]
+						delete(truths, names[0])
+						names[0] = other
+					case free:
+						truths[other] = &truth{map[string]*svc{}, map[key]string{}}
+						names = append(names, other)
+					case len(names) > 1:
+						delete(truths, names[0])
+						names = names[1:]
+					}
+					e.SetRegistries(names, renamed)
+				}
 				name := names[rnd.IntN(len(names))]
 				r, tr := e.Registry(name), truths[name]
 				m := &pluginv1.WatchResponse{}
-				// A batch names a resource once, and removals are carried out first.
+				// A batch names a resource once, and removals are carried out
+				// first.
 				named := map[key]bool{}
 				remove := func(k key) {
 					named[k] = true
@@ -1400,6 +1492,7 @@ func TestModel(t *testing.T) {
 					}
 					return owners[k] == name
 				}
+				hosts := map[string]string{} // registry by host
 				served, keptBack := map[string]map[string]int{}, map[string][]string{}
 				for _, name := range names {
 					tr := truths[name]
@@ -1413,8 +1506,20 @@ func TestModel(t *testing.T) {
 						count[k.collection]++
 						return true
 					}
-					for k, text := range tr.plain {
+					claimEntry := func(n, host string) bool {
+						k := key{collection.ServiceEntry, n}
+						if owner := hosts[host]; owners[k] == "" && owner != "" && owner != name {
+							keptBack[name] = append(keptBack[name], "resource "+k.collection+" "+n)
+							return false
+						}
 						if !claim(k) {
+							return false
+						}
+						hosts[host] = name
+						return true
+					}
+					for k, text := range tr.plain {
+						if k.collection == collection.ServiceEntry && !claimEntry(k.name, text) || k.collection != collection.ServiceEntry && !claim(k) {
 							continue
 						}
 						switch k.collection {
@@ -1427,7 +1532,7 @@ func TestModel(t *testing.T) {
 						}
 					}
 					for n, s := range tr.services {
-						if !claim(key{collection.ServiceEntry, n}) {
+						if !claimEntry(n, s.host) {
 							continue
 						}
 						inline["se "+n] = strings.Join(append([]string{s.host}, slices.Sorted(maps.Values(s.instances))...), " ")
@@ -1523,7 +1628,32 @@ func FuzzApply(f *testing.F) {
 	})
 }
 
-// BenchmarkOneInstance is one changed instance of a registry of 100,000, from the plugin's message to the store.
+// BenchmarkMergedInstance is one changed instance of a service that is merged
+// of two registries with 5,000 instances each.
+func BenchmarkMergedInstance(b *testing.B) {
+	for name, r := range map[string]ConflictRule{"own weights": rule(Merge, nil), "weights": rule(Merge, map[string]uint32{"a": 90, "b": 10})} {
+		b.Run(name, func(b *testing.B) {
+			e := newEnv(b, Options{Conflicts: []ConflictRule{r}}, "a", "b")
+			for n, name := range []string{"a", "b"} {
+				m := upserts(entry(name+"/web", "web.example.org"))
+				for w := range 5_000 {
+					m.Upserts = append(m.Upserts, instance(name+"/web", fmt.Sprintf("%s/web-%d", name, w), fmt.Sprintf("10.%d.%d.%d", n, w>>8, w&255)))
+				}
+				e.Registry(name).Apply(m)
+			}
+			changes := [2]*pluginv1.WatchResponse{upserts(instance("b/web", "b/web-7", "10.200.0.1")), upserts(instance("b/web", "b/web-7", "10.200.0.2"))}
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				e.Registry("b").Apply(changes[i&1])
+				i++
+			}
+		})
+	}
+}
+
+// BenchmarkOneInstance is one changed instance of a registry of 100,000, from
+// the plugin's message to the store.
 func BenchmarkOneInstance(b *testing.B) {
 	e := newEnv(b, Options{}, "dc1")
 	r := e.Registry("dc1")

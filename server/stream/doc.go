@@ -1,11 +1,11 @@
-// Package stream drives the streams of sinks.
+// Package stream runs the streams of sinks.
 //
-// A protocol brings a [Session] for each stream: a state machine that takes
-// requests and yields messages, with time as an argument and without a
-// goroutine. [Server.Serve] is the one loop that runs it: it reads requests,
-// waits for changes, and sends one message after the other. While a sink does
-// not read, the loop of its own stream waits and no other does.
+// A protocol implements a [Session] per stream: a state machine that handles
+// requests and returns messages. It has no goroutine, and time is an argument.
+// [Server.Serve] is the loop that runs it: it reads requests, waits for
+// changes, and sends one message at a time. A sink that does not read blocks
+// the loop of its own stream and no other.
 //
-// A [Subscription] adds to that of package view what both protocols need for
-// each collection: pacing, metrics, log lines and status.
+// A [Subscription] extends that of package view by what both protocols need per
+// collection: pacing, metrics, log records and status.
 package stream

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"slices"
@@ -16,35 +17,34 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
-// Stream is one end of a gRPC stream, a server's or a client's.
+// Stream is one end of a gRPC stream, the server's or the client's.
 type Stream interface {
 	Context() context.Context
 	SendMsg(m any) error
 	RecvMsg(m any) error
 }
 
-// Session is one stream as a state machine. Its methods but Status are called
-// by one goroutine.
+// Session is the state machine of one stream. One goroutine calls its methods;
+// Status may be called from any.
 type Session interface {
-	// Take takes a request. An error ends the stream.
+	// Take handles a request. An error ends the stream.
 	Take(req any, now time.Time) error
-	// Next returns the next message to send. If there is none it returns nil
-	// and how long to wait until it may be worth asking again although nothing
-	// happened, 0 for ever. An error ends the stream.
+	// Next returns the next message to send. With nothing to send it returns
+	// nil and the time after which to call it again; 0 waits for an event. An
+	// error ends the stream.
 	Next(now time.Time) (m *Message, wait time.Duration, err error)
-	// Selective reports whether nothing but [Waker.Wake] and requests makes a
-	// difference: no change of the state as such.
+	// Selective reports whether only requests and [Waker.Wake] can produce a
+	// message. The loop then ignores other changes of the state.
 	Selective() bool
-	// Close gives back what the session shares with others. The error is why
-	// the stream ended.
+	// Close releases what the session shares with others. The error is why the
+	// stream ended.
 	Close(now time.Time, err error)
-	// Status returns the session as people want to see it.
+	// Status returns the status for pages and the API.
 	Status() Status
 }
 
-// Message is a response on its way: an encoded header, then encoded resources
-// that are shared with other sinks. The order of fields means nothing in
-// protobuf.
+// Message is one response: an encoded header, then encoded resources that are
+// shared with other sinks. Protobuf allows fields in any order.
 type Message struct {
 	Header   []byte
 	Segments [][]byte
@@ -53,59 +53,87 @@ type Message struct {
 // Parts implements wire.Spliced.
 func (m *Message) Parts() (header []byte, segments [][]byte) { return m.Header, m.Segments }
 
-// Waker wakes the loop of a stream.
+// Waker wakes the loop of one stream.
 type Waker chan struct{}
 
 // NewWaker returns a waker.
 func NewWaker() Waker { return make(Waker, 1) }
 
-// Wake makes the loop look for something to send. It does not block.
+// Wake makes the loop call [Session.Next]. It does not block.
 func (w Waker) Wake() {
 	select {
 	case w <- struct{}{}:
-	default: // it will look anyway
+	default: // the loop is about to call Next
 	}
 }
 
-// Fault ends a stream because of something that the sink did.
+// Fault is an error that the sink caused. It ends the stream.
 type Fault struct {
 	Code codes.Code
 	Err  error
 }
 
-// Error says what.
+// Error implements error.
 func (f *Fault) Error() string { return f.Err.Error() }
 
-// Unwrap returns what.
+// Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Err }
 
-// ErrShutdown ends all streams when the server ends.
+// ErrShutdown ends all streams when the server shuts down.
 var ErrShutdown = status.Error(codes.Unavailable, "isthmus is shutting down; connect again")
 
-// Server drives the streams of one protocol. Its methods may be called from any
+// TooMany refuses a stream beyond the limit of streams.
+func TooMany(limit int) error {
+	return status.Error(codes.ResourceExhausted, fmt.Sprintf("the bridge has as many streams as limits.streams allows (%d); raise it, or spread the sinks over several bridges", limit))
+}
+
+// Server runs the streams of one protocol. Its methods may be called from any
 // goroutine.
 type Server struct {
-	view     *view.View
-	down     chan struct{} // closed by Shutdown
-	downOnce sync.Once
+	view *view.View
+	down chan struct{} // closed by Drain
 
 	mu       sync.Mutex
-	sessions map[Session]struct{} // guarded by mu
+	draining bool                      // guarded by mu
+	sessions map[Session]chan struct{} // guarded by mu; closed to end the stream
 }
 
 // NewServer returns a server without streams.
 func NewServer(v *view.View) *Server {
-	return &Server{view: v, down: make(chan struct{}), sessions: make(map[Session]struct{})}
+	return &Server{view: v, down: make(chan struct{}), sessions: make(map[Session]chan struct{})}
 }
 
-// Shutdown ends all streams, after what was handed to gRPC already, and refuses
-// new ones. It does not wait.
-func (s *Server) Shutdown() { s.downOnce.Do(func() { close(s.down) }) }
+// Shutdown ends all streams, after what was already handed to gRPC, and refuses
+// new ones. It returns without waiting for them.
+func (s *Server) Shutdown() { s.Drain(0) }
 
-// Down returns a channel that is closed by Shutdown.
+// Drain refuses new streams, and ends those that there are one after the other,
+// the last of them after the given time: the sinks do not come back all at once
+// to wherever they go. Until then they get what changes. It does not wait. A
+// second call has no effect.
+func (s *Server) Drain(over time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return
+	}
+	s.draining = true
+	close(s.down)
+	n := 0
+	for _, end := range s.sessions {
+		n++
+		if after := over / time.Duration(len(s.sessions)) * time.Duration(n); after > 0 {
+			time.AfterFunc(after, func() { close(end) })
+		} else {
+			close(end)
+		}
+	}
+}
+
+// Down returns a channel that is closed when new streams are refused.
 func (s *Server) Down() <-chan struct{} { return s.down }
 
-// Status returns all streams, the oldest first.
+// Status returns the status of all streams, the oldest first.
 func (s *Server) Status() []Status {
 	s.mu.Lock()
 	sessions := make([]Session, 0, len(s.sessions))
@@ -123,14 +151,21 @@ func (s *Server) Status() []Status {
 	return out
 }
 
-// Serve drives a stream until it ends. The loop takes requests from receive,
-// which reads one from the stream. The error is nil if the sink ended the
-// stream, a [*Fault] if the server did because of it.
+// Serve runs a stream until it ends. Requests come from receive, which reads
+// one from the stream. The error is nil if the sink ended the stream, and a
+// [*Fault] if the sink caused the end.
 func (s *Server) Serve(st Stream, sess Session, wake Waker, receive func() (any, error)) error {
+	end := make(chan struct{})
 	s.mu.Lock()
-	s.sessions[sess] = struct{}{}
+	refused := s.draining
+	if !refused {
+		s.sessions[sess] = end
+	}
 	s.mu.Unlock()
-	err := s.run(st, sess, wake, receive)
+	err := ErrShutdown
+	if !refused {
+		err = s.run(st, sess, wake, receive, end)
+	}
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
@@ -141,13 +176,13 @@ func (s *Server) Serve(st Stream, sess Session, wake Waker, receive func() (any,
 	return err
 }
 
-func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, error)) error {
+func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, error), end <-chan struct{}) error {
 	ctx := st.Context()
 	requests := make(chan any)
 	ended := make(chan error, 1)
-	// Owned by this stream. It ends when gRPC ends the stream, which it does as
-	// soon as the caller has returned or cancelled it; until then there is no
-	// way to interrupt RecvMsg, so it is not waited for here.
+	// The stream owns this goroutine. It ends when gRPC ends the stream, right
+	// after the caller has returned or cancelled. RecvMsg cannot be interrupted
+	// earlier, so Serve does not wait for it.
 	go func() {
 		for {
 			req, err := receive()
@@ -167,7 +202,7 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 	for {
 		var changed <-chan struct{}
 		if !sess.Selective() {
-			changed = s.view.Changed() // taken before looking, so that no change is missed
+			changed = s.view.Changed() // read before Next, so that no change is missed
 		}
 		var timeout <-chan time.Time
 		for {
@@ -176,8 +211,7 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 				return &Fault{codes.Unavailable, err}
 			}
 			if m != nil {
-				// Blocks while the sink does not read, which is this stream's
-				// own affair.
+				// Blocks this stream only, while the sink does not read.
 				if err := st.SendMsg(m); err != nil {
 					return err
 				}
@@ -201,13 +235,13 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 			return err
 		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()
-		case <-s.down:
+		case <-end:
 			return ErrShutdown
 		}
 	}
 }
 
-// LogEnd logs that a stream has ended, and why.
+// LogEnd logs the end of a stream with its reason.
 func LogEnd(log *slog.Logger, address string, err error) {
 	switch {
 	case err == nil, status.Code(err) == codes.Canceled, errors.Is(err, ErrShutdown):

@@ -5,23 +5,24 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
 // Subscription is one collection of a stream.
 type Subscription struct {
 	*view.Subscription
-	// Name is what the sink calls the collection: an xDS type URL, or the name
-	// of an MCP collection.
+	// Name is the sink's name of the collection: an xDS type URL or the name of
+	// an MCP collection.
 	Name string
 
 	counters  *counters
 	began     time.Time // of the newest response
 	size      int       // of the newest response, header included
-	full      bool      // the newest response was everything
-	notBefore time.Time // of the next response of everything
-	warned    bool      // of the size of a response
-	upTo      uint64    // the state's revision at which the sink had everything
+	full      bool      // the newest response replaced the collection
+	notBefore time.Time // of the next full response
+	warned    bool      // about the size of a response
+	upTo      uint64    // the revision at which the sink had everything
 }
 
 // Refusal is why a sink refused a response.
@@ -30,18 +31,18 @@ type Refusal struct {
 	Reason string
 }
 
-// maxReason is how much of a sink's reason is kept, in bytes.
+// maxReason bounds the stored reason of a refusal, in bytes.
 const maxReason = 4096
 
-// Clip bounds what a sink can write into logs and pages.
-func Clip(s string) string { return clip(s, 256) }
+// Clip bounds what a client can write into logs and pages.
+func Clip(s string) string { return clip.Text(s, 256) }
 
-// Answer takes an answer to the newest response: an ACK, with the permission of
-// an MCP sink to send changes next, or a NACK. It reports false if no response
-// of that nonce is under way.
+// Answer handles the answer to the newest response: an ACK, in MCP with
+// permission to send changes next, or a NACK. It reports false if no response
+// with that nonce is in flight.
 func (s *Subscription) Answer(nonce string, refusal *Refusal, incremental bool, now time.Time, log *slog.Logger) bool {
 	if refusal != nil {
-		reason := clip(refusal.Reason, maxReason)
+		reason := clip.Text(refusal.Reason, maxReason)
 		if !s.Nack(nonce, reason) {
 			return false
 		}
@@ -62,11 +63,12 @@ func (s *Subscription) Answer(nonce string, refusal *Refusal, incremental bool, 
 // LogRefusal logs a NACK.
 func LogRefusal(log *slog.Logger, collection, nonce string, r *Refusal, attrs ...any) {
 	log.Warn("sink refused a response", append([]any{
-		slog.String("collection", Clip(collection)), slog.String("nonce", nonce), slog.String("err", clip(r.Reason, maxReason)),
+		slog.String("collection", Clip(collection)), slog.String("nonce", nonce), slog.String("err", clip.Text(r.Reason, maxReason)),
 	}, attrs...)...)
 }
 
-// Due returns when the next response may go out: the zero time for at once.
+// Due returns the earliest time of the next response, the zero time if there is
+// no limit.
 func (s *Subscription) Due(now time.Time) time.Time {
 	if s.full && !s.Incremental() && now.Before(s.notBefore) {
 		return s.notBefore
@@ -74,14 +76,14 @@ func (s *Subscription) Due(now time.Time) time.Time {
 	return time.Time{}
 }
 
-// Idle notes that the sink has everything up to a revision.
+// Idle records that the sink is current at a revision.
 func (s *Subscription) Idle(revision uint64) {
 	if s.State() == view.Current && !s.Refused() {
 		s.upTo = revision
 	}
 }
 
-// Respond returns the message of a response with the protocol's header.
+// Respond returns the message of a response, with the protocol's header.
 func (s *Subscription) Respond(r *view.Response, header []byte, interval func(size int) time.Duration, now time.Time, log *slog.Logger) *Message {
 	s.began, s.full, s.size = now, r.Full, len(header)+r.Size
 	s.notBefore = now.Add(interval(s.size))
@@ -97,20 +99,20 @@ func (s *Subscription) Respond(r *view.Response, header []byte, interval func(si
 // Size returns the size of the newest response, in bytes, header included.
 func (s *Subscription) Size() int { return s.size }
 
-// Changes reports whether the newest response was changes.
+// Changes reports whether the newest response was incremental.
 func (s *Subscription) Changes() bool { return s.began != time.Time{} && !s.full }
 
-// Oversize reports whether the newest response is larger than a limit, 0 for
-// none.
+// Oversize reports whether the newest response exceeds a limit in bytes; 0 is
+// no limit.
 func (s *Subscription) Oversize(limit int) bool { return limit > 0 && s.size > limit }
 
-// Warn reports whether it is the first time that it is called.
+// Warn reports whether this is the first call.
 func (s *Subscription) Warn() (first bool) {
 	first, s.warned = !s.warned, true
 	return first
 }
 
-// Reset forgets everything but the name and what was warned of.
+// Reset clears everything but the name and the record of warnings.
 func (s *Subscription) Reset() {
 	if s.Subscription != nil {
 		s.Close()
@@ -118,45 +120,46 @@ func (s *Subscription) Reset() {
 	*s = Subscription{Name: s.Name, warned: s.warned}
 }
 
-// Lag returns how many revisions the sink has not confirmed.
+// Lag returns the number of revisions that the sink has not acknowledged.
 func (s *Subscription) Lag(revision uint64) uint64 {
 	if s.Narrowed() && s.State() == view.Current && !s.Refused() {
-		return 0 // it is woken as soon as there is anything
+		return 0 // changes of other names do not concern it
 	}
 	confirmed := max(s.upTo, uint64(s.Status().AckedRevision))
 	return revision - min(confirmed, revision)
 }
 
-// Status is one stream as people want to see it.
+// Status is the status of one stream for pages and the API.
 type Status struct {
 	Address     string            `json:"address"`
-	Node        string            `json:"node"`               // the sink's id; most Pilots have none
-	Metadata    map[string]string `json:"metadata,omitempty"` // of the node, its strings only
-	Version     string            `json:"version,omitempty"`  // what the node says of itself; every istiod says 65536.65536.65536
+	Node        string            `json:"node"`               // the sink's id; most Pilots send none
+	Metadata    map[string]string `json:"metadata,omitempty"` // string values of the node's metadata
+	Version     string            `json:"version,omitempty"`  // as stated by the node; every istiod says 65536.65536.65536
 	Protocol    string            `json:"protocol"`           // sotw, delta, mcp or mcp reverse
 	Profile     string            `json:"profile"`            // "" until it is decided
-	Shape       string            `json:"shape"`              // the same
+	Shape       string            `json:"shape"`              // inline or workload
 	Connected   time.Time         `json:"connected"`
-	StaleNonces uint64            `json:"stale_nonces,omitempty"` // requests that were ignored; of mcp only
-	// Subscriptions are in the order in which they are served.
+	StaleNonces uint64            `json:"stale_nonces,omitempty"` // ignored requests; MCP only
+	// Subscriptions are in the order of service.
 	Subscriptions []SubscriptionStatus `json:"subscriptions"`
 }
 
-// SubscriptionStatus is one collection of a stream.
+// SubscriptionStatus is the status of one subscription.
 type SubscriptionStatus struct {
-	TypeURL string `json:"type_url"` // as the sink calls the collection
+	TypeURL string `json:"type_url"` // the sink's name of the collection
 	view.Status
-	// Lag is how many revisions of the state the sink has not confirmed.
-	// Changes of other collections count too while a response is under way.
+	// Lag is the number of revisions of the state that the sink has not
+	// acknowledged. While a response is in flight it includes changes of other
+	// collections.
 	Lag uint64 `json:"lag"`
-	// Incremental says that the newest response was changes; of mcp only.
+	// Incremental is set if the newest response was incremental; MCP only.
 	Incremental bool `json:"incremental,omitempty"`
-	// Oversize says that the newest response is larger than the sink accepts
-	// unless it is told to; of mcp only.
+	// Oversize is set if the newest response exceeds the message size that the
+	// sink accepts by default; MCP only.
 	Oversize bool `json:"oversize,omitempty"`
-	// Waiting says what one that is held waits for besides its registries; of
-	// mcp only: "profile", the collection that has to be acknowledged first, or
-	// "penalty", the time that a sink has to wait that went away over a response
-	// of more than 4 MiB.
+	// Waiting is what a held subscription waits for besides its registries; MCP
+	// only: "profile", the collection that has to be acknowledged first, or
+	// "penalty", the delay after a sink disconnected over a response of more
+	// than 4 MiB.
 	Waiting string `json:"waiting,omitempty"`
 }

@@ -28,20 +28,20 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
 )
 
-// limits is how long things may take.
+// limits are the time limits of a supervisor.
 type limits struct {
-	// start: a process, to print its handshake.
+	// start bounds the time from process start to handshake.
 	start time.Duration
-	// answer: Describe and Configure, each.
+	// answer bounds each of Describe and Configure.
 	answer time.Duration
-	// end: a process, to end after SIGTERM. The SDK gives an adapter 5 seconds.
+	// end bounds the exit after SIGTERM. The SDK gives an adapter 5 seconds.
 	end time.Duration
-	// silence: a stream, between two messages.
+	// silence bounds the time between two messages of a stream.
 	silence time.Duration
-	// minBackoff and maxBackoff bound the pause before a process is started again, refused is the one after a configuration
-	// was refused.
+	// minBackoff and maxBackoff bound the pause before a restart; refused is
+	// the pause after a refused configuration.
 	minBackoff, maxBackoff, refused time.Duration
-	// healthy is how long a plugin must have been live for the back-off to begin anew.
+	// healthy is how long a plugin must be live to reset the back-off.
 	healthy time.Duration
 }
 
@@ -56,36 +56,41 @@ var defaultLimits = limits{
 	healthy:    time.Minute,
 }
 
-// exitWithin is how long the end of a process may take to be seen after the end of its connection.
+// exitWithin bounds the time between the end of a connection and that of its
+// process.
 const exitWithin = time.Second
 
-// Description is who a plugin says it is.
+// Description identifies a plugin.
 type Description struct {
 	// Name is the adapter's name.
 	Name string `json:"name"`
-	// Version is the adapter's own version, for people.
+	// Version is the adapter's version, for display.
 	Version string `json:"version,omitempty"`
-	// ConfigSchema and TranslateSchema are the JSON Schemas of the two blocks of a registry's configuration. TranslateSchema is nil
-	// if the adapter takes none.
+	// Summary describes in one sentence what the adapter follows, for display.
+	Summary string `json:"summary,omitempty"`
+	// ConfigSchema and TranslateSchema are the JSON Schemas of the two blocks
+	// of a registry's configuration. TranslateSchema is nil if the adapter has
+	// no such block.
 	ConfigSchema    json.RawMessage `json:"config_schema,omitempty"`
 	TranslateSchema json.RawMessage `json:"translate_schema,omitempty"`
-	// Collections are those that the plugin may publish.
+	// Collections are those the plugin may publish.
 	Collections []string `json:"collections"`
 }
 
 // client is a connection to one plugin process.
 type client struct {
 	limits  limits
-	process *process // nil if the process could not be made
+	process *process // nil if the process could not be created
 	dir     string   // of the socket
 	conn    *grpc.ClientConn
 	api     pluginv1.AdapterServiceClient
-	output  sync.WaitGroup // what forwardOutput runs
+	output  sync.WaitGroup // runs forwardOutput
 }
 
-// open starts a plugin and connects to it. The client must be closed, whether there is an error or not. The function started, which may be
-// nil, is told the process id as soon as there is one. The counter, which may be
-// nil, counts lines of output that are not logged. The error says which step failed.
+// open starts a plugin and connects to it. The caller must close the client
+// even after an error, which names the failed step. started, which may be nil,
+// receives the process id. dropped, which may be nil, counts output lines that
+// are not logged.
 func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started func(pid int), dropped prometheus.Counter) (*client, error) {
 	c := &client{limits: h.limits}
 	if err := spec.Validate(); err != nil {
@@ -106,8 +111,9 @@ func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started fun
 	if c.dir, err = os.MkdirTemp(h.dir, "plugin"); err != nil {
 		return c, fmt.Errorf("start %s: make a directory for its socket: %w", name, err)
 	}
-	cmd.Env = slices.Concat(os.Environ(), wire.Environ(c.dir, certPEM), spec.Env, []string{wire.LogLevelKey + "=" + logLevel(ctx, log)})
+	cmd.Env = slices.Concat(os.Environ(), memoryEnv(spec.Memory), wire.Environ(c.dir, certPEM), spec.Env, []string{wire.LogLevelKey + "=" + logLevel(ctx, log)})
 	c.process = newProcess(h, cmd, log)
+	c.process.memory = spec.Memory
 	c.process.logs.counter = dropped
 	if err := c.process.start(); err != nil {
 		return c, fmt.Errorf("start %s: %w", name, err)
@@ -125,7 +131,7 @@ func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started fun
 	return c, nil
 }
 
-// handshake waits for the plugin to say where it serves.
+// handshake waits for the endpoint that the plugin prints.
 func (c *client) handshake(ctx context.Context) (wire.Endpoint, error) {
 	timer := time.NewTimer(c.limits.start)
 	defer timer.Stop()
@@ -150,7 +156,7 @@ func (c *client) handshake(ctx context.Context) (wire.Endpoint, error) {
 	}
 }
 
-// lastWords is what a process that still runs said last, for the end of an error.
+// lastWords returns the last output of a running process, as an error suffix.
 func (c *client) lastWords() string {
 	if last := c.process.logs.last(); last != "" {
 		return "; its last words: " + last
@@ -160,7 +166,6 @@ func (c *client) lastWords() string {
 
 var errNoHandshake = errors.New("it closed its standard output before its handshake")
 
-// connect opens the connection to the plugin.
 func (c *client) connect(ctx context.Context, endpoint wire.Endpoint, cert tls.Certificate) error {
 	call, cancel := context.WithTimeout(ctx, c.limits.answer)
 	defer cancel()
@@ -183,18 +188,18 @@ func (c *client) connect(ctx context.Context, endpoint wire.Endpoint, cert tls.C
 	return nil
 }
 
-// forwardOutput logs what the plugin prints through go-plugin's service for
-// that, until the connection ends. A plugin that serves with go-plugin, but
-// without the SDK, blocks if nobody reads it; others need not have the service.
+// forwardOutput logs the plugin's output from go-plugin's stdio service until
+// the connection ends. A plugin that serves with go-plugin but without the SDK
+// blocks if the output is not read; other plugins may lack the service.
 func (c *client) forwardOutput() {
-	// The connection's end is that of the stream.
+	// The stream ends with the connection.
 	stream, err := c.conn.NewStream(context.Background(), &grpc.StreamDesc{ServerStreams: true}, "/plugin.GRPCStdio/StreamStdio")
 	if err != nil || stream.SendMsg(&emptypb.Empty{}) != nil || stream.CloseSend() != nil {
 		return
 	}
 	streams := map[uint64]*lineWriter{1: c.process.logs.stream("stdout"), 2: c.process.logs.stream("stderr")}
-	// The messages are decoded by hand, for go-plugin does not export them:
-	// field 1 says which of the streams it is, field 2 is what was printed.
+	// go-plugin does not export the messages. Field 1 is the output stream,
+	// field 2 the output.
 	for m := (&emptypb.Empty{}); stream.RecvMsg(m) == nil; {
 		var which uint64
 		var data []byte
@@ -206,7 +211,7 @@ func (c *client) forwardOutput() {
 			case field == 2 && kind == protowire.BytesType:
 				data, _ = protowire.ConsumeBytes(b[n:])
 			}
-			b = b[n+protowire.ConsumeFieldValue(field, kind, b[n:]):] // it was decoded once, so it is whole
+			b = b[n+protowire.ConsumeFieldValue(field, kind, b[n:]):] // cannot fail: the message was decoded before
 		}
 		if to := streams[which]; to != nil {
 			_, _ = to.Write(data)
@@ -214,7 +219,8 @@ func (c *client) forwardOutput() {
 	}
 }
 
-// close ends the process and waits for everything that belongs to it. It may be called again.
+// close ends the process and waits for all its goroutines. It may be called
+// more than once.
 func (c *client) close() {
 	if c.process == nil {
 		return
@@ -228,7 +234,7 @@ func (c *client) close() {
 	_ = os.RemoveAll(c.dir)
 }
 
-// describe asks the plugin who it is and checks the answer.
+// describe requests and checks the plugin's Description.
 func (c *client) describe(ctx context.Context, spec Spec) (Description, error) {
 	call, cancel := context.WithTimeout(ctx, c.limits.answer)
 	defer cancel()
@@ -239,6 +245,7 @@ func (c *client) describe(ctx context.Context, spec Spec) (Description, error) {
 	d := Description{
 		Name:            resp.GetName(),
 		Version:         resp.GetVersion(),
+		Summary:         resp.GetSummary(),
 		ConfigSchema:    resp.GetConfigSchema(),
 		TranslateSchema: resp.GetTranslateSchema(),
 		Collections:     resp.GetCollections(),
@@ -266,7 +273,8 @@ func (c *client) describe(ctx context.Context, spec Spec) (Description, error) {
 	return d, nil
 }
 
-// configure gives the plugin its configuration. The error is a *ConfigError if the plugin refuses it.
+// configure sends the configuration. The error is a *ConfigError if the plugin
+// refuses it.
 func (c *client) configure(ctx context.Context, spec Spec) error {
 	call, cancel := context.WithTimeout(ctx, c.limits.answer)
 	defer cancel()
@@ -296,7 +304,8 @@ func orEmpty(b json.RawMessage) []byte {
 	return b
 }
 
-// explain adds to an error that may come from the end of the process how that ended.
+// explain adds the exit status to an error that the end of the process may have
+// caused.
 func (c *client) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -305,7 +314,7 @@ func (c *client) explain(ctx context.Context, err error) error {
 	defer timer.Stop()
 	select {
 	case <-c.process.exited:
-		c.process.wait() // for its last words
+		c.process.wait() // completes its output
 		return fmt.Errorf("%w (%w)", c.process.exitError(), err)
 	case <-timer.C:
 	case <-ctx.Done():
@@ -313,7 +322,7 @@ func (c *client) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// plain takes the gRPC status off an error and keeps what a person can use.
+// plain converts a gRPC error to one for display, without the status.
 func plain(err error, within time.Duration) error {
 	st, ok := status.FromError(err)
 	if !ok {
@@ -348,7 +357,7 @@ func verify(spec Spec) error {
 	return nil
 }
 
-// logLevel returns the lowest level that is logged, as [wire.LogLevelKey] tells it.
+// logLevel returns the lowest level logged, as a value of [wire.LogLevelKey].
 func logLevel(ctx context.Context, log *slog.Logger) string {
 	for _, l := range []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn} {
 		if log.Enabled(ctx, l) {
@@ -358,7 +367,7 @@ func logLevel(ctx context.Context, log *slog.Logger) string {
 	return slog.LevelError.String()
 }
 
-// Describe starts a plugin, asks it who it is, and ends it.
+// Describe starts a plugin, requests its Description, and ends it.
 func Describe(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (Description, error) {
 	c, err := open(ctx, h, spec, log, nil, nil)
 	defer c.close()
@@ -368,8 +377,8 @@ func Describe(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (Descri
 	return c.describe(ctx, spec)
 }
 
-// Check starts a plugin, gives it its configuration, and ends it. It returns what the plugin finds wrong with the configuration; the error is
-// about anything else.
+// Check starts a plugin, sends its configuration, and ends it. Violations are
+// those the plugin reports; the error covers everything else.
 func Check(ctx context.Context, h *Host, spec Spec, log *slog.Logger) ([]Violation, error) {
 	c, err := open(ctx, h, spec, log, nil, nil)
 	defer c.close()

@@ -7,21 +7,23 @@ import (
 )
 
 var (
-	// ErrHung says that a plugin sent nothing for too long.
+	// ErrHung reports that a plugin exceeded the time limit between messages.
 	ErrHung = errors.New("the plugin hangs: it sent no sign of life")
-	// ErrContract says that a plugin broke the contract.
+	// ErrContract reports that a plugin broke the contract.
 	ErrContract = errors.New("the plugin broke the contract")
-	// ErrExited says that the plugin's process ended.
+	// ErrExited reports that the plugin's process ended.
 	ErrExited = errors.New("the plugin's process ended")
-	// ErrChecksum says that an executable is not the one whose checksum is configured.
+	// ErrChecksum reports that the executable's checksum is not the configured
+	// one.
 	ErrChecksum = errors.New("the executable's SHA-256 is not the configured one")
 )
 
-// Violation is one thing wrong with a registry's configuration.
+// Violation is one error in a registry's configuration.
 type Violation struct {
-	// Field is a dotted path from the registry's block: "config.address", "translate.ports[0].number".
+	// Field is a dotted path from the registry's block: "config.address",
+	// "translate.ports[0].number".
 	Field string `json:"field"`
-	// Reason says what is wrong and how to mend it.
+	// Reason describes the error and its cure.
 	Reason string `json:"reason"`
 }
 
@@ -33,9 +35,9 @@ func (v Violation) String() string {
 	return v.Field + ": " + v.Reason
 }
 
-// ConfigError says that a plugin refused its configuration.
+// ConfigError reports that a plugin refused its configuration.
 type ConfigError struct {
-	// Violations is everything that is wrong; it is not empty.
+	// Violations is never empty.
 	Violations []Violation
 }
 

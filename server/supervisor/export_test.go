@@ -26,7 +26,8 @@ func (h *Host) Dir() string { return h.dir }
 // ParseLine is parseLine.
 var ParseLine = parseLine
 
-// CopyLog puts what a plugin writes into a log, as for a plugin's stderr, and returns at the end of it.
+// CopyLog puts what a plugin writes into a log, as for a plugin's stderr, and
+// returns at the end of it.
 func CopyLog(log *slog.Logger, r io.Reader) { newLogPump(log).copy(r, "stderr") }
 
 // Bounds of a plugin's output.
@@ -36,7 +37,8 @@ const (
 	MaxBytes = maxBytes
 )
 
-// Backoff returns the pauses of a bridge as it is outside of tests: after a process that was live for some time, and after a configuration was refused.
+// Backoff returns the pauses of a bridge as it is outside of tests: after a
+// process that was live for some time, and after a configuration was refused.
 func Backoff() (restart func(live time.Duration) time.Duration, refused func() time.Duration) {
 	b := &backoff{limits: defaultLimits}
 	return b.restart, b.refused

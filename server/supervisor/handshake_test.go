@@ -24,10 +24,12 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
-// stepPrefix begins the roles of plugins that fail at one step of the handshake.
+// stepPrefix begins the roles of plugins that fail at one step of the
+// handshake.
 const stepPrefix = "step-"
 
-// stepMain is a plugin that does a handshake of its own, without go-plugin, and stops at the step that its role names.
+// stepMain is a plugin that does a handshake of its own, without go-plugin, and
+// stops at the step that its role names.
 func stepMain(role string) {
 	say := func(format string, args ...any) { fmt.Fprintf(os.Stdout, format+"\n", args...) }
 	switch role {
@@ -125,7 +127,8 @@ func stepCertificate() (tls.Certificate, string) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, base64.RawStdEncoding.EncodeToString(der)
 }
 
-// When the bridge gives a plugin up before it serves, the error says at which step, with what the plugin had to say.
+// When the bridge gives a plugin up before it serves, the error says at which
+// step, with what the plugin had to say.
 func TestHandshakeSteps(t *testing.T) {
 	t.Parallel()
 	for role, want := range map[string]struct {

@@ -14,10 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is what the plugins of one bridge share: a directory for their sockets, and the thread that starts them.
+// Host holds what the plugins of a bridge share: the directory of their
+// sockets, and the thread that starts them.
 type Host struct {
 	dir    string
-	lock   *os.File // of dir; held as long as the process lives
+	lock   *os.File // of dir; held until the process ends
 	limits limits
 
 	requests chan spawnRequest
@@ -34,13 +35,16 @@ type spawnRequest struct {
 const (
 	hostDirPrefix = "isthmus-"
 	lockName      = "lock"
-	// maxBase is the longest path, in bytes, of the directory in which a host's own is made. A socket's path may be 104
-	// bytes long (108 on Linux); the names below it take up to 60.
+	// maxBase bounds the path of the base directory, in bytes. A socket's path
+	// is limited to 104 bytes (108 on Linux); the names below the base need up
+	// to 60.
 	maxBase = 44
 )
 
-// NewHost makes the directory for sockets under base ("" means the system's directory for temporary files, or /tmp if that
-// is too long), after it has removed those of hosts that are gone. [Host.Close] must be called at the end.
+// NewHost creates the directory for sockets under base and removes those of
+// hosts that have ended. An empty base means the system's directory for
+// temporary files, or /tmp if that path is too long. The caller must call
+// [Host.Close].
 func NewHost(base string, log *slog.Logger) (*Host, error) {
 	if base == "" {
 		base = os.TempDir()
@@ -58,21 +62,22 @@ func NewHost(base string, log *slog.Logger) (*Host, error) {
 		return nil, fmt.Errorf("directory for the sockets of plugins: %w", err)
 	}
 	h := &Host{dir: dir, lock: lock, limits: defaultLimits, requests: make(chan spawnRequest), closed: make(chan struct{})}
-	// Owned by the host; Close ends it.
+	// Ended by Close.
 	h.thread.Go(h.spawnThread)
 	return h, nil
 }
 
-// Close ends the thread, and with it every plugin that is still there, and removes the directory.
+// Close removes the directory and ends the thread, and with it every remaining
+// plugin.
 func (h *Host) Close() error {
 	h.once.Do(func() { close(h.closed) })
 	h.thread.Wait()
 	return errors.Join(os.RemoveAll(h.dir), h.lock.Close())
 }
 
-// spawnThread starts processes from one thread that lives as long as the host: the signal that a plugin gets at its parent's
-// death is sent at the death of the parent's thread (prctl(2), PR_SET_PDEATHSIG). The thread is never unlocked, so that the Go
-// runtime does not reuse it.
+// spawnThread starts processes from one thread that lives as long as the host,
+// because PR_SET_PDEATHSIG (prctl(2)) refers to the parent's thread. The thread
+// is never unlocked, so that the Go runtime does not reuse it.
 func (h *Host) spawnThread() {
 	runtime.LockOSThread()
 	for {
@@ -87,7 +92,6 @@ func (h *Host) spawnThread() {
 
 var errHostClosed = errors.New("the host is closed")
 
-// start starts a process.
 func (h *Host) start(cmd *exec.Cmd) error {
 	setProcess(cmd)
 	r := spawnRequest{cmd, make(chan error, 1)}
@@ -99,8 +103,8 @@ func (h *Host) start(cmd *exec.Cmd) error {
 	}
 }
 
-// makeDir makes a directory and locks it. Another host's sweep may take the directory for abandoned before it is locked, so there
-// are several attempts.
+// makeDir creates a directory and locks it. Another host's sweep may remove the
+// directory before it is locked, so makeDir retries.
 func makeDir(base string) (dir string, lock *os.File, err error) {
 	for range 5 {
 		if dir, err = os.MkdirTemp(base, hostDirPrefix); err != nil {
@@ -122,8 +126,8 @@ func lockDir(dir string, flag int) (*os.File, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	// Between its opening and its locking another host's sweep may have locked
-	// and removed the file: then the lock is on a file that nobody else sees.
+	// Another host's sweep may remove the file between open and lock; the lock
+	// is then on an unlinked file.
 	mine, err := f.Stat()
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -136,7 +140,7 @@ func lockDir(dir string, flag int) (*os.File, error) {
 
 var errSwept = errors.New("another bridge removed the directory while it was made")
 
-// sweep removes the directories of hosts that are gone: nobody holds their lock.
+// sweep removes the directories of hosts that have ended: their locks are free.
 func sweep(base string, log *slog.Logger) {
 	entries, err := os.ReadDir(base)
 	if err != nil {
@@ -149,7 +153,7 @@ func sweep(base string, log *slog.Logger) {
 		}
 		f, err := lockDir(dir, 0)
 		if err != nil {
-			continue // not ours or about to be, in use, or of another user
+			continue // not a host's, not locked yet, in use, or another user's
 		}
 		if err := os.RemoveAll(dir); err != nil {
 			log.Warn("the socket directory of a bridge that is gone cannot be removed", "dir", dir, "err", err)

@@ -14,65 +14,72 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/isthmus-mesh/isthmus/internal/clip"
 )
 
-// Bounds of what a plugin's output adds to the log. A goroutine's stack fits into a line, and the first goroutines of a panic
-// into a second.
+// Bounds on the logged output of a plugin. The stack of a goroutine fits into
+// one line, the first goroutines of a panic into two.
 const (
-	// maxLine is how much of a line is logged, in bytes; the rest of it is left out.
+	// maxLine bounds a logged line, in bytes; the rest is dropped.
 	maxLine = 16 << 10
-	// maxLines is the number of lines of one plugin that are logged in a second; the others are counted.
+	// maxLines bounds the logged lines per plugin and second; others are
+	// counted.
 	maxLines = 500
-	// maxBytes is the number of bytes of one plugin's lines that are logged in a second; the first line is logged in any case.
+	// maxBytes bounds the logged bytes per plugin and second, except for the
+	// first line.
 	maxBytes = 64 << 10
-	// maxLast is how much of the last plain line is shown when the process ends, in bytes.
+	// maxLast bounds the part of the last plain line that is shown when the
+	// process ends, in bytes.
 	maxLast = 300
 )
 
-// logPump puts a plugin's output into the log.
+// logPump logs a plugin's output.
 type logPump struct {
 	log     *slog.Logger
-	counter prometheus.Counter // of lines that are not logged; may be nil
+	counter prometheus.Counter // of dropped lines; may be nil
 
 	mu sync.Mutex
 	// guarded by mu
-	window  time.Time // beginning of the present second
-	lines   int       // logged in it
+	window  time.Time // start of the current second
+	lines   int       // logged in the window
 	bytes   int       // of these lines
-	dropped int       // not logged in it
-	lost    int       // bytes of these, and of what was left out of long lines
-	panics  bool      // a panic's stack is being printed
-	words   string    // the first line of a panic, else the last line of level error or plain
+	dropped int       // lines dropped in the window
+	lost    int       // bytes dropped, including those of truncated lines
+	panics  bool      // inside a panic's stack
+	words   string    // first line of a panic, else the last line that is plain or of level error
 }
 
 func newLogPump(log *slog.Logger) *logPump { return &logPump{log: log} }
 
-// last returns what a person should see first when the process ended, "" if it said nothing.
+// last returns the most useful line of the output after the process ended, ""
+// if there is none.
 func (l *logPump) last() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.words
 }
 
-// copy logs each line of r, up to its end.
+// copy logs the lines of r until EOF.
 func (l *logPump) copy(r io.Reader, stream string) {
 	w := l.stream(stream)
-	_, _ = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, 2*maxLine)) // an error is its end
+	_, _ = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, 2*maxLine)) // an error ends it
 	w.flush()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.reportLocked()
 }
 
-// stream returns a writer that logs each line that is written to it.
+// stream returns a writer that logs each line.
 func (l *logPump) stream(name string) *lineWriter { return &lineWriter{logs: l, stream: name} }
 
-// lineWriter cuts what is written into lines and keeps no more than [maxLine] bytes of one.
+// lineWriter splits its input into lines and buffers at most [maxLine] bytes of
+// one.
 type lineWriter struct {
 	logs   *logPump
 	stream string
-	line   []byte // the beginning of a line that has not ended
-	lost   int    // how much of it is left out
+	line   []byte // start of an incomplete line
+	lost   int    // bytes of it that were dropped
 }
 
 var _ io.Writer = (*lineWriter)(nil)
@@ -98,7 +105,7 @@ func (w *lineWriter) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// flush logs the line as far as it got.
+// flush logs an incomplete line.
 func (w *lineWriter) flush() {
 	if len(w.line) > 0 {
 		w.logs.add(strings.ToValidUTF8(strings.TrimRight(string(w.line), "\r"), "\uFFFD"), w.lost, w.stream)
@@ -106,7 +113,7 @@ func (w *lineWriter) flush() {
 	w.line, w.lost = w.line[:0], 0
 }
 
-// allowLocked reports whether another line of a size may be logged.
+// allowLocked reports whether a line of the given size may be logged.
 func (l *logPump) allowLocked(size int) bool {
 	if now := time.Now(); now.Sub(l.window) >= time.Second {
 		l.reportLocked()
@@ -127,7 +134,7 @@ func (l *logPump) reportLocked() {
 	}
 }
 
-// add logs a line, of which the given number of bytes was left out.
+// add logs a line that was truncated by lost bytes.
 func (l *logPump) add(line string, lost int, stream string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,13 +154,13 @@ func (l *logPump) add(line string, lost int, stream string) {
 			attrs = append(attrs, slog.String("stream", stream))
 		}
 		if first || !l.panics {
-			l.words = clip(line, maxLast)
+			l.words = clip.Text(line, maxLast)
 		}
 	} else if level >= slog.LevelError {
-		l.words = clip(msg, maxLast)
+		l.words = clip.Text(msg, maxLast)
 		for _, a := range attrs {
 			if a.Key == "err" {
-				l.words = clip(msg+": "+a.Value.String(), maxLast)
+				l.words = clip.Text(msg+": "+a.Value.String(), maxLast)
 			}
 		}
 	}
@@ -161,7 +168,7 @@ func (l *logPump) add(line string, lost int, stream string) {
 	if !l.log.Enabled(ctx, level) {
 		return
 	}
-	// What is quoted in the log takes more there than the plugin wrote.
+	// Quoting makes a line longer.
 	size := len(line)
 	if !structured {
 		size = len(strconv.Quote(line))
@@ -181,15 +188,8 @@ func (l *logPump) add(line string, lost int, stream string) {
 	l.log.LogAttrs(ctx, level, msg, attrs...)
 }
 
-func clip(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit], "") + "..."
-}
-
-// parseLine understands the JSON that hclog and the SDK write; everything else is a plain line. Nothing in a line can make it
-// panic.
+// parseLine parses the JSON of hclog and the SDK; any other line is plain. It
+// never panics.
 func parseLine(line string) (level slog.Level, msg string, attrs []slog.Attr, structured bool) {
 	var fields map[string]any
 	if strings.HasPrefix(line, "{") && json.Unmarshal([]byte(line), &fields) == nil {
@@ -198,7 +198,7 @@ func parseLine(line string) (level slog.Level, msg string, attrs []slog.Attr, st
 		if okLevel && okMsg {
 			for _, k := range slices.Sorted(maps.Keys(fields)) {
 				switch {
-				case strings.HasPrefix(k, "@"), k == "registry", k == "adapter": // the bridge's logger has them
+				case strings.HasPrefix(k, "@"), k == "registry", k == "adapter": // set by the bridge's logger
 				default:
 					attrs = append(attrs, slog.Any(k, fields[k]))
 				}

@@ -1,6 +1,9 @@
 package supervisor
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+)
 
 // Metrics are the supervisors' metrics, labelled by registry.
 type Metrics struct {
@@ -16,33 +19,32 @@ type Metrics struct {
 	apply    *prometheus.HistogramVec
 }
 
-// NewMetrics makes the metrics and registers them.
+// NewMetrics creates the metrics and registers them with reg, which may be nil.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
+	auto := promauto.With(reg)
 	counter := func(name, help string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"registry"})
+		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"registry"})
 	}
-	m := &Metrics{
+	return &Metrics{
 		starts:   counter("isthmus_plugin_starts_total", "Starts of the registry's plugin process."),
 		failures: counter("isthmus_plugin_failures_total", "Times that the plugin could not be started, died, hung, broke the contract or refused its configuration."),
-		phase: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "isthmus_plugin_phase", Help: "1 for the phase that the plugin is in, 0 for the others."},
+		phase: auto.NewGaugeVec(prometheus.GaugeOpts{Name: "isthmus_plugin_phase", Help: "1 for the phase that the plugin is in, 0 for the others."},
 			[]string{"registry", "phase"}),
 		messages: counter("isthmus_plugin_messages_total", "Messages from the plugin, signs of life included."),
 		bytes:    counter("isthmus_plugin_bytes_total", "Bytes of messages from the plugin."),
 		upserts:  counter("isthmus_plugin_upserts_total", "New and changed resources from the plugin."),
 		removals: counter("isthmus_plugin_removals_total", "Removed resources from the plugin."),
 		dropped:  counter("isthmus_plugin_log_dropped_total", "Lines of the plugin's output that were not logged, since there were too many."),
-		heard: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		heard: auto.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "isthmus_registry_last_heard_timestamp_seconds",
 			Help: "When the registry itself answered or sent anything last, as its adapter tells it. Absent if it does not tell.",
 		}, []string{"registry"}),
-		apply: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		apply: auto.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "isthmus_plugin_apply_seconds",
 			Help:    "Time taken to apply a message that is more than a sign of life.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
 		}, []string{"registry"}),
 	}
-	reg.MustRegister(m.starts, m.failures, m.phase, m.messages, m.bytes, m.upserts, m.removals, m.dropped, m.heard, m.apply)
-	return m
 }
 
 // forget removes a registry's series.

@@ -2,26 +2,36 @@ package supervisor
 
 import "time"
 
-// Phase is where a registry's plugin is in its life.
+// Phase is a phase in the life of a registry's plugin.
 type Phase uint8
 
 const (
-	// PhaseStopped means that the plugin does not run: the supervisor has not begun, or has ended.
+	// PhaseStopped means that the supervisor, and so the plugin, does not run.
 	PhaseStopped Phase = iota
-	// PhaseStarting means that the process is being started and has not said yet who it is.
+	// PhaseStarting means that the process is starting and not yet described.
 	PhaseStarting
-	// PhaseConfiguring means that the plugin is being given its configuration.
+	// PhaseConfiguring means that the plugin is receiving its configuration.
 	PhaseConfiguring
-	// PhaseSyncing means that the plugin follows the registry and has not sent its first full listing yet.
+	// PhaseSyncing means that the first full listing is not complete.
 	PhaseSyncing
-	// PhaseLive means that everything the plugin knows is here, and changes arrive as they happen.
+	// PhaseLive means that the listing is complete and changes arrive as they
+	// happen.
 	PhaseLive
-	// PhaseDegraded means that the plugin runs and cannot follow the registry at the moment; what is known stays as it is.
+	// PhaseDegraded means that the plugin runs but cannot follow the registry
+	// at the moment; its resources are retained.
 	PhaseDegraded
-	// PhaseRestarting means that the plugin ended and is started again after a pause; what is known stays as it is.
+	// PhaseRestarting means that the plugin ended and restarts after a pause;
+	// its resources are retained.
 	PhaseRestarting
-	// PhaseFailed means that the plugin refuses its configuration; it is asked again now and then, what is known stays as it is.
+	// PhaseFailed means that the plugin refuses its configuration. It is
+	// retried periodically; its resources are retained.
 	PhaseFailed
+	// PhaseRestored is displayed for a registry that is served from disk. No
+	// plugin has it.
+	PhaseRestored
+	// PhaseProtected is displayed in place of live while a removal that may be
+	// accidental is held back. No plugin has it.
+	PhaseProtected
 )
 
 // String returns the phase's name in lower case.
@@ -35,18 +45,22 @@ func (p Phase) String() string {
 		return "syncing"
 	case PhaseLive:
 		return "live"
+	case PhaseProtected:
+		return "protected"
 	case PhaseDegraded:
 		return "degraded"
 	case PhaseRestarting:
 		return "restarting"
 	case PhaseFailed:
 		return "failed"
+	case PhaseRestored:
+		return "restored"
 	default:
 		return "stopped"
 	}
 }
 
-// Sentence says what the phase means, for people.
+// Sentence explains the phase, for display.
 func (p Phase) Sentence() string {
 	switch p {
 	case PhaseStarting:
@@ -57,12 +71,16 @@ func (p Phase) Sentence() string {
 		return "The plugin follows the registry; its first full listing is not complete yet."
 	case PhaseLive:
 		return "Changes arrive as they happen."
+	case PhaseProtected:
+		return "A removal looks like an accident and is held back; everything else arrives as it happens."
 	case PhaseDegraded:
-		return "The plugin cannot follow the registry at the moment; what is known is kept."
+		return "The plugin cannot follow the registry at the moment; nothing is removed meanwhile."
 	case PhaseRestarting:
-		return "The plugin ended and is started again after a pause; what is known is kept."
+		return "The plugin ended and is started again after a pause; nothing is removed meanwhile."
+	case PhaseRestored:
+		return "The registry is served as it was kept on disk, until its first listing is complete."
 	case PhaseFailed:
-		return "The plugin refuses its configuration; what is known is kept."
+		return "The plugin refuses its configuration; nothing is removed meanwhile."
 	default:
 		return "The plugin does not run."
 	}
@@ -71,45 +89,49 @@ func (p Phase) Sentence() string {
 // MarshalText encodes the phase as its name.
 func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// Phases returns every phase, in the order of a plugin's life.
+// Phases returns all phases, in the order of a plugin's life.
 func Phases() []Phase {
 	return []Phase{
 		PhaseStopped, PhaseStarting, PhaseConfiguring, PhaseSyncing, PhaseLive, PhaseDegraded, PhaseRestarting, PhaseFailed,
 	}
 }
 
-// Status is what a supervisor shows of itself. It is a snapshot.
+// Status is a snapshot of a supervisor.
 type Status struct {
-	Registry string `json:"registry"`
+	Registry string `json:"name"`
 	// Adapter is the adapter's name as configured.
 	Adapter string `json:"adapter"`
-	// Version is the adapter's own version, once it has said it.
+	// Version is the adapter's version, empty until it is known.
 	Version string `json:"version,omitempty"`
 	Phase   Phase  `json:"phase"`
-	// Sentence says in words what the phase means.
-	Sentence string `json:"sentence"`
-	// Since is when the phase began.
-	Since time.Time `json:"since"`
-	// Waiting says what the plugin has not done yet, and for how long: "no handshake for 8 s, of at most 10 s". It is empty for the first
-	// second, and in phases in which nothing is awaited.
-	Waiting string `json:"waiting,omitempty"`
-	// PID is the process id, 0 while there is no process.
+	// Sentence explains the phase, for display.
+	Sentence string `json:"explanation"`
+	// Since is the start of the phase.
+	Since time.Time `json:"since,omitzero"`
+	// Waiting names the pending step, the time it has taken and its limit: "no
+	// handshake for 8 s, of at most 10 s". It is empty in the first second, and
+	// if no step is pending.
+	Waiting string `json:"-"`
+	// PID is the process id, 0 if there is no process.
 	PID int `json:"pid,omitempty"`
-	// Restarts is how often the plugin was started again.
+	// Restarts counts restarts of the plugin.
 	Restarts int `json:"restarts"`
-	// RetryAt is when the plugin is started again, in the phases restarting and failed.
-	RetryAt time.Time `json:"retry_at,omitzero"`
-	// LastError is what ended the plugin last, or why it cannot follow the registry at the moment.
+	// RetryAt is the time of the next start, in the phases restarting and
+	// failed.
+	RetryAt time.Time `json:"-"`
+	// LastError is why the plugin ended last, or why it cannot follow the
+	// registry at the moment.
 	LastError string `json:"last_error,omitempty"`
-	// LastErrorAt is when LastError happened.
+	// LastErrorAt is the time of LastError.
 	LastErrorAt time.Time `json:"last_error_at,omitzero"`
-	// Violations is what is wrong with the configuration, in phase failed.
-	Violations []Violation `json:"violations,omitempty"`
-	// Services and Instances are how many the plugin says it knows of.
-	Services  uint64 `json:"services"`
-	Instances uint64 `json:"instances"`
-	// LastMessage is when the plugin was heard of last.
-	LastMessage time.Time `json:"last_message,omitzero"`
-	// LastHeard is when the registry itself answered or sent anything last, as its adapter tells it; zero if it does not tell.
+	// Violations are the errors in the configuration, in phase failed.
+	Violations []Violation `json:"-"`
+	// Services and Instances are the plugin's own counts.
+	Services  uint64 `json:"-"`
+	Instances uint64 `json:"-"`
+	// LastMessage is the time of the plugin's last message.
+	LastMessage time.Time `json:"-"`
+	// LastHeard is when the registry last sent anything, as reported by the
+	// adapter; zero if unknown.
 	LastHeard time.Time `json:"last_heard,omitzero"`
 }

@@ -2,6 +2,7 @@ package supervisor_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -34,7 +35,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
-// The test binary is the plugin too, and a host that can be killed: the variable says which.
+// The test binary is the plugin too, and a host that can be killed: the
+// variable says which.
 const roleKey = "ISTHMUS_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -68,7 +70,8 @@ func spec(role string, config any) supervisor.Spec {
 	}
 }
 
-// remote is an adapter that does what the test tells it over a Unix socket: one command a line, answered with "ok".
+// remote is an adapter that does what the test tells it over a Unix socket: one
+// command a line, answered with "ok".
 type remote struct {
 	env      plugin.Env
 	listener net.Listener
@@ -166,12 +169,19 @@ func (r *remote) do(c plugin.Catalog, cmd command) error {
 		return errors.New(cmd.Name)
 	case "panic":
 		panic(cmd.Name)
+	case "eat":
+		for {
+			eaten = append(eaten, bytes.Repeat([]byte{1}, 1<<20))
+		}
 	case "crash":
 		go func() { panic(cmd.Name) }()
 		select {}
 	}
 	return nil
 }
+
+// eaten is what a remote holds that takes memory without end.
+var eaten [][]byte
 
 // tell gives a remote a command and waits until it was done.
 func tell(t testing.TB, socket string, cmds ...command) {
@@ -190,19 +200,22 @@ func tell(t testing.TB, socket string, cmds ...command) {
 		if _, err := conn.Write(append(b, '\n')); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := in.ReadString('\n'); err != nil && cmd.Op != "panic" && cmd.Op != "fail" && cmd.Op != "crash" {
+		if _, err := in.ReadString('\n'); err != nil && cmd.Op != "panic" && cmd.Op != "fail" && cmd.Op != "crash" && cmd.Op != "eat" {
 			t.Fatal(err)
 		}
 	}
 }
 
-// chattyLines is how many lines the rogue "chatty" writes, besides two odd ones.
+// chattyLines is how many lines the rogue "chatty" writes, besides two odd
+// ones.
 const chattyLines = 20_000
 
-// floodKey is the variable that names the file in which the rogue "flood" counts what it has sent.
+// floodKey is the variable that names the file in which the rogue "flood"
+// counts what it has sent.
 const floodKey = "ISTHMUS_TEST_FLOOD"
 
-// floodMessage is the size of each of its messages, less what surrounds the resources.
+// floodMessage is the size of each of its messages, less what surrounds the
+// resources.
 const floodMessage = 1_000_000
 
 // rogueMain is a plugin that does not use the SDK and misbehaves.
@@ -251,7 +264,8 @@ type rogue struct {
 	role string
 }
 
-// rogueCodec sends a message whose only problem is the text "garbage" as bytes that do not decode.
+// rogueCodec sends a message whose only problem is the text "garbage" as bytes
+// that do not decode.
 type rogueCodec struct{ encoding.Codec }
 
 func (c rogueCodec) Marshal(v any) ([]byte, error) {
@@ -347,7 +361,8 @@ func (r *rogue) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[plu
 	return nil
 }
 
-// hostMain is a bridge that is there to be killed: it runs the plugin named in its arguments and prints the plugin's process id.
+// hostMain is a bridge that is there to be killed: it runs the plugin named in
+// its arguments and prints the plugin's process id.
 func hostMain() {
 	host, err := supervisor.NewHost(os.Args[1], slog.New(slog.DiscardHandler))
 	if err != nil {

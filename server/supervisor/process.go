@@ -9,32 +9,37 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"regexp"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
 )
 
-// process is a plugin's process: in a process group of its own, started by the host's thread, its output in the log.
+// process is a plugin's process, in a process group for it alone. The host's
+// thread starts it; its output is logged.
 type process struct {
 	host *Host
 	cmd  *exec.Cmd
 	logs *logPump
-	pid  int // 0 until the process was started
+	pid  int // 0 until the process started
 
-	handshake chan string   // has the first line of standard output, closed if there is none
-	exited    chan struct{} // closed when the process ended; state is set before
+	memory int // Spec.Memory
+
+	handshake chan string   // receives the first line of standard output; closed if there is none
+	exited    chan struct{} // closed after the process ended; state is set before
 	state     *os.ProcessState
 	wg        sync.WaitGroup
 }
 
-// drainWithin is how long the output of a process that ended is read: a grandchild may hold it open.
+// drainWithin bounds the reading of output after the process ended: a
+// grandchild may hold the pipe open.
 const drainWithin = time.Second
 
 func newProcess(host *Host, cmd *exec.Cmd, log *slog.Logger) *process {
 	return &process{host: host, cmd: cmd, logs: newLogPump(log), handshake: make(chan string, 1), exited: make(chan struct{})}
 }
 
-// start starts the process.
 func (p *process) start() error {
 	outR, outW, err := os.Pipe()
 	if err != nil {
@@ -51,7 +56,12 @@ func (p *process) start() error {
 		return errors.Join(err, outR.Close(), errR.Close())
 	}
 	p.pid = p.cmd.Process.Pid
-	// These end with the process; wait waits for them.
+	if p.memory > 0 {
+		if err := limitMemory(p.pid, p.memory); err != nil {
+			p.logs.log.Warn("the memory of the plugin's process cannot be bounded", "err", err)
+		}
+	}
+	// These goroutines end with the process; wait waits for them.
 	p.wg.Go(func() {
 		defer outR.Close()
 		p.copyStdout(outR)
@@ -63,7 +73,7 @@ func (p *process) start() error {
 	p.wg.Go(func() {
 		_ = p.cmd.Wait()
 		p.state = p.cmd.ProcessState
-		p.signalGroup(syscall.SIGKILL) // what it left behind
+		p.signalGroup(syscall.SIGKILL) // remaining children
 		deadline := time.Now().Add(drainWithin)
 		_, _ = outR.SetReadDeadline(deadline), errR.SetReadDeadline(deadline)
 		close(p.exited)
@@ -71,7 +81,7 @@ func (p *process) start() error {
 	return nil
 }
 
-// copyStdout hands the first line over, which is the handshake, and logs the others.
+// copyStdout passes on the first line, the handshake, and logs the others.
 func (p *process) copyStdout(r io.Reader) {
 	defer close(p.handshake)
 	br := bufio.NewReaderSize(r, maxLine)
@@ -84,17 +94,18 @@ func (p *process) copyStdout(r io.Reader) {
 	p.logs.copy(br, "stdout")
 }
 
-// wait returns when the process and everything that was started for it ended.
+// wait returns after the process and all its goroutines ended.
 func (p *process) wait() { p.wg.Wait() }
 
-// signalGroup sends a signal to the process and what it started, if anything of it is there.
+// signalGroup sends a signal to the process group, if any of it is left.
 func (p *process) signalGroup(sig syscall.Signal) {
 	if p.pid != 0 {
 		_ = syscall.Kill(-p.pid, sig)
 	}
 }
 
-// end ends the process: by SIGTERM, and by SIGKILL if that takes longer than within.
+// end sends SIGTERM, then SIGKILL if the process does not end within the given
+// time.
 func (p *process) end(within time.Duration) {
 	if p.pid == 0 {
 		return
@@ -117,14 +128,31 @@ func (p *process) end(within time.Duration) {
 	<-p.exited
 }
 
-// exitError says how the process ended.
+// exitError describes how the process ended.
 func (p *process) exitError() error {
 	how := "unknown"
 	if p.state != nil {
 		how = p.state.String()
 	}
-	if last := p.logs.last(); last != "" {
-		return fmt.Errorf("%w: %s; its last words: %s", ErrExited, how, last)
+	last := p.logs.last()
+	if last != "" {
+		how += "; its last words: " + last
+	}
+	if p.memory > 0 && outOfMemory.MatchString(last) {
+		how += fmt.Sprintf("; limits.plugin_memory allows %d bytes: raise it, or select less in the registry's config", p.memory)
 	}
 	return fmt.Errorf("%w: %s", ErrExited, how)
 }
+
+// memoryEnv makes a plugin's Go runtime collect garbage at nine tenths of the
+// memory limit, unless the operator set GOMEMLIMIT.
+func memoryEnv(limit int) []string {
+	if _, set := os.LookupEnv("GOMEMLIMIT"); set || limit == 0 {
+		return nil
+	}
+	return []string{"GOMEMLIMIT=" + strconv.Itoa(limit/10*9)}
+}
+
+// outOfMemory matches the output of a process whose allocation failed: that of
+// the Go runtime (malloc.go) and of others.
+var outOfMemory = regexp.MustCompile(`(?i)out of memory|cannot allocate memory|failed to (create|allocate)|MemoryError`)

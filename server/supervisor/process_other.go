@@ -7,8 +7,12 @@ import (
 	"syscall"
 )
 
-// setProcess gives the process a group of its own, so that a terminal's Ctrl-C reaches the bridge only and everything that the
-// plugin starts can be killed with it. A plugin notices the end of its host by the end of the connection only.
+// setProcess creates a process group, so that Ctrl-C in a terminal reaches only
+// the bridge and a plugin's children can be killed with it. A plugin detects
+// the end of the bridge only by its connection.
 func setProcess(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 }
+
+// limitMemory does nothing: this limit exists on Linux only.
+func limitMemory(int, int) error { return nil }

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -20,15 +19,18 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
 )
 
-// Sink takes what a plugin streams. Its methods are called one after the other.
+// Sink receives the stream of a plugin. Its methods are never called
+// concurrently.
 type Sink interface {
-	// Begin says that a new stream begins, which will mention everything again. What the sink has stays; what the stream has not
-	// mentioned when it says synced is gone.
+	// Begin starts a new stream, which will mention everything again. The sink
+	// retains its resources until the stream is synced, then removes those that
+	// the stream did not mention.
 	Begin(d Description)
-	// Apply takes a message that is more than a sign of life. It is the sink's own from then on. An error says that the plugin broke the
-	// contract in a way that makes the rest of the stream useless: the plugin is restarted.
+	// Apply handles a message other than a keep-alive, and owns it. After an
+	// error the plugin broke the contract and is restarted.
 	Apply(resp *pluginv1.WatchResponse) error
-	// Down says that the plugin died, broke the contract, or could not be started, and why. Everything stays as it is.
+	// Down reports why the plugin ended, broke the contract, or could not be
+	// started. The sink retains its resources.
 	Down(err error)
 }
 
@@ -40,29 +42,30 @@ type Supervisor struct {
 	log     *slog.Logger
 	metrics *Metrics
 
-	prepared *prepared // by Prepare, for the first session of Run
+	prepared *prepared // by Prepare, for the first session
 
 	mu sync.Mutex
 	// guarded by mu
 	status  Status
 	awaited awaited
+	aside   bool // another supervisor has the series
 }
 
-// prepared is a process and how far it came.
+// prepared is the outcome of starting a process.
 type prepared struct {
 	client *client
 	Description
 	err error
 }
 
-// awaited is what the plugin is waited for.
+// awaited is the pending step.
 type awaited struct {
-	lack   string // "no handshake"; empty: nothing
+	lack   string // "no handshake"; empty: no step is pending
 	since  time.Time
 	atMost time.Duration
 }
 
-// String is what [Status.Waiting] says.
+// String returns [Status.Waiting].
 func (a awaited) String() string {
 	n := time.Since(a.since).Truncate(time.Second)
 	if a.lack == "" || n == 0 {
@@ -71,15 +74,48 @@ func (a awaited) String() string {
 	return fmt.Sprintf("%s for %d s, of at most %d s", a.lack, n/time.Second, (a.atMost+time.Second-1)/time.Second)
 }
 
-// New returns a supervisor that is not running. The logger should be bound to the registry. Metrics may be nil.
+// New returns a supervisor that is not running. The logger should be bound to
+// the registry; metrics may be nil.
 func New(host *Host, spec Spec, sink Sink, log *slog.Logger, metrics *Metrics) (*Supervisor, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, fmt.Errorf("registry %q: %w", spec.Registry, err)
 	}
-	s := &Supervisor{host: host, spec: spec, sink: sink, log: log, metrics: metrics}
+	if metrics == nil {
+		metrics = NewMetrics(nil)
+	}
+	s := &Supervisor{host: host, spec: spec, sink: sink, log: log, metrics: metrics, aside: spec.Successor}
 	s.status = Status{Registry: spec.Registry, Adapter: spec.Adapter}
 	s.setPhase(PhaseStopped)
 	return s, nil
+}
+
+// StepAside leaves the registry's metrics to its successor. See
+// [Spec.Successor].
+func (s *Supervisor) StepAside() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.aside = true
+}
+
+// takeOver claims the registry's series for this supervisor.
+func (s *Supervisor) takeOver() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.aside {
+		return
+	}
+	s.aside = false
+	if s.prepared != nil {
+		s.metrics.starts.WithLabelValues(s.spec.Registry).Inc()
+	}
+	s.showPhaseLocked()
+}
+
+// isAside reports whether another supervisor has the series.
+func (s *Supervisor) isAside() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.aside
 }
 
 // Status returns a snapshot.
@@ -91,15 +127,17 @@ func (s *Supervisor) Status() Status {
 	return st
 }
 
-// await notes what the plugin is waited for; "" is nothing.
+// await sets the pending step; "" means none.
 func (s *Supervisor) await(lack string, atMost time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.awaited = awaited{lack, time.Now(), atMost}
 }
 
-// Prepare starts the plugin and gives it its configuration. [Supervisor.Run] goes on with that process, or with what went wrong. The error is a
-// *[ConfigError] if the plugin refuses its configuration. After Prepare, whatever it returned, either Run or [Supervisor.Close] must be called.
+// Prepare starts and configures the plugin. [Supervisor.Run] continues with the
+// outcome, even an error. The error is a *[ConfigError] if the plugin refuses
+// its configuration. In every case the caller must call Run or
+// [Supervisor.Close] next.
 func (s *Supervisor) Prepare(ctx context.Context) error {
 	p := s.begin(ctx)
 	s.prepared = &p
@@ -119,7 +157,7 @@ func (s *Supervisor) Prepare(ctx context.Context) error {
 	return p.err
 }
 
-// Close ends what Prepare started, in place of Run.
+// Close ends a prepared process that is not run.
 func (s *Supervisor) Close() {
 	if s.prepared != nil {
 		s.prepared.client.close()
@@ -129,8 +167,10 @@ func (s *Supervisor) Close() {
 	s.stopped()
 }
 
-// Run keeps the plugin running until ctx ends, which is when it returns nil. The plugin has ended by then.
+// Run keeps the plugin running until ctx ends, then ends the plugin and returns
+// nil.
 func (s *Supervisor) Run(ctx context.Context) error {
+	s.takeOver()
 	defer s.stopped()
 	b := backoff{limits: s.host.limits}
 	for {
@@ -157,14 +197,15 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 }
 
-// backoff works out the pauses between processes.
+// backoff computes the pauses between processes.
 type backoff struct {
 	limits limits
 	last   time.Duration // before jitter; zero: none yet
 }
 
-// restart returns the pause after a process that was live for the given time: twice as long each time, shortened by up to a
-// half at random so that several plugins do not start at once.
+// restart returns the pause after a process that was live for the given time.
+// It doubles each time and is shortened by up to half at random, so that
+// plugins do not restart together.
 func (b *backoff) restart(live time.Duration) time.Duration {
 	if live >= b.limits.healthy {
 		b.last = 0
@@ -173,27 +214,24 @@ func (b *backoff) restart(live time.Duration) time.Duration {
 	return b.last - rand.N(b.last/2)
 }
 
-// refused returns the pause after a configuration was refused.
+// refused returns the pause after a refused configuration.
 func (b *backoff) refused() time.Duration {
 	b.last = 0
 	return b.limits.refused - rand.N(b.limits.refused/10)
 }
 
-// begin starts a process and gives it its configuration. The client must be closed, whether there is an error or not.
+// begin starts and configures a process. The caller must close the client even
+// after an error.
 func (s *Supervisor) begin(ctx context.Context) (p prepared) {
 	s.setPhase(PhaseStarting)
-	if s.metrics != nil {
+	if !s.isAside() {
 		s.metrics.starts.WithLabelValues(s.spec.Registry).Inc()
-	}
-	var dropped prometheus.Counter
-	if s.metrics != nil {
-		dropped = s.metrics.dropped.WithLabelValues(s.spec.Registry)
 	}
 	defer s.await("", 0)
 	s.await("no handshake", s.host.limits.start)
 	p.client, p.err = open(ctx, s.host, s.spec, s.log, func(pid int) {
 		s.update(func(st *Status) { st.PID = pid })
-	}, dropped)
+	}, s.metrics.dropped.WithLabelValues(s.spec.Registry))
 	if p.err != nil {
 		return p
 	}
@@ -210,7 +248,8 @@ func (s *Supervisor) begin(ctx context.Context) (p prepared) {
 	return p
 }
 
-// session runs one process to its end. It returns for how long the process was live, and what ended it.
+// session runs one process to its end. It returns how long the process was live
+// and why it ended.
 func (s *Supervisor) session(ctx context.Context) (live time.Duration, err error) {
 	var p prepared
 	if s.prepared != nil {
@@ -229,7 +268,7 @@ func (s *Supervisor) session(ctx context.Context) (live time.Duration, err error
 	return s.watch(ctx, p.client, p.Description)
 }
 
-// watch hands what the plugin streams to the sink until the stream ends.
+// watch passes the plugin's stream to the sink until it ends.
 func (s *Supervisor) watch(ctx context.Context, c *client, d Description) (live time.Duration, err error) {
 	call, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -245,7 +284,7 @@ func (s *Supervisor) watch(ctx context.Context, c *client, d Description) (live 
 	for {
 		hung.Reset(s.host.limits.silence)
 		resp, err := stream.Recv()
-		hung.Stop() // the time that the sink takes is not the plugin's
+		hung.Stop() // excludes the time that the sink needs
 		if err != nil {
 			return st.live(), s.streamError(ctx, call, c, err)
 		}
@@ -255,7 +294,7 @@ func (s *Supervisor) watch(ctx context.Context, c *client, d Description) (live 
 	}
 }
 
-// streamError says why a stream ended.
+// streamError explains why a stream ended.
 func (s *Supervisor) streamError(ctx, call context.Context, c *client, err error) error {
 	if cause := context.Cause(call); errors.Is(cause, ErrHung) {
 		return fmt.Errorf("%w for %v", ErrHung, s.host.limits.silence)
@@ -268,19 +307,19 @@ func (s *Supervisor) streamError(ctx, call context.Context, c *client, err error
 	case codes.ResourceExhausted:
 		return fmt.Errorf("%w: a message is larger than %d MiB: %s", ErrContract, wire.MaxMessage>>20, st.Message())
 	case codes.Internal:
-		// What grpc-go makes of bytes that do not decode.
+		// The status of grpc-go for undecodable messages.
 		return c.explain(ctx, fmt.Errorf("%w: watch: %s", ErrContract, st.Message()))
 	case codes.Aborted:
-		return fmt.Errorf("watch: %s", st.Message()) // what the SDK ends a stream with; it says all
+		return fmt.Errorf("watch: %s", st.Message()) // the SDK's status needs no addition
 	}
 	return c.explain(ctx, fmt.Errorf("watch: %w", plain(err, s.host.limits.answer)))
 }
 
-// streamState is what the supervisor remembers of a stream.
+// streamState is the state of one stream.
 type streamState struct {
 	synced   bool
 	degraded string
-	since    time.Time // when it became synced
+	since    time.Time // start of the synced state
 }
 
 func (st *streamState) live() time.Duration {
@@ -296,16 +335,14 @@ var errSyncedTwice = errors.New("watch: it said synced twice on one stream")
 func (s *Supervisor) take(st *streamState, resp *pluginv1.WatchResponse) error {
 	size := proto.Size(resp)
 	now := time.Now()
-	if m := s.metrics; m != nil {
-		m.messages.WithLabelValues(s.spec.Registry).Inc()
-		m.bytes.WithLabelValues(s.spec.Registry).Add(float64(size))
-		m.upserts.WithLabelValues(s.spec.Registry).Add(float64(len(resp.GetUpserts())))
-		m.removals.WithLabelValues(s.spec.Registry).Add(float64(len(resp.GetRemovals())))
-	}
+	s.metrics.messages.WithLabelValues(s.spec.Registry).Inc()
+	s.metrics.bytes.WithLabelValues(s.spec.Registry).Add(float64(size))
+	s.metrics.upserts.WithLabelValues(s.spec.Registry).Add(float64(len(resp.GetUpserts())))
+	s.metrics.removals.WithLabelValues(s.spec.Registry).Add(float64(len(resp.GetRemovals())))
 	if t := resp.GetLastHeard(); t != nil {
 		size -= protowire.SizeTag(lastHeardField) + protowire.SizeBytes(proto.Size(t))
 		s.heard(t.AsTime(), now)
-		resp.LastHeard = nil // the rest is the sink's
+		resp.LastHeard = nil // not for the sink
 	}
 	if size == 0 {
 		s.update(func(st *Status) { st.LastMessage = now })
@@ -315,21 +352,18 @@ func (s *Supervisor) take(st *streamState, resp *pluginv1.WatchResponse) error {
 		return errSyncedTwice
 	}
 	synced := resp.GetSynced()
-	// The message is the sink's after this.
+	// The sink owns the message after Apply.
 	services, instances, state := resp.GetServices(), resp.GetInstances(), resp.GetStatus()
 	if err := s.sink.Apply(resp); err != nil {
 		return err
 	}
-	if s.metrics != nil {
-		s.metrics.apply.WithLabelValues(s.spec.Registry).Observe(time.Since(now).Seconds())
-	}
-
+	s.metrics.apply.WithLabelValues(s.spec.Registry).Observe(time.Since(now).Seconds())
 	if synced {
 		st.synced, st.since = true, now
 	}
 	was := st.degraded
 	if state != nil {
-		st.degraded = state.GetError() // the sink logs it
+		st.degraded = state.GetError() // logged by the sink
 	}
 	phase := PhaseSyncing
 	switch {
@@ -351,7 +385,8 @@ func (s *Supervisor) take(st *streamState, resp *pluginv1.WatchResponse) error {
 // lastHeardField is the number of WatchResponse.last_heard.
 const lastHeardField = 8
 
-// heard notes when the plugin says that the registry was last heard from. What lies in the future is now, and what is no time is not told.
+// heard records when the registry last sent anything. A time in the future
+// counts as now; an invalid one is ignored.
 func (s *Supervisor) heard(t, now time.Time) {
 	if t.After(now) {
 		t = now
@@ -360,9 +395,7 @@ func (s *Supervisor) heard(t, now time.Time) {
 		return
 	}
 	s.update(func(st *Status) { st.LastHeard = t })
-	if s.metrics != nil {
-		s.metrics.heard.WithLabelValues(s.spec.Registry).Set(float64(t.UnixMilli()) / 1000)
-	}
+	s.metrics.heard.WithLabelValues(s.spec.Registry).Set(float64(t.UnixMilli()) / 1000)
 }
 
 func (s *Supervisor) update(f func(*Status)) {
@@ -371,7 +404,7 @@ func (s *Supervisor) update(f func(*Status)) {
 	f(&s.status)
 }
 
-// setPhase enters a phase, if it is not that one already.
+// setPhase enters a phase, unless it is the current one.
 func (s *Supervisor) setPhase(p Phase) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -387,26 +420,29 @@ func (s *Supervisor) setPhaseLocked(p Phase) {
 	if p != PhaseFailed {
 		s.status.Violations = nil
 	}
-	if s.metrics != nil {
-		for _, other := range Phases() {
-			v := 0.0
-			if other == p {
-				v = 1
-			}
-			s.metrics.phase.WithLabelValues(s.spec.Registry, other.String()).Set(v)
+	s.showPhaseLocked()
+}
+
+func (s *Supervisor) showPhaseLocked() {
+	if s.aside {
+		return
+	}
+	for _, other := range Phases() {
+		v := 0.0
+		if other == s.status.Phase {
+			v = 1
 		}
+		s.metrics.phase.WithLabelValues(s.spec.Registry, other.String()).Set(v)
 	}
 }
 
-// failed notes that a process ended, and when the next one is started.
+// failed records the end of a process and the time of the next start.
 func (s *Supervisor) failed(p Phase, err error, violations []Violation, pause time.Duration) {
-	if s.metrics != nil {
-		s.metrics.failures.WithLabelValues(s.spec.Registry).Inc()
-	}
+	s.metrics.failures.WithLabelValues(s.spec.Registry).Inc()
 	if p == PhaseFailed {
 		s.log.Error("the plugin refuses its configuration", "err", err, "retry_in", pause.Round(time.Millisecond))
 	} else {
-		s.log.Error("the plugin ended; what is known is kept", "err", err, "retry_in", pause.Round(time.Millisecond))
+		s.log.Error("the plugin ended; nothing is removed meanwhile", "err", err, "retry_in", pause.Round(time.Millisecond))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -419,7 +455,7 @@ func (s *Supervisor) failed(p Phase, err error, violations []Violation, pause ti
 
 func (s *Supervisor) stopped() {
 	s.setPhase(PhaseStopped)
-	if s.metrics != nil {
+	if !s.isAside() {
 		s.metrics.forget(s.spec.Registry)
 	}
 }

@@ -231,7 +231,8 @@ func start(t testing.TB, h *supervisor.Host, sp supervisor.Spec, s *sink) (*supe
 	return sup, logs
 }
 
-// A plugin that is killed is started again; nothing is removed meanwhile, and what the new one does not mention goes when it is synced.
+// A plugin that is killed is started again; nothing is removed meanwhile, and
+// what the new one does not mention goes when it is synced.
 func TestPluginKilled(t *testing.T) {
 	t.Parallel()
 	h, s := newHost(t), newSink()
@@ -269,7 +270,8 @@ func TestPluginKilled(t *testing.T) {
 	s.until(t, "second listing", func(s *sink) bool { return s.synced == 2 && len(s.names) == 4 })
 }
 
-// One changed instance of a service with 1000 crosses the wire as one small message.
+// One changed instance of a service with 1000 crosses the wire as one small
+// message.
 func TestOneChangeIsOneSmallMessage(t *testing.T) {
 	t.Parallel()
 	h, s := newHost(t), newSink()
@@ -317,7 +319,8 @@ func TestPhases(t *testing.T) {
 	}
 }
 
-// Whatever makes the adapter fail, the plugin is restarted with the reason shown.
+// Whatever makes the adapter fail, the plugin is restarted with the reason
+// shown.
 func TestAdapterFails(t *testing.T) {
 	t.Parallel()
 	for op, want := range map[string]string{
@@ -346,6 +349,32 @@ func TestAdapterFails(t *testing.T) {
 				t.Errorf("no stack in the log:\n%s", logs)
 			}
 		})
+	}
+}
+
+// A plugin that takes memory without end is ended by its bound, restarted, and
+// the reason shown with the cure.
+func TestMemoryBound(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("the bound is Linux's")
+	}
+	h, s := newHost(t), newSink()
+	h.Hurry()
+	socket := filepath.Join(shortDir(t), "s")
+	sp := spec("remote", remoteConfig{Socket: socket})
+	sp.Memory = 1 << 30
+	start(t, h, sp, s)
+	wait(t, "stream", s.begun)
+	tell(t, socket, command{Op: "set", Name: "web", Instances: 1}, command{Op: "synced"})
+	eventually(t, "the first listing", func() bool { return s.count() == 2 })
+	tell(t, socket, command{Op: "eat"})
+	if err := wait(t, "report", s.down); !strings.Contains(err.Error(), "limits.plugin_memory allows 1073741824 bytes") {
+		t.Errorf("down: %v", err)
+	}
+	wait(t, "second stream", s.begun)
+	if n := s.count(); n != 2 {
+		t.Errorf("%d resources, want 2", n)
 	}
 }
 
@@ -412,8 +441,9 @@ func TestStubbornPlugin(t *testing.T) {
 	}
 }
 
-// A flooding plugin is slowed down: it has no more under way than the transport's windows hold, and what it costs is bounded. It
-// runs alone, so that the memory is its own.
+// A flooding plugin is slowed down: it has no more under way than the
+// transport's windows hold, and what it costs is bounded. It runs alone, so
+// that the memory is its own.
 func TestFloodIsBounded(t *testing.T) {
 	const (
 		taken = 300
@@ -463,7 +493,8 @@ func TestFloodIsBounded(t *testing.T) {
 // droppedLines finds the counts of lines that were not logged.
 var droppedLines = regexp.MustCompile(`msg="the plugin logs too much; the rest was left out" registry=test lines=(\d+)`)
 
-// A plugin's log lines are bounded, those that are dropped are counted, and none of them can do harm.
+// A plugin's log lines are bounded, those that are dropped are counted, and
+// none of them can do harm.
 func TestChattyPlugin(t *testing.T) {
 	t.Parallel()
 	h, s := newHost(t), newSink()
@@ -490,7 +521,8 @@ func TestChattyPlugin(t *testing.T) {
 		dropped += n
 		windows++
 	}
-	// The two odd lines are logged or counted like the others; of the long one only the beginning is.
+	// The two odd lines are logged or counted like the others; of the long one
+	// only the beginning is.
 	for _, odd := range []string{`msg="{\"@message\":5`, "msg=xxx"} {
 		logged += strings.Count(text, odd)
 	}
@@ -507,7 +539,8 @@ func TestChattyPlugin(t *testing.T) {
 	}
 }
 
-// A second takes so many bytes at most, whatever the number of lines, and a line so many, whatever its length; what is left out is counted.
+// A second takes so many bytes at most, whatever the number of lines, and a
+// line so many, whatever its length; what is left out is counted.
 func TestLogBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		logs := &buffer{}
@@ -550,8 +583,8 @@ func TestLogBytes(t *testing.T) {
 	})
 }
 
-// Of the lines of one second as many as the bound are logged; the others are counted, once, when the next second has a line or the
-// output ends.
+// Of the lines of one second as many as the bound are logged; the others are
+// counted, once, when the next second has a line or the output ends.
 func TestLogBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		logs := &buffer{}
@@ -591,7 +624,8 @@ func TestLogBound(t *testing.T) {
 	})
 }
 
-// When the registry was last heard from is what the adapter says, not that its process lives; it outlives the process, and nothing of it reaches the sink.
+// When the registry was last heard from is what the adapter says, not that its
+// process lives; it outlives the process, and nothing of it reaches the sink.
 func TestLastHeard(t *testing.T) {
 	t.Parallel()
 	h, s := newHost(t), newSink()
@@ -640,8 +674,8 @@ func TestLastHeardOdd(t *testing.T) {
 	}
 }
 
-// Prepare says whether the plugin takes its configuration, before anything is followed; Run goes on with the same process, or with what went
-// wrong.
+// Prepare says whether the plugin takes its configuration, before anything is
+// followed; Run goes on with the same process, or with what went wrong.
 func TestPrepare(t *testing.T) {
 	t.Parallel()
 	h, s := newHost(t), newSink()
@@ -715,7 +749,8 @@ func TestPrepare(t *testing.T) {
 	})
 }
 
-// A plugin that does not say its handshake, or does not answer, shows as that while it is waited for.
+// A plugin that does not say its handshake, or does not answer, shows as that
+// while it is waited for.
 func TestWaiting(t *testing.T) {
 	t.Parallel()
 	for role, want := range map[string]string{"silent": "no handshake for ", "hang-describe": "no answer to Describe for ", "hang-configure": "no answer to Configure for "} {
@@ -753,7 +788,8 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// A configuration that the plugin refuses is shown with the field's path, by Check and in the status.
+// A configuration that the plugin refuses is shown with the field's path, by
+// Check and in the status.
 func TestViolations(t *testing.T) {
 	t.Parallel()
 	h, s := newHost(t), newSink()
@@ -791,7 +827,8 @@ func TestViolations(t *testing.T) {
 	})
 }
 
-// A panic in the adapter's constructor is an error of Configure, not of the host.
+// A panic in the adapter's constructor is an error of Configure, not of the
+// host.
 func TestConfigurePanics(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -810,7 +847,7 @@ func TestDescribe(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d.Name != "remote" || d.Version != "1.2.3" || !bytes.Contains(d.ConfigSchema, []byte(`"default":"hello"`)) ||
-		!bytes.Contains(d.TranslateSchema, []byte("namespace")) || len(d.Collections) != 2 {
+		!bytes.Contains(d.TranslateSchema, []byte("namespace")) || len(d.Collections) != 3 {
 		t.Errorf("%+v", d)
 	}
 	sp := spec("remote", nil)
@@ -853,7 +890,8 @@ func TestChecksum(t *testing.T) {
 	}
 }
 
-// A plugin goes when its host is killed, and the next host sweeps the directory of the killed one.
+// A plugin goes when its host is killed, and the next host sweeps the directory
+// of the killed one.
 func TestHostKilled(t *testing.T) {
 	t.Parallel()
 	base := shortDir(t)
@@ -907,7 +945,8 @@ func TestHostKilled(t *testing.T) {
 	}
 }
 
-// A socket directory whose path leaves no room for a socket's name is refused with the cure.
+// A socket directory whose path leaves no room for a socket's name is refused
+// with the cure.
 func TestLongDirectory(t *testing.T) {
 	t.Parallel()
 	_, err := supervisor.NewHost("/tmp/"+strings.Repeat("x", 100), slog.New(slog.DiscardHandler))
@@ -916,7 +955,8 @@ func TestLongDirectory(t *testing.T) {
 	}
 }
 
-// Pauses double from the smallest to the largest, less a jitter of up to a half, and begin anew after a healthy time.
+// Pauses double from the smallest to the largest, less a jitter of up to a
+// half, and begin anew after a healthy time.
 func TestBackoff(t *testing.T) {
 	t.Parallel()
 	pause, refused := supervisor.Backoff()
@@ -932,32 +972,6 @@ func TestBackoff(t *testing.T) {
 	}
 	within("after a healthy minute", pause(time.Minute), 100*time.Millisecond, 200*time.Millisecond)
 	within("refused", refused(), 54*time.Second, time.Minute)
-}
-
-// Discover finds executables by their name, and nothing else.
-func TestDiscover(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for name, mode := range map[string]os.FileMode{
-		"isthmus-adapter-etcd": 0o755, "isthmus-adapter-readme": 0o644, "other": 0o755, "isthmus-adapter-": 0o755, "isthmus-adapter-A_b": 0o755,
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, mode); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Mkdir(filepath.Join(dir, "isthmus-adapter-dir"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	got, err := supervisor.Discover(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(map[string]string{"etcd": filepath.Join(dir, "isthmus-adapter-etcd")}, got); d != "" {
-		t.Errorf("-want +got:\n%s", d)
-	}
-	if _, err := supervisor.Discover(filepath.Join(dir, "missing")); err == nil {
-		t.Error("a missing directory is no error")
-	}
 }
 
 // Every phase has a name and a sentence of its own.
@@ -984,7 +998,8 @@ func FuzzParseLine(f *testing.F) {
 	})
 }
 
-// BenchmarkWireBatches is batches of 1000 resources of 1000 bytes, from one process to the other.
+// BenchmarkWireBatches is batches of 1000 resources of 1000 bytes, from one
+// process to the other.
 func BenchmarkWireBatches(b *testing.B) {
 	h, s := newHost(b), newSink()
 	s.slow = make(chan struct{})
@@ -1001,8 +1016,9 @@ func BenchmarkWireBatches(b *testing.B) {
 	close(s.slow)
 }
 
-// BenchmarkWireChange is one changed instance of a service with 10, from the adapter's Set to the sink, one at a time. The command to the
-// adapter is part of it; BenchmarkWireCommand is that alone.
+// BenchmarkWireChange is one changed instance of a service with 10, from the
+// adapter's Set to the sink, one at a time. The command to the adapter is part
+// of it; BenchmarkWireCommand is that alone.
 func BenchmarkWireChange(b *testing.B) { benchmarkCommands(b, true) }
 
 func BenchmarkWireCommand(b *testing.B) { benchmarkCommands(b, false) }

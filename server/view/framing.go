@@ -6,27 +6,26 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
-// Framing is a protocol: how a resource is wrapped within a response, and
-// whether a response is everything or changes.
+// Framing is the framing of a protocol: how a resource is wrapped in a
+// response, and whether responses are full or incremental.
 type Framing uint8
 
 const (
 	// XDS is envoy.service.discovery.v3.DiscoveryResponse.resources: field 2,
-	// an Any that holds an istio.mcp.v1alpha1.Resource. Each response is
-	// everything.
+	// an Any that holds an istio.mcp.v1alpha1.Resource. Responses are full.
 	XDS Framing = iota
 	// DeltaXDS is envoy.service.discovery.v3.DeltaDiscoveryResponse.resources:
-	// field 2, a Resource with name, version and such an Any. Each response is
-	// changes.
+	// field 2, a Resource with name, version and such an Any. Responses are
+	// incremental.
 	DeltaXDS
 	// MCP is istio.mcp.v1alpha1.Resources.resources: field 3, the
-	// istio.mcp.v1alpha1.Resource itself. The sink says with each answer
-	// whether the next response may be changes.
+	// istio.mcp.v1alpha1.Resource itself. Each request of the sink says whether
+	// the next response may be incremental.
 	MCP
 )
 
 // ResourceTypeURL is the type URL of the Any around each resource. istiod
-// checks it; what was asked for is in the response's own type_url only.
+// checks it; the requested type is only in the type_url of the response.
 const ResourceTypeURL = "type.googleapis.com/istio.mcp.v1alpha1.Resource"
 
 // Field numbers of envoy/service/discovery/v3/discovery.proto and
@@ -42,18 +41,17 @@ const (
 // versionSize is the length of a version, in bytes.
 const versionSize = 16
 
-// maxFrame is more than any frame takes besides the name, in bytes.
+// maxFrame bounds the size of a frame without the name, in bytes.
 const maxFrame = 128
 
-// sizeRemoved returns what the name of a removed resource takes in a response,
-// in bytes, or a little more.
+// sizeRemoved bounds the size of a removed name in a response, in bytes.
 func sizeRemoved(name string) int { return len(name) + 4 }
 
 func sizeAny(size int) int {
 	return 1 + protowire.SizeBytes(len(ResourceTypeURL)) + 1 + protowire.SizeBytes(size)
 }
 
-// append appends what goes in front of the resource.
+// append appends the frame that precedes the resource.
 func (f Framing) append(b []byte, name string, e *state.Encoding) []byte {
 	size := e.Size
 	switch f {

@@ -17,6 +17,7 @@ import (
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/isthmus-mesh/isthmus/internal/testresource"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state"
@@ -120,7 +121,8 @@ func versions(db *state.DB, f encode.Form) map[string]string {
 	return m
 }
 
-// Whatever a sink permits, refuses and however often it reconnects, it ends with what the store holds; and no response is for nothing.
+// Whatever a sink permits, refuses and however often it reconnects, it ends
+// with what the store holds; and no response is for nothing.
 func TestNegotiatedModel(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
@@ -188,8 +190,8 @@ func TestNegotiatedModel(t *testing.T) {
 	}
 }
 
-// A listing that is sent in parts is complete in the end, although names change, come and go between the parts; and no part removes what is
-// there.
+// A listing that is sent in parts is complete in the end, although names
+// change, come and go between the parts; and no part removes what is there.
 func TestNegotiatedParts(t *testing.T) {
 	st := newDB(t, state.Options{})
 	v := New(st)
@@ -203,7 +205,8 @@ func TestNegotiatedParts(t *testing.T) {
 		t.Fatalf("first part: full %v, %d bytes", full, first.Size)
 	}
 	s.ack(first, true)
-	// It reconnects half-way: the rest comes, nothing is removed but what is gone.
+	// It reconnects half-way: the rest comes, nothing is removed but what is
+	// gone.
 	apply(st, set(t, "ns/s1", "changed"), remove("ns/s2"), set(t, "ns/new", "new"))
 	s.connect()
 	parts := 0
@@ -269,13 +272,14 @@ func setLarge(t testing.TB, name string) op {
 	for i := range 8 {
 		label := map[string]string{"l": strings.Repeat("x", MaxDelta/7)}
 		o.upsert = append(o.upsert, &pluginv1.Upsert{
-			Service: name, Resource: raw(t, fmt.Sprintf("%s-%d", name, i), &networking.WorkloadEntry{Address: "10.0.0.1", Labels: label}),
+			Service: name, Resource: testresource.Encode(testresource.Named(fmt.Sprintf("%s-%d", name, i)), &networking.WorkloadEntry{Address: "10.0.0.1", Labels: label}),
 		})
 	}
 	return o
 }
 
-// A part that begins with what the sink holds already is not empty because what follows is large.
+// A part that begins with what the sink holds already is not empty because what
+// follows is large.
 func TestNegotiatedPartsAfterHeld(t *testing.T) {
 	st := newDB(t, state.Options{})
 	apply(st, setLarge(t, "ns/a"), set(t, "ns/b", "b"), setLarge(t, "ns/c"))
@@ -294,7 +298,8 @@ func TestNegotiatedPartsAfterHeld(t *testing.T) {
 	}
 }
 
-// All of a collection is not sent to a sink that can resume if it is too large for one message.
+// All of a collection is not sent to a sink that can resume if it is too large
+// for one message.
 func TestNegotiatedResume(t *testing.T) {
 	st := newDB(t, state.Options{})
 	big := strings.Repeat("x", 100_000)
@@ -337,7 +342,8 @@ func TestReplaceOnRemoval(t *testing.T) {
 	}
 }
 
-// A resource that is absent in a sink's form is as good as removed, in both modes, and comes back.
+// A resource that is absent in a sink's form is as good as removed, in both
+// modes, and comes back.
 func TestAbsent(t *testing.T) {
 	static := func(endpoints int) op {
 		entry := &networking.ServiceEntry{Hosts: []string{"a"}, Resolution: networking.ServiceEntry_STATIC}
@@ -372,7 +378,8 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// BenchmarkNegotiatedOneChange is one changed resource of 10,000, from Apply to the segments of each sink's response.
+// BenchmarkNegotiatedOneChange is one changed resource of 10,000, from Apply to
+// the segments of each sink's response.
 func BenchmarkNegotiatedOneChange(b *testing.B) {
 	for _, incremental := range []bool{true, false} {
 		for _, count := range []int{1, 32} {

@@ -7,12 +7,12 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
-// PageSize is the size to which pages of a response of everything are filled,
-// in bytes. A change copies one page, so it is the cost of a change; a response
-// has one segment per page, so its inverse is the cost of a response.
+// PageSize is the target size of a page of a full response, in bytes. A change
+// copies one page and a response has one segment per page, so larger pages make
+// changes dearer and responses cheaper.
 const PageSize = 32 << 10
 
-// Snapshot is all of a collection, framed. It is immutable and shared by all
+// Snapshot is a whole collection, framed. It is immutable and shared by all
 // sinks.
 type Snapshot struct {
 	// Version is a hash of all names and versions.
@@ -21,9 +21,9 @@ type Snapshot struct {
 	Segments [][]byte
 	// Resources is the number of resources.
 	Resources int
-	// Size is the length of all segments together, in bytes.
+	// Size is the total length of the segments, in bytes.
 	Size int
-	// Revision is that of the state up to which the snapshot is complete.
+	// Revision is the revision of the state that the snapshot reflects.
 	Revision state.Revision
 }
 
@@ -33,17 +33,17 @@ type pagesKey struct {
 	framing    Framing
 }
 
-// slot is one resource's place in a page.
+// slot is the position of one resource in a page.
 type slot struct {
 	name     string
 	version  encode.Hash
 	hash     encode.Hash     // of name and version
-	encoding *state.Encoding // until it is written
-	at       int             // where in the page's bytes it begins, once it is
+	encoding *state.Encoding // until written
+	at       int             // offset in the page, once written
 	size     int             // framed, in bytes
 }
 
-// page is a run of framed resources. Its bytes are replaced, never changed.
+// page is a run of framed resources. Its bytes are replaced, never modified.
 type page struct {
 	slots    []slot
 	size     int
@@ -52,7 +52,7 @@ type page struct {
 	place    int // index in pages.list
 }
 
-// pages keeps a collection framed, page by page.
+// pages holds a collection, framed, page by page.
 type pages struct {
 	kind    state.Kind
 	framing Framing
@@ -61,7 +61,7 @@ type pages struct {
 	users   int // guarded by View.mu
 
 	mu       sync.Mutex
-	cursor   state.Cursor     // the rest is guarded by mu
+	cursor   state.Cursor     // mu guards the fields below
 	of       map[string]*page // by resource name
 	list     []*page
 	sum      encode.Hash
@@ -71,7 +71,7 @@ type pages struct {
 	scratch  []byte
 }
 
-// current brings the pages up to the state and returns their content.
+// current applies the changes of the state and returns the snapshot.
 func (p *pages) current(db *state.DB) *Snapshot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +80,7 @@ func (p *pages) current(db *state.DB) *Snapshot {
 		p.change(&c)
 		changed = true
 	}
-	if p.cursor.Lost || len(p.list) > 16 && p.size < len(p.list)*PageSize/4 { // or mostly holes
+	if p.cursor.Lost || len(p.list) > 16 && p.size < len(p.list)*PageSize/4 { // or mostly free space
 		p.of, p.list, p.dirty, p.sum, p.size = make(map[string]*page), nil, nil, 0, 0
 		p.cursor, changed = state.Cursor{}, true
 		for c := range db.Changes(p.kind, &p.cursor) {
@@ -182,7 +182,7 @@ func (p *pages) take(pg *page, name string) {
 	p.mark(pg)
 }
 
-// flush writes the pages that changed, each once, and drops the empty ones.
+// flush writes each changed page once and drops empty ones.
 func (p *pages) flush() {
 	for _, pg := range p.dirty {
 		pg.dirty = false
@@ -194,8 +194,7 @@ func (p *pages) flush() {
 			p.list[last] = nil
 			p.list = p.list[:last]
 		case len(pg.slots) == 1 && pg.size > PageSize && pg.slots[0].encoding != nil:
-			// The endpoints of a service that is larger than a page are not
-			// copied.
+			// The endpoints of a service larger than a page are not copied.
 			s := &pg.slots[0]
 			e := s.encoding
 			s.encoding = nil
@@ -208,7 +207,7 @@ func (p *pages) flush() {
 	p.dirty = p.dirty[:0]
 }
 
-// write copies what did not change and encodes what did.
+// write copies unchanged resources and encodes changed ones.
 func (pg *page) write(p *pages) {
 	b := make([]byte, 0, pg.size)
 	for i := range pg.slots {
@@ -225,7 +224,7 @@ func (pg *page) write(p *pages) {
 	pg.segments = [][]byte{b}
 }
 
-// appendOld appends a resource that did not change.
+// appendOld appends an unchanged resource.
 func (pg *page) appendOld(b []byte, s *slot) []byte {
 	if len(pg.segments) == 1 {
 		return append(b, pg.segments[0][s.at:][:s.size]...)

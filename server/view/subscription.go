@@ -15,27 +15,29 @@ import (
 const (
 	// MaxMessage is the largest message that a gRPC client accepts by default.
 	MaxMessage = 4 << 20
-	// MaxDelta is the size up to which changes go into one response, the names
-	// of what is gone included. It keeps below [MaxMessage], unless a single
-	// resource is larger.
+	// MaxDelta is the size above which changes are split into several
+	// responses, removed names included. A response stays below [MaxMessage]
+	// unless a single resource is larger.
 	MaxDelta = 3 << 20
+	// answerAtOnce is the number of unchanged names that one response answers.
+	// A sink may request a million.
+	answerAtOnce = 100_000
 )
 
 // Errors that end a stream.
 var (
-	// ErrFellBehind says that a sink was so slow that removals which it has not
-	// seen are no longer known. It comes back with the versions that it holds
-	// and gets exactly what it lacks.
+	// ErrFellBehind means that the state no longer remembers removals which the
+	// sink has not seen. The sink has to reconnect with the versions that it
+	// holds, and receives exactly what it lacks.
 	ErrFellBehind = errors.New("the sink fell so far behind that removals it missed are no longer known; it has to reconnect with initial_resource_versions")
-	// ErrResume says that all of a collection has to be sent to a sink that
-	// could do with parts if it asked anew, and would be more than [MaxMessage].
+	// ErrResume means that a full response above [MaxMessage] is due to a sink
+	// that could receive parts if it requested the collection anew.
 	ErrResume = errors.New("all of the collection is more than 4 MiB; the sink has to reconnect with the versions that it holds, to get the rest in parts")
 )
 
-// Interval returns the least time between the beginnings of two responses of
-// everything of a size to one sink: 100 ms per MB, nothing below 100 kB. istiod
-// needs about 30 ms of a core per MB, so that it spends at most a third of one
-// on a registry that never rests.
+// Interval returns the least time between two full responses of a size to one
+// sink: 100 ms per MB, none below 100 kB. istiod needs about 30 ms of CPU per
+// MB, so a constantly changing registry costs at most a third of a core.
 func Interval(size int) time.Duration {
 	if size < 100_000 {
 		return 0
@@ -43,16 +45,17 @@ func Interval(size int) time.Duration {
 	return time.Duration(size) * 100 * time.Millisecond / 1_000_000
 }
 
-// State says where a subscription stands.
+// State is the state of a subscription.
 type State uint8
 
 const (
-	// Held means that the collection's registries have not completed a first
+	// Held means that registries of the collection have not completed a first
 	// listing; nothing was sent.
 	Held State = iota
 	// Current means that the sink has everything.
 	Current
-	// Sent means that a response is under way and neither ACK nor NACK has come.
+	// Sent means that a response is in flight: neither ACK nor NACK has
+	// arrived.
 	Sent
 )
 
@@ -68,62 +71,63 @@ func (s State) String() string {
 	}
 }
 
-// Options say what a subscription yields.
+// Options are the options of a subscription.
 type Options struct {
-	// Collection is the collection as in package collection; it need not exist.
+	// Collection is a collection as in package collection. It need not exist.
 	Collection string
-	// Form is how the sink's profile wants resources.
+	// Form is the encoding of resources for the sink's profile.
 	Form encode.Form
-	// Framing is the protocol.
+	// Framing is the framing of the protocol.
 	Framing Framing
-	// Incremental says whether the first request of an MCP sink permits changes.
+	// Incremental is set if the first request of an MCP sink permits
+	// incremental responses.
 	Incremental bool
-	// Versions is what the sink says that it holds, by resource name (xDS and
-	// MCP initial_resource_versions). The subscription keeps and empties it.
+	// Versions holds the versions that the sink holds, by resource name (xDS
+	// and MCP initial_resource_versions). The subscription owns and empties the
+	// map.
 	Versions map[string]string
-	// ReplaceOnRemoval makes every response that would remove something all of
-	// the collection instead, for MCP sinks that do not act on removals.
+	// ReplaceOnRemoval replaces every incremental response that has removals by
+	// a full one, for MCP sinks that ignore removals.
 	ReplaceOnRemoval bool
-	// Wake is called when a name that was asked for changed, if it is set. It
-	// must not block.
+	// Wake, if set, is called when a requested name has changed. It must not
+	// block.
 	Wake func()
 }
 
-// Response is what to send next.
+// Response is the next response to a sink.
 type Response struct {
-	// Nonce names the response; the sink repeats it in its ACK or NACK.
+	// Nonce identifies the response; the sink repeats it in its ACK or NACK.
 	Nonce string
-	// Version is a hash of what the sink then holds, if the response is
-	// everything, and otherwise the state's revision.
+	// Version is a hash of all names and versions in a full response, and the
+	// revision of the state in any other.
 	Version string
-	// Full says that the response replaces what the sink has.
+	// Full is set if the response replaces what the sink holds.
 	Full bool
-	// Segments are the encoded resources, framed, to be sent behind the header
-	// that the protocol puts in front.
+	// Segments are the encoded, framed resources. The protocol adds a header.
 	Segments [][]byte
-	// Removed are the names of resources that are gone.
+	// Removed are the names of removed resources.
 	Removed []string
 	// Resources is the number of resources in Segments.
 	Resources int
 	// Size is the length of Segments, in bytes.
 	Size int
-	// Revision is that of the state which the response reflects.
+	// Revision is the revision of the state that the response reflects.
 	Revision state.Revision
 
 	removedSize int
 }
 
-// Status is a subscription as people want to see it.
+// Status is the status of a subscription for pages and the API.
 type Status struct {
 	Collection    string         `json:"collection"`
 	State         string         `json:"state"`
-	Sent          uint64         `json:"sent"`           // responses
+	Sent          uint64         `json:"sent"`           // number of responses
 	SentVersion   string         `json:"sent_version"`   // of the newest response
 	SentRevision  state.Revision `json:"sent_revision"`  // the same
-	AckedVersion  string         `json:"acked_version"`  // of the newest response that was ACKed
+	AckedVersion  string         `json:"acked_version"`  // of the newest acknowledged response
 	AckedRevision state.Revision `json:"acked_revision"` // the same
 	Nacks         uint64         `json:"nacks"`
-	LastNack      string         `json:"last_nack,omitempty"` // what the sink said
+	LastNack      string         `json:"last_nack,omitempty"` // the sink's reason
 	Resources     int            `json:"resources"`           // in the newest response
 	Bytes         int            `json:"bytes"`               // of the newest response
 }
@@ -146,38 +150,38 @@ type Subscription struct {
 	options Options
 	kind    state.Kind
 	layout  *encode.Layout
-	pages   *pages // set by the first response of everything
+	pages   *pages // set by the first full response
 
 	state State
 	nonce uint64
 	full  string // version of the newest response, if it was everything; "" otherwise
-	again bool   // the next response of everything goes out even if nothing changed
+	again bool   // send a full response even without changes
 
-	permitted bool // MCP: the next response may be changes
-	capable   bool // MCP: the sink permitted that once
+	permitted bool // MCP: the next response may be incremental
+	capable   bool // MCP: the sink permitted an incremental response before
 	refused   bool // the newest answer was a NACK
 
 	cursor  state.Cursor
-	begun   bool // something was sent since the cursor was at the beginning
-	listing bool // everything is being sent in parts
+	begun   bool // something was sent since the cursor was reset
+	listing bool // a full listing is being sent in parts
 	before  *position
 
-	narrow  bool                // only names that are asked for
-	names   map[string]struct{} // the names asked for
-	pending map[string]struct{} // the names to answer although they may not have changed
-	marked  map[string]struct{} // the names asked for that changed; guarded by View.mu
+	narrow  bool                // only requested names
+	names   map[string]struct{} // requested names
+	pending map[string]struct{} // names to answer although they may not have changed
+	marked  map[string]struct{} // requested names that changed; guarded by View.mu
 
 	status Status
 }
 
-// position is what a sink followed before a new listing began.
+// position is what a sink followed before its listing was restarted.
 type position struct {
 	kind   state.Kind
 	cursor state.Cursor
 }
 
-// NewSubscription returns a subscription to which nothing was sent yet. It is
-// to all names until [Subscription.Narrow].
+// NewSubscription returns a subscription to all names to which nothing was sent
+// yet. [Subscription.Narrow] restricts it.
 func NewSubscription(v *View, o Options) *Subscription {
 	s := &Subscription{view: v, options: o, permitted: o.Incremental, capable: o.Incremental}
 	s.setForm(o.Form)
@@ -219,10 +223,10 @@ func (s *Subscription) SetForm(f encode.Form) {
 	}
 }
 
-// Again makes the next response everything, although nothing may have changed.
+// Again makes the next response a full one, even without changes.
 func (s *Subscription) Again() { s.again = true }
 
-// restart makes the next changes begin a listing.
+// restart restarts the listing with the next response.
 func (s *Subscription) restart() {
 	if s.begun && s.before == nil {
 		s.before = &position{s.kind, s.cursor}
@@ -230,7 +234,7 @@ func (s *Subscription) restart() {
 	s.begun = false
 }
 
-// Narrow makes a subscription one to the names that are added.
+// Narrow restricts the subscription to names that are added.
 func (s *Subscription) Narrow() {
 	if !s.narrow {
 		s.narrow = true
@@ -241,7 +245,7 @@ func (s *Subscription) Narrow() {
 	}
 }
 
-// catchUp asks for the names that changed since the newest response.
+// catchUp fetches the names that changed since the newest response.
 func (s *Subscription) catchUp() {
 	at := s.cursor
 	for c := range s.view.db.Changes(s.kind, &at) {
@@ -256,11 +260,11 @@ func (s *Subscription) catchUp() {
 	}
 }
 
-// follow enters the names into the view.
-func (s *Subscription) follow() { s.view.ask(s, slices.Collect(maps.Keys(s.names))...) }
+// follow registers the names with the view.
+func (s *Subscription) follow() { s.view.ask(s, slices.Collect(maps.Keys(s.names))) }
 
-// Widen makes a subscription one to all names. If it was narrow, everything is
-// sent again.
+// Widen extends the subscription to all names. A narrow one is resent as a
+// whole.
 func (s *Subscription) Widen() {
 	if s.narrow {
 		s.view.leave(s)
@@ -269,7 +273,7 @@ func (s *Subscription) Widen() {
 	}
 }
 
-// Add subscribes to names; each is answered, with the resource or as removed,
+// Add subscribes to names. Each is answered, with the resource or as removed,
 // even if it was subscribed to before (xDS protocol, "Subscribing to
 // Resources").
 func (s *Subscription) Add(names ...string) {
@@ -281,16 +285,16 @@ func (s *Subscription) Add(names ...string) {
 		s.ask(n)
 	}
 	if s.narrow {
-		s.view.ask(s, names...)
+		s.view.ask(s, names)
 	}
 }
 
-// Drop unsubscribes from names. In a subscription to all names a dropped one is
-// answered once more, since the sink has forgotten it (xDS protocol,
+// Drop unsubscribes from names. In a subscription to all names a dropped name
+// is answered once more, as the sink has discarded it (xDS protocol,
 // "Unsubscribing From Resources").
 func (s *Subscription) Drop(names ...string) {
 	if s.narrow {
-		s.view.drop(s, names...)
+		s.view.drop(s, names)
 	}
 	for _, n := range names {
 		_, had := s.names[n]
@@ -302,10 +306,10 @@ func (s *Subscription) Drop(names ...string) {
 	}
 }
 
-// Names returns the number of names that were added and not dropped.
+// Names returns the number of requested names.
 func (s *Subscription) Names() int { return len(s.names) }
 
-// Narrowed reports whether only changes of names that were added matter.
+// Narrowed reports whether only changes of requested names matter.
 func (s *Subscription) Narrowed() bool { return s.narrow && s.state != Held }
 
 func (s *Subscription) ask(name string) {
@@ -315,8 +319,8 @@ func (s *Subscription) ask(name string) {
 	s.pending[name] = struct{}{}
 }
 
-// Next returns what the sink lacks, if there is anything and no response is
-// under way. The error is [ErrFellBehind], [ErrResume] or nil.
+// Next returns the next response, if the sink lacks anything and no response is
+// in flight. The error is [ErrFellBehind], [ErrResume] or nil.
 func (s *Subscription) Next() (r Response, ok bool, err error) {
 	if s.state == Sent || s.state == Held && !s.view.db.Initialized(s.options.Collection) {
 		return r, false, nil
@@ -348,7 +352,7 @@ func (s *Subscription) next() (r Response, ok bool, err error) {
 	return s.everything()
 }
 
-// everything returns a response of everything, if there is news.
+// everything returns a full response if anything changed.
 func (s *Subscription) everything() (r Response, ok bool, err error) {
 	if s.pages == nil {
 		s.pages = s.view.acquire(pagesKey{s.options.Collection, s.options.Form, s.options.Framing})
@@ -356,7 +360,7 @@ func (s *Subscription) everything() (r Response, ok bool, err error) {
 	all := s.pages.current(s.view.db)
 	if s.state != Held && !s.again {
 		unchanged := s.full == all.Version
-		if s.full == "" { // the newest response was changes
+		if s.full == "" { // the newest response was incremental
 			at, n := s.cursor, 0
 			for range s.view.db.Changes(s.kind, &at) {
 				n++
@@ -377,9 +381,9 @@ func (s *Subscription) everything() (r Response, ok bool, err error) {
 	return Response{Version: all.Version, Full: true, Segments: all.Segments, Resources: all.Resources, Size: all.Size, Revision: all.Revision}, true, nil
 }
 
-// changes returns what changed since the cursor, or the next part of a listing.
+// changes returns the changes since the cursor, or the next part of a listing.
 func (s *Subscription) changes() (r Response, ok bool, err error) {
-	first := s.state == Held
+	held := s.state == Held
 	if !s.begun {
 		if err := s.holdBefore(); err != nil {
 			return r, false, err
@@ -406,13 +410,13 @@ func (s *Subscription) changes() (r Response, ok bool, err error) {
 	r.Removed = slices.Compact(r.Removed)
 	s.answer(&r)
 	r.Version, r.Revision = strconv.FormatUint(uint64(s.cursor.Revision), 10), s.cursor.Revision
-	if ok = first || r.Resources > 0 || len(r.Removed) > 0; ok {
+	if ok = held || r.Resources > 0 || len(r.Removed) > 0; ok {
 		s.full = ""
 	}
 	return r, ok, nil
 }
 
-// change adds a change to a response. It reports false if there is no room.
+// change adds a change to a response. It reports false if the response is full.
 func (s *Subscription) change(r *Response, c *state.Change) bool {
 	var e state.Encoding
 	if !c.Removed {
@@ -420,8 +424,8 @@ func (s *Subscription) change(r *Response, c *state.Change) bool {
 	}
 	have, held := s.options.Versions[c.Name]
 	if c.Removed || e.Absent {
-		// During a listing the sink knows the name only if it said so, or if
-		// an earlier part had it.
+		// During a listing the sink holds the name only if it reported it or an
+		// earlier part contained it.
 		if s.listing && !held && c.Revision <= s.cursor.Begun {
 			return true
 		}
@@ -437,8 +441,8 @@ func (s *Subscription) change(r *Response, c *state.Change) bool {
 	return true
 }
 
-// forget removes what the sink said that it holds and a listing did not have.
-// It reports whether there was room for all of it.
+// forget removes the reported names that the listing did not contain. It
+// reports whether all of them fit.
 func (s *Subscription) forget(r *Response) bool {
 	for _, name := range slices.Sorted(maps.Keys(s.options.Versions)) {
 		if !r.remove(name) {
@@ -450,8 +454,8 @@ func (s *Subscription) forget(r *Response) bool {
 	return true
 }
 
-// holdBefore adds to what the sink holds, in a version that is never the right
-// one, what it may have from what it followed before.
+// holdBefore adds the names of the previous listing to those that the sink
+// holds, with a version that matches nothing.
 func (s *Subscription) holdBefore() error {
 	if s.before == nil {
 		return nil
@@ -472,9 +476,9 @@ func (s *Subscription) holdBefore() error {
 	return nil
 }
 
-// named is changes for a subscription to some names.
+// named returns the changes of a subscription to names.
 func (s *Subscription) named() (r Response, ok bool, err error) {
-	first := s.state == Held
+	held := s.state == Held
 	marked, at := s.view.changes(s)
 	for name := range marked {
 		if _, asked := s.names[name]; asked {
@@ -484,16 +488,16 @@ func (s *Subscription) named() (r Response, ok bool, err error) {
 	s.cursor, s.begun, s.listing, s.before = state.At(at), true, false, nil
 	s.answer(&r)
 	r.Version, r.Revision = strconv.FormatUint(uint64(at), 10), at
-	return r, first || r.Resources > 0 || len(r.Removed) > 0, nil
+	return r, held || r.Resources > 0 || len(r.Removed) > 0, nil
 }
 
-// answer adds what is pending to a response, as far as there is room.
+// answer adds pending names to a response while they fit.
 func (s *Subscription) answer(r *Response) {
 	if len(s.pending) == 0 {
 		return
 	}
 	removed := r.Removed // sorted
-	for _, name := range slices.Sorted(maps.Keys(s.pending)) {
+	for _, name := range first(s.pending, answerAtOnce) {
 		have, held := s.options.Versions[name]
 		if record, there := s.view.db.Get(s.kind, name); !there {
 			if _, done := slices.BinarySearch(removed, name); !done && !r.remove(name) {
@@ -509,8 +513,22 @@ func (s *Subscription) answer(r *Response) {
 	}
 }
 
-// fits reports whether so many bytes more may go into the response. One
-// resource may, however large.
+// first returns at most so many names of a set, sorted. Which ones is
+// unspecified.
+func first(set map[string]struct{}, most int) []string {
+	names := make([]string, 0, min(len(set), most))
+	for name := range set {
+		if len(names) == most {
+			break
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// fits reports whether so many more bytes fit into the response. A single
+// resource always fits.
 func (r *Response) fits(size int) bool {
 	return r.Resources+len(r.Removed) == 0 || r.Size+r.removedSize+size <= MaxDelta
 }
@@ -543,9 +561,9 @@ func (r *Response) remove(name string) bool {
 	return true
 }
 
-// Ack says that the sink took the response of that nonce, and whether the next
-// one of an MCP sink may be changes. It reports whether that response was under
-// way; a stale nonce changes nothing.
+// Ack handles the ACK of the response with that nonce, and whether the next
+// response to an MCP sink may be incremental. It reports whether that response
+// was in flight; a stale nonce has no effect.
 func (s *Subscription) Ack(nonce string, incremental bool) bool {
 	if !s.answered(nonce) {
 		return false
@@ -556,8 +574,8 @@ func (s *Subscription) Ack(nonce string, incremental bool) bool {
 	return true
 }
 
-// Nack says that the sink refused the response of that nonce, and why. It is
-// not sent again: the next one goes out when something changes, or after
+// Nack handles the NACK of the response with that nonce. The response is not
+// repeated: the next one is sent when something changes, or after
 // [Subscription.Again].
 func (s *Subscription) Nack(nonce, detail string) bool {
 	if !s.answered(nonce) {
@@ -577,14 +595,14 @@ func (s *Subscription) answered(nonce string) bool {
 	return true
 }
 
-// State returns where the subscription stands.
+// State returns the state of the subscription.
 func (s *Subscription) State() State { return s.state }
 
-// Complete reports whether the sink has acknowledged all that there was when
-// the newest response was made.
+// Complete reports whether the sink has acknowledged everything that existed
+// when the newest response was made.
 func (s *Subscription) Complete() bool { return s.state == Current && !s.listing && !s.refused }
 
-// Incremental reports whether the next response may be changes.
+// Incremental reports whether the next response may be incremental.
 func (s *Subscription) Incremental() bool {
 	return s.options.Framing == DeltaXDS || s.permitted && !s.again
 }
@@ -592,7 +610,7 @@ func (s *Subscription) Incremental() bool {
 // Refused reports whether the sink's newest answer was a NACK.
 func (s *Subscription) Refused() bool { return s.refused }
 
-// Status returns the subscription as people want to see it.
+// Status returns the status of the subscription.
 func (s *Subscription) Status() Status {
 	st := s.status
 	st.State = s.state.String()

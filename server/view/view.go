@@ -2,13 +2,15 @@ package view
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
-// View is what all subscriptions share. Its methods may be called from any
+// View is shared by all subscriptions. Its methods may be called from any
 // goroutine.
 type View struct {
 	db *state.DB
@@ -18,7 +20,7 @@ type View struct {
 	named map[state.Kind]*named // guarded by mu
 }
 
-// New returns a view of everything.
+// New returns a view of all of the state.
 func New(db *state.DB) *View {
 	return &View{db: db, pages: make(map[pagesKey]*pages), named: make(map[state.Kind]*named)}
 }
@@ -56,12 +58,23 @@ func (v *View) release(p *pages) {
 // named follows a kind for all subscriptions to names of it. View.mu guards it.
 type named struct {
 	cursor state.Cursor
-	of     map[string]map[*Subscription]struct{} // who asked for a name
-	subs   map[*Subscription]struct{}            // who asked for any
+	of     map[string]map[*Subscription]struct{} // subscriptions by name
+	subs   map[*Subscription]struct{}            // subscriptions to any name
 }
 
-// ask notes that a subscription to names asks for some.
-func (v *View) ask(s *Subscription, names ...string) {
+// askAtOnce is the number of names registered per hold of [View.mu], so that a
+// subscription to a million names delays no other.
+const askAtOnce = 1000
+
+// ask registers names of a subscription.
+func (v *View) ask(s *Subscription, names []string) {
+	v.askSome(s, nil)
+	for some := range slices.Chunk(names, askAtOnce) {
+		v.askSome(s, some)
+	}
+}
+
+func (v *View) askSome(s *Subscription, names []string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	n := v.named[s.kind]
@@ -83,8 +96,14 @@ func (v *View) ask(s *Subscription, names ...string) {
 	}
 }
 
-// drop notes that a subscription no longer asks for names.
-func (v *View) drop(s *Subscription, names ...string) {
+// drop unregisters names of a subscription.
+func (v *View) drop(s *Subscription, names []string) {
+	for some := range slices.Chunk(names, askAtOnce) {
+		v.dropSome(s, some)
+	}
+}
+
+func (v *View) dropSome(s *Subscription, names []string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	n := v.named[s.kind]
@@ -100,11 +119,9 @@ func (v *View) drop(s *Subscription, names ...string) {
 	}
 }
 
-// leave forgets a subscription to names.
+// leave unregisters a subscription.
 func (v *View) leave(s *Subscription) {
-	for name := range s.names {
-		v.drop(s, name)
-	}
+	v.drop(s, slices.Collect(maps.Keys(s.names)))
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if n := v.named[s.kind]; n != nil {
@@ -114,11 +131,10 @@ func (v *View) leave(s *Subscription) {
 	}
 }
 
-// Follow brings all subscriptions to names up to the state: what changed and
-// was asked for is pending with who asked, and [Options.Wake] is called for
-// them. Each subscription does so itself in [Subscription.Next]; somebody who
-// calls it whenever [View.Changed] is closed wakes those that are concerned,
-// and no others.
+// Follow applies the state's changes to all subscriptions to names: it marks
+// changed names and calls [Options.Wake] of their subscriptions.
+// [Subscription.Next] calls it too; calling it whenever [View.Changed] is
+// closed wakes exactly the subscriptions concerned.
 func (v *View) Follow() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -144,7 +160,7 @@ func (v *View) followLocked(kind state.Kind, n *named) {
 }
 
 // changes returns the names that changed since the last call, and the revision
-// up to which that is complete.
+// up to which the list is complete.
 func (v *View) changes(s *Subscription) (names map[string]struct{}, at state.Revision) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -157,7 +173,7 @@ func (v *View) changes(s *Subscription) (names map[string]struct{}, at state.Rev
 	return names, n.cursor.Revision
 }
 
-// changed notes a change of a name that was asked for. View.mu is held.
+// changed marks a requested name as changed. The caller holds View.mu.
 func (s *Subscription) changed(name string) {
 	if s.marked == nil {
 		s.marked = make(map[string]struct{})
@@ -171,7 +187,7 @@ func (s *Subscription) changed(name string) {
 // Run follows the state for subscriptions to names until ctx ends.
 func (v *View) Run(ctx context.Context) {
 	for {
-		changed := v.Changed() // taken before looking, so that no change is missed
+		changed := v.Changed() // read before Follow, so that no change is missed
 		v.Follow()
 		select {
 		case <-changed:

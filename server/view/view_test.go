@@ -18,10 +18,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/isthmus-mesh/isthmus/internal/testresource"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -33,10 +33,7 @@ const entries = collection.ServiceEntry
 // newDB returns a state of one registry, dc1, whose listing is complete.
 func newDB(t testing.TB, o state.Options) *state.DB {
 	t.Helper()
-	db, err := state.New([]string{"dc1"}, o, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
+	db := state.New([]string{"dc1"}, o, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	db.Registry("dc1").Apply(&pluginv1.WatchResponse{Synced: true})
 	return db
 }
@@ -47,23 +44,10 @@ type op struct {
 	remove *pluginv1.Removal
 }
 
-func raw(t testing.TB, name string, spec proto.Message) []byte {
-	t.Helper()
-	body, err := anypb.New(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	raw, err := proto.Marshal(&mcp.Resource{Metadata: &mcp.Metadata{Name: name, CreateTime: &timestamppb.Timestamp{Seconds: 1}}, Body: body})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return raw
-}
-
 // plain sets a resource that is served as it is.
 func plain(t testing.TB, name string, spec proto.Message) op {
 	t.Helper()
-	return op{upsert: []*pluginv1.Upsert{{Resource: raw(t, name, spec)}}}
+	return op{upsert: []*pluginv1.Upsert{{Resource: testresource.Encode(testresource.Named(name), spec)}}}
 }
 
 func set(t testing.TB, name, host string) op {
@@ -86,7 +70,8 @@ func apply(db *state.DB, ops ...op) {
 	}
 }
 
-// sink is a client as the specification has it: it decodes what comes and keeps a state.
+// sink is a client as the specification has it: it decodes what comes and keeps
+// a state.
 type sink struct {
 	t    testing.TB
 	sub  *Subscription
@@ -173,8 +158,9 @@ func hosts(db *state.DB) map[string]string {
 	return m
 }
 
-// Sinks of every kind, however seldom they take and acknowledge a response and whatever they reject, end with what the store
-// holds, without ever seeing a response for nothing.
+// Sinks of every kind, however seldom they take and acknowledge a response and
+// whatever they reject, end with what the store holds, without ever seeing a
+// response for nothing.
 func TestModel(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
@@ -256,10 +242,7 @@ func TestModel(t *testing.T) {
 // it is answered although it is empty.
 func TestHeld(t *testing.T) {
 	for _, f := range []Framing{XDS, DeltaXDS, MCP} {
-		db, err := state.New([]string{"dc1"}, state.Options{}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-		if err != nil {
-			t.Fatal(err)
-		}
+		db := state.New([]string{"dc1"}, state.Options{}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 		s := newSink(t, New(db), f, Options{})
 		if _, ok := s.step(); ok || s.sub.State() != Held {
 			t.Fatalf("framing %d: a held collection was answered", f)
@@ -299,7 +282,8 @@ func TestOneInFlight(t *testing.T) {
 	}
 }
 
-// A sink that comes back with the versions that it holds gets what it lacks: changed, new, and removed while it was away.
+// A sink that comes back with the versions that it holds gets what it lacks:
+// changed, new, and removed while it was away.
 func TestResume(t *testing.T) {
 	st := newDB(t, state.Options{})
 	v := New(st)
@@ -322,7 +306,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// A first listing larger than a message comes in several, and what changes between them is not lost.
+// A first listing larger than a message comes in several, and what changes
+// between them is not lost.
 func TestFirstListingInParts(t *testing.T) {
 	st := newDB(t, state.Options{})
 	v := New(st)
@@ -355,7 +340,8 @@ func TestFirstListingInParts(t *testing.T) {
 	}
 }
 
-// A sink that is too far behind is told so, and one of the state of the world does not mind.
+// A sink that is too far behind is told so, and one of the state of the world
+// does not mind.
 func TestFellBehind(t *testing.T) {
 	st := newDB(t, state.Options{Tombstones: 1})
 	v := New(st)
@@ -375,7 +361,8 @@ func TestFellBehind(t *testing.T) {
 	}
 }
 
-// A subscription to names gets these only; a name that does not exist is answered as removed; asking again answers again.
+// A subscription to names gets these only; a name that does not exist is
+// answered as removed; asking again answers again.
 func TestNames(t *testing.T) {
 	st := newDB(t, state.Options{})
 	s := newSink(t, New(st), DeltaXDS, Options{})
@@ -414,7 +401,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// One change re-encodes one page; the others are the very same bytes, for every sink.
+// One change re-encodes one page; the others are the very same bytes, for every
+// sink.
 func TestPagesAreShared(t *testing.T) {
 	st := newDB(t, state.Options{})
 	v := New(st)
@@ -470,7 +458,8 @@ func settle(b *testing.B, sinks []*sink) {
 	}
 }
 
-// BenchmarkOneChange is one changed resource of 100,000, from Apply to the segments of each sink's response.
+// BenchmarkOneChange is one changed resource of 100,000, from Apply to the
+// segments of each sink's response.
 func BenchmarkOneChange(b *testing.B) {
 	for _, mode := range []string{"delta", "sotw"} {
 		for _, sinks := range []int{1, 32} {
@@ -647,8 +636,9 @@ func TestSetFormRemovesInParts(t *testing.T) {
 	}
 }
 
-// A subscription that becomes one to all names loses what was removed since it was last told, and a name that it asked for
-// remains asked for when it becomes one to names again.
+// A subscription that becomes one to all names loses what was removed since it
+// was last told, and a name that it asked for remains asked for when it becomes
+// one to names again.
 func TestWidenAndNarrow(t *testing.T) {
 	st := newDB(t, state.Options{})
 	s := newSink(t, New(st), DeltaXDS, Options{})
@@ -672,7 +662,8 @@ func TestWidenAndNarrow(t *testing.T) {
 	}
 }
 
-// With all names, one that is subscribed to once more or dropped is answered, once, beside what changed.
+// With all names, one that is subscribed to once more or dropped is answered,
+// once, beside what changed.
 func TestNamesAmongAll(t *testing.T) {
 	st := newDB(t, state.Options{})
 	s := newSink(t, New(st), DeltaXDS, Options{})

@@ -6,24 +6,26 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Spliced is a message that is encoded already. Its parts leave one after the other, as they are, and must not change until the
-// message is sent; the segments may be shared with other messages.
+// Spliced is an encoded message. Its parts are sent in order, as they are. They
+// must not change until the message is sent; segments may be shared with other
+// messages.
 type Spliced interface {
 	Parts() (header []byte, segments [][]byte)
 }
 
-// Raw is a message as it came, not decoded. With it the receiver decides what becomes of one that does not decode; gRPC itself would end the
-// stream at once.
+// Raw is a received message before decoding. The receiver then handles messages
+// that do not decode; gRPC would end the stream.
 type Raw []byte
 
-// NewCodec returns the ordinary protobuf codec, except that a [Spliced] message leaves as the bytes that it consists of, and that a *[Raw]
-// takes any message.
+// NewCodec returns the protobuf codec, except that it sends the bytes of a
+// [Spliced] message as they are, and decodes any message into a *[Raw].
 func NewCodec() encoding.CodecV2 { return codec{encoding.GetCodecV2(proto.Name)} }
 
 type codec struct{ encoding.CodecV2 }
 
-// keep is a pool that takes nothing back: segments belong to the store. With it gRPC recycles its own bookkeeping per segment,
-// which without a pool is an allocation each.
+// keep is a pool that ignores buffers returned to it, as segments belong to the
+// view. It lets gRPC recycle its bookkeeping per segment; without a pool that
+// is one allocation per segment.
 var keep mem.NopBufferPool
 
 // Marshal implements encoding.CodecV2.

@@ -13,7 +13,8 @@ type spliced [][]byte
 
 func (s spliced) Parts() (header []byte, segments [][]byte) { return s[0], s[1:] }
 
-// A spliced message is what its parts are, one after the other, and large ones are not copied.
+// A spliced message is what its parts are, one after the other, and large ones
+// are not copied.
 func TestSpliced(t *testing.T) {
 	c := NewCodec()
 	large := bytes.Repeat([]byte{7}, 100_000)
@@ -32,7 +33,8 @@ func TestSpliced(t *testing.T) {
 	}
 }
 
-// Any other message is protobuf in both directions, and Raw takes it as it came, decodable or not.
+// Any other message is protobuf in both directions, and Raw takes it as it
+// came, decodable or not.
 func TestMessages(t *testing.T) {
 	c := NewCodec()
 	want := &timestamppb.Timestamp{Seconds: 5, Nanos: 6}

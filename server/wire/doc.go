@@ -1,2 +1,2 @@
-// Package wire puts messages whose parts are encoded already on a gRPC stream.
+// Package wire sends messages whose parts are encoded already over gRPC.
 package wire

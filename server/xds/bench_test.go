@@ -31,7 +31,8 @@ const benchServices = 10_000
 // flip is a change of one instance, there and back.
 type flip [2]*pluginv1.Upsert
 
-// benchSource returns changes to 10,000 services with 100,000 instances. It takes seconds to make, so all benchmarks share it.
+// benchSource returns changes to 10,000 services with 100,000 instances. It
+// takes seconds to make, so all benchmarks share it.
 func benchSource(b *testing.B) *source {
 	b.Helper()
 	if shared.w != nil {
@@ -94,10 +95,7 @@ type benchSink struct {
 
 func newBenchSink(b *testing.B, w *servertest.World, delta bool, url string) *benchSink {
 	b.Helper()
-	m, err := newMetrics(prometheus.NewRegistry())
-	if err != nil {
-		b.Fatal(err)
-	}
+	m := newMetrics(prometheus.NewRegistry())
 	k := &benchSink{s: newSession(w.View, delta, nil, m, slog.New(slog.DiscardHandler)), delta: delta, url: url, now: time.Unix(0, 0), codec: wire.NewCodec()}
 	k.request(b, "")
 	for k.step(b) {
@@ -115,7 +113,8 @@ func (k *benchSink) request(b *testing.B, nonce string) {
 	}
 }
 
-// step takes the next response through the codec, if there is one, and acknowledges it.
+// step takes the next response through the codec, if there is one, and
+// acknowledges it.
 func (k *benchSink) step(b *testing.B) bool {
 	k.now = k.now.Add(time.Minute) // no pacing
 	m, _, err := k.s.Next(k.now)
@@ -134,8 +133,8 @@ func (k *benchSink) step(b *testing.B) bool {
 	return true
 }
 
-// BenchmarkChange is one changed instance of 100,000, from the store to the encoded message of every sink and back with its ACK, without
-// a connection.
+// BenchmarkChange is one changed instance of 100,000, from the store to the
+// encoded message of every sink and back with its ACK, without a connection.
 func BenchmarkChange(b *testing.B) {
 	src := benchSource(b)
 	w := src.w
@@ -182,14 +181,16 @@ func (echo) StreamAggregatedResources(stream discovery.AggregatedDiscoveryServic
 	}
 }
 
-// discard is the client's codec: it takes messages apart no further than needed for the ACK, so that what is measured is the server and
-// gRPC.
+// discard is the client's codec: it takes messages apart no further than needed
+// for the ACK, so that what is measured is the server and gRPC.
 type discard struct{ encoding.CodecV2 }
 
 // taken is a response of which only the header was looked at.
 type taken struct {
 	size  int
 	nonce string
+	whole bool // count the resources too
+	count int
 }
 
 // Unmarshal finds the nonce at the beginning of a response; see header.
@@ -203,11 +204,30 @@ func (d discard) Unmarshal(data mem.BufferSlice, v any) error {
 		return err
 	}
 	t.nonce = nonceOf(head[:n])
+	if t.whole {
+		t.count = resourcesOf(data.Materialize())
+	}
 	return r.Close()
 }
 
+// resourcesOf counts the resources of a delta response.
+func resourcesOf(b []byte) (count int) {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		m := protowire.ConsumeFieldValue(num, typ, b[max(n, 0):])
+		if n < 0 || m < 0 {
+			return count
+		}
+		if num == 2 { // DeltaDiscoveryResponse.resources
+			count++
+		}
+		b = b[n+m:]
+	}
+	return count
+}
+
 // loopback serves over TCP on the loopback interface.
-func loopback(b *testing.B, register func(*grpc.Server)) *grpc.ClientConn {
+func loopback(b testing.TB, register func(*grpc.Server)) *grpc.ClientConn {
 	b.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -233,7 +253,8 @@ func loopback(b *testing.B, register func(*grpc.Server)) *grpc.ClientConn {
 	return conn
 }
 
-// wireSink is one stream over a real connection, which takes responses with the codec discard.
+// wireSink is one stream over a real connection, which takes responses with the
+// codec discard.
 type wireSink struct {
 	stream grpc.ClientStream
 	url    string
@@ -294,8 +315,21 @@ func (k *wireSink) take(b *testing.B) int {
 	return t.size
 }
 
-// BenchmarkLoopback is one changed instance of 100,000 through gRPC over TCP, from the store to the client having the whole message, beside
-// a bare ping-pong of gRPC messages of 100 bytes in the same run. The ACK is sent and not waited for.
+// count receives a response, acknowledges it and returns how many resources it
+// has.
+func (k *wireSink) count(b *testing.B) int {
+	t := taken{whole: true}
+	if err := k.stream.RecvMsg(&t); err != nil {
+		b.Fatal(err)
+	}
+	k.send(b, t.nonce, nil)
+	return t.count
+}
+
+// BenchmarkLoopback is one changed instance of 100,000 through gRPC over TCP,
+// from the store to the client having the whole message, beside a bare
+// ping-pong of gRPC messages of 100 bytes in the same run. The ACK is sent and
+// not waited for.
 func BenchmarkLoopback(b *testing.B) {
 	b.Run("ping-pong", func(b *testing.B) {
 		conn := loopback(b, func(s *grpc.Server) { discovery.RegisterAggregatedDiscoveryServiceServer(s, echo{}) })
@@ -317,7 +351,7 @@ func BenchmarkLoopback(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/sinks=%d", mode, sinks), func(b *testing.B) {
 				s := newServer(b, w, Config{})
 				s.interval = func(int) time.Duration { return 0 }
-				conn := loopback(b, func(g *grpc.Server) { s.Register(g) })
+				conn := loopback(b, register(s))
 				ctx, cancel := context.WithCancel(b.Context())
 				defer cancel()
 				url := entriesV1
@@ -346,3 +380,6 @@ func BenchmarkLoopback(b *testing.B) {
 		}
 	}
 }
+
+// register registers a server with gRPC.
+func register(s *Server) func(*grpc.Server) { return func(g *grpc.Server) { s.Register(g) } }

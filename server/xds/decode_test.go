@@ -13,8 +13,9 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
-// decodeMessage applies a message to what a sink has, "name version" by type URL. Versions are those of the resources' own metadata, or
-// for delta of the envelope.
+// decodeMessage applies a message to what a sink has, "name version" by type
+// URL. Versions are those of the resources' own metadata, or for delta of the
+// envelope.
 func decodeMessage(t testing.TB, delta bool, m *stream.Message, have map[string]map[string]bool) (url, nonce string) {
 	t.Helper()
 	header, segments := m.Parts()

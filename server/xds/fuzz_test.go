@@ -24,8 +24,9 @@ var fuzzTypes = []string{
 	"networking.istio.io/v1beta1/ProxyConfig", "networking.istio.io/v1/WorkloadGroup", "x", "", "networking.istio.io/v1/ServiceEntry#workload", "//", "\x00/é",
 }
 
-// Whatever a sink sends, in whatever order: nothing panics, no request ends the stream, every type is answered, and a sink that asked for everything
-// and acknowledges ends with what the store has.
+// Whatever a sink sends, in whatever order: nothing panics, no request ends the
+// stream, every type is answered, and a sink that asked for everything and
+// acknowledges ends with what the store has.
 func FuzzRequests(f *testing.F) {
 	f.Add(false, []byte{0, 0, 0, 1, 0, 0, 5, 0, 0, 1, 1, 0})
 	f.Add(true, []byte{1, 0, 0, 1, 1, 1, 1, 2, 3, 0x81, 4, 5, 0x82, 6, 7, 0x83, 8, 9})
@@ -38,10 +39,7 @@ func FuzzRequests(f *testing.F) {
 			script = script[:600]
 		}
 		w := servertest.New(t, state.Options{})
-		m, err := newMetrics(prometheus.NewRegistry())
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := newMetrics(prometheus.NewRegistry())
 		now := time.Unix(0, 0)
 		services := map[string]bool{}
 		s := newSession(w.View, delta, nil, m, slog.New(slog.DiscardHandler))
@@ -113,12 +111,14 @@ func FuzzRequests(f *testing.F) {
 					if b&128 != 0 {
 						d.ResourceNamesSubscribe = append(d.ResourceNamesSubscribe, "*")
 					}
-					// Without names at first, or with "*"; what is dropped goes before what is added.
+					// Without names at first, or with "*"; what is dropped goes
+					// before what is added.
 					wild := everything[url] || first && len(d.GetResourceNamesSubscribe()) == 0
 					everything[url] = wild && b&64 == 0 || b&128 != 0
 					req = d
 				} else {
-					// A sink that ever named something may lose its interest by naming nothing.
+					// A sink that ever named something may lose its interest by
+					// naming nothing.
 					everything[url] = (everything[url] || first) && len(names) == 0
 				}
 				if err := s.Take(req, now); err != nil {

@@ -2,8 +2,9 @@ package xds
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// Field numbers of envoy/service/discovery/v3/discovery.proto and envoy/config/core/v3/base.proto. DiscoveryResponse and
-// DeltaDiscoveryResponse agree in version, type URL and nonce.
+// Field numbers of envoy/service/discovery/v3/discovery.proto and
+// envoy/config/core/v3/base.proto. DiscoveryResponse and DeltaDiscoveryResponse
+// use the same ones for version, type URL and nonce.
 const (
 	fieldVersion           = 1
 	fieldTypeURL           = 4
@@ -14,12 +15,12 @@ const (
 	fieldIdentifier        = 1 // ControlPlane
 )
 
-// controlPlane is what responses state as their origin.
+// controlPlane is the identifier of the control plane in responses.
 const controlPlane = "isthmus"
 
 func sizeField(n int) int { return 1 + protowire.SizeBytes(n) }
 
-// header encodes everything of a response but its resources.
+// header encodes a response without its resources.
 func header(delta bool, version, url, nonce string, removed []string) []byte {
 	plane := protowire.Number(fieldControlPlane)
 	if delta {

@@ -9,32 +9,32 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
-// metrics are those of all streams.
+// metrics are the metrics of all streams.
 type metrics struct{ *stream.Metrics }
 
-func newMetrics(reg prometheus.Registerer) (*metrics, error) {
+func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{stream.NewMetrics(reg, "xds", "protocol", "profile")}
 	m.Oversize = m.Counter("oversize_total", "Responses that are larger than a sink of the profile receives.", "profile")
 	for _, p := range profiles {
 		if p.Limit > 0 {
-			m.Oversize.WithLabelValues(p.Name) // is there from the start, to be watched for a rise
+			m.Oversize.WithLabelValues(p.Name) // exported from the start, so that alerts see the first increase
 		}
 		m.Sinks.WithLabelValues("sotw", p.Name)
 		m.Sinks.WithLabelValues("delta", p.Name)
 	}
-	return m, m.Err()
+	return m
 }
 
-// count makes a subscription count under a profile.
+// count sets the labels of a subscription.
 func (m *metrics) count(sub *subscription, protocol, profile string) {
 	coll := sub.collection
 	if !sub.known && coll != meshConfig {
-		coll = "other" // whoever connects chooses the type URL
+		coll = "other" // clients choose the type URL, so it is no label
 	}
 	m.Count(&sub.Subscription, coll, protocol, profile)
 }
 
 var collections = collection.All()
 
-// known reports whether an adapter may publish to a collection.
+// known reports whether adapters can publish to a collection.
 func known(coll string) bool { return slices.Contains(collections, coll) }

@@ -9,23 +9,25 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
-// Profile is what a range of sink versions needs.
+// Profile describes a range of sink versions.
 type Profile struct {
 	// Name is the profile's name in configuration, metrics and the admin page.
 	Name string
-	// Versions says in words which sinks it is for.
+	// Versions names these versions for people.
 	Versions string
-	// Form is how resources are encoded for state of the world. A delta sink gets the same workarounds in the workload shape.
+	// Form is the encoding of SotW responses. A delta sink gets the same
+	// workarounds in the workload shape.
 	Form encode.Form
-	// Limit is the size in bytes of the largest response that such a sink receives, 0 if there is none. A larger one ends its stream; the sink
-	// comes back, is sent the same, and so on.
+	// Limit is the size in bytes of the largest response that these sinks
+	// accept, 0 for none. A larger one makes the sink disconnect, reconnect,
+	// and receive it again.
 	Limit int
-	// Why says in a sentence what is particular.
+	// Why explains the profile in a sentence.
 	Why string
 }
 
-// profiles is the table, oldest first. The workarounds are harmless where they are not needed, but each costs bytes. For each row
-// testdata/form_NAME.txtar shows what they do.
+// profiles is the table, oldest first. The workarounds are harmless elsewhere,
+// but each costs bytes. testdata/form_NAME.txtar shows the effect of each row.
 var profiles = []*Profile{
 	{
 		Name: "istio-1.9", Versions: "Istio 1.9 and older",
@@ -73,7 +75,7 @@ var profiles = []*Profile{
 	},
 }
 
-// istio123 is the one profile that no set of types leads to.
+// istio123 is the only profile that no set of types identifies.
 const istio123 = "istio-1.23"
 
 // Profiles returns the names of all profiles, oldest sinks first.
@@ -111,10 +113,10 @@ var (
 	tools    = mustProfile("tools")
 )
 
-// meshConfig is asked for by every istiod and by nobody else.
+// meshConfig is a type that every istiod requests and other clients do not.
 const meshConfig = "core/MeshConfig"
 
-// fingerprint is what a set of type URLs tells about who asks.
+// fingerprint identifies a sink by the set of type URLs that it requests.
 type fingerprint struct {
 	meshConfig       bool
 	telemetry        bool
@@ -125,7 +127,7 @@ type fingerprint struct {
 	workloadGroup    bool
 }
 
-// add takes a type URL and its collection into account.
+// add adds a type URL and its collection.
 func (f *fingerprint) add(url, collection string) {
 	switch collection {
 	case meshConfig:
@@ -139,7 +141,7 @@ func (f *fingerprint) add(url, collection string) {
 	case "networking.istio.io/WorkloadGroup":
 		f.workloadGroup = true
 	}
-	// The group of TrafficExtension is left open: the kind is what counts.
+	// Any API group will do: only the kind matters.
 	if strings.HasSuffix(collection, "/TrafficExtension") {
 		f.trafficExtension = true
 	}
@@ -148,7 +150,7 @@ func (f *fingerprint) add(url, collection string) {
 	}
 }
 
-// profile returns the row that the set fits.
+// profile returns the matching profile.
 func (f *fingerprint) profile() *Profile {
 	switch {
 	case !f.meshConfig:
@@ -168,8 +170,9 @@ func (f *fingerprint) profile() *Profile {
 	}
 }
 
-// complete says whether no further type can lead to another profile. Those that ask for v1 ask in the order of the kinds' names, in which
-// WorkloadGroup comes last (seen with 1.24.0 and that of August 2026).
+// complete reports whether further types cannot change the profile. Versions
+// that request v1 request types in the order of their kinds' names,
+// WorkloadGroup last (observed with 1.24.0 and the build of August 2026).
 func (f *fingerprint) complete() bool {
 	return !f.meshConfig || f.trafficExtension || f.v1 && f.workloadGroup
 }

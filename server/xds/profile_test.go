@@ -9,8 +9,9 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 )
 
-// The sets of types that istiods of all ages ask for, in the order in which they do. Those of 1.24.0 and of
-// the build of August 2026 were seen; the older ones are made from what tells the releases apart, and no binary was asked.
+// The sets of types that istiods of all ages ask for, in the order in which
+// they do. Those of 1.24.0 and of the build of August 2026 were seen; the older
+// ones are made from what tells the releases apart, and no binary was asked.
 var asked = map[string][]string{
 	"istio-1.9": {
 		"core/v1alpha1/MeshConfig", "networking.istio.io/v1alpha3/DestinationRule", "networking.istio.io/v1alpha3/EnvoyFilter",
@@ -72,7 +73,8 @@ func TestFingerprints(t *testing.T) {
 	}
 }
 
-// The table says something in every field, no two rows have one name, and for each there is a transcript that shows the bytes of its form.
+// The table says something in every field, no two rows have one name, and for
+// each there is a transcript that shows the bytes of its form.
 func TestTable(t *testing.T) {
 	for _, p := range profiles {
 		if p.Name == "" || p.Versions == "" || !strings.HasSuffix(p.Why, ".") {

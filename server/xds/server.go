@@ -19,7 +19,8 @@ import (
 
 // Config tunes a server. The zero value works.
 type Config struct {
-	// Profile is the name of the profile that every sink gets; "" finds it by what a sink asks for.
+	// Profile is the name of the profile for every sink. If empty, the
+	// requested types identify it.
 	Profile string
 }
 
@@ -31,50 +32,52 @@ type Server struct {
 	override *Profile
 	log      *slog.Logger
 	metrics  *metrics
-	interval func(size int) time.Duration // between state-of-the-world responses; benchmarks have none
+	interval func(size int) time.Duration // between SotW responses; 0 in benchmarks
 }
 
-// New returns a server that serves a view. A nil log drops what there is to
-// say, a nil registerer the metrics. The error is that of a profile that does
-// not exist, or of metrics that are registered already.
+// New returns a server of a view. A nil log discards records; with a nil
+// registerer metrics are not registered. The error is that of an unknown
+// profile.
 func New(v *view.View, c Config, log *slog.Logger, reg prometheus.Registerer) (*Server, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{Server: stream.NewServer(v), view: v, log: log, interval: view.Interval}
-	var err error
 	if c.Profile != "" {
+		var err error
 		if s.override, err = profileOf(c.Profile); err != nil {
 			return nil, err
 		}
 	}
-	if s.metrics, err = newMetrics(reg); err != nil {
-		return nil, err
-	}
+	s.metrics = newMetrics(reg)
 	return s, nil
 }
 
-// ServerOptions returns what the gRPC server has to be made with: the codec, without which no response can be sent, and rules for
-// connections that sinks of all ages can live with.
+// ServerOptions returns the options of the gRPC server: the codec, without
+// which no response can be sent, and connection policies that sinks of all
+// versions can work with.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(wire.NewCodec()),
-		// initial_resource_versions of a big mesh is one message: 100,000 names of 100 bytes are 14 MB.
+		// initial_resource_versions of a large mesh is one message: 100,000
+		// names of 100 bytes are 14 MB.
 		grpc.MaxRecvMsgSize(64 << 20),
-		// istiod pings every 30 s. The default policy would end its connection after two minutes.
+		// istiod pings every 30 s. The default policy would close its
+		// connection after two minutes.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// A sink that is gone without a word is noticed after 50 s. There is no MaxConnectionAge: an istiod whose stream ends after more than
-		// 15 minutes comes back after 60 s only.
+		// A dead peer is detected after 50 s. MaxConnectionAge is unset: an
+		// istiod whose stream ends after more than 15 minutes waits 60 s before
+		// it reconnects.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 	}
 }
 
-// Register adds the service to a server that was made with [ServerOptions].
+// Register adds the service to a server created with [ServerOptions].
 func (s *Server) Register(server grpc.ServiceRegistrar) {
 	discovery.RegisterAggregatedDiscoveryServiceServer(server, service{s: s})
 }
 
-// service is the gRPC face of a Server.
+// service implements the gRPC service.
 type service struct {
 	discovery.UnimplementedAggregatedDiscoveryServiceServer
 	s *Server

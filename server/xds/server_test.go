@@ -104,7 +104,8 @@ func built(t testing.TB, w *servertest.World, f encode.Form) (out []*anypb.Any) 
 	return out
 }
 
-// diff compares whole messages; resources of state-of-the-world responses are in no order, so sort them first.
+// diff compares whole messages; resources of state-of-the-world responses are
+// in no order, so sort them first.
 func diff(want, got proto.Message) string {
 	if proto.Equal(want, got) {
 		return "" // cmp takes seconds for a MB
@@ -117,8 +118,9 @@ func sorted(as []*anypb.Any) []*anypb.Any {
 	return as
 }
 
-// What a client decodes of a spliced response is what it would decode of one that was built and marshalled, in both variants and
-// for responses of several pages.
+// What a client decodes of a spliced response is what it would decode of one
+// that was built and marshalled, in both variants and for responses of several
+// pages.
 func TestSplicesDecode(t *testing.T) {
 	for _, services := range []int{0, 1, 300} {
 		t.Run(fmt.Sprint(services), func(t *testing.T) {
@@ -167,8 +169,9 @@ func TestSplicesDecode(t *testing.T) {
 	}
 }
 
-// A response of 1 MB is followed by the next one 100 ms later at the earliest, however fast its ACK; what changed
-// meanwhile is in it. A response that is late already goes out with the ACK.
+// A response of 1 MB is followed by the next one 100 ms later at the earliest,
+// however fast its ACK; what changed meanwhile is in it. A response that is
+// late already goes out with the ACK.
 func TestPacing(t *testing.T) {
 	bubble(t, func(t *testing.T, w *servertest.World, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
 		fill(w, 1000)
@@ -201,7 +204,8 @@ func TestPacing(t *testing.T) {
 	})
 }
 
-// A sink that does not read delays nobody else, and its next response has everything when it reads again.
+// A sink that does not read delays nobody else, and its next response has
+// everything when it reads again.
 func TestSlowSink(t *testing.T) {
 	bubble(t, func(t *testing.T, w *servertest.World, s *Server, client discovery.AggregatedDiscoveryServiceClient) {
 		fill(w, 1000)
@@ -230,7 +234,8 @@ func TestSlowSink(t *testing.T) {
 	})
 }
 
-// A client that pings as often as gRPC lets it, with and without streams, keeps its connection for hours.
+// A client that pings as often as gRPC lets it, with and without streams, keeps
+// its connection for hours.
 func TestKeepalive(t *testing.T) {
 	bubble(t, func(t *testing.T, w *servertest.World, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
 		stream := openSotW(t, client, entriesV1)
@@ -247,7 +252,8 @@ func TestKeepalive(t *testing.T) {
 	}, grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, PermitWithoutStream: true}))
 }
 
-// A stream that asks for more types than there can be is ended, with the reason; nothing less ends it.
+// A stream that asks for more types than there can be is ended, with the
+// reason; nothing less ends it.
 func TestTypesAreBounded(t *testing.T) {
 	bubble(t, func(t *testing.T, w *servertest.World, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
 		stream, err := client.StreamAggregatedResources(t.Context())
@@ -292,7 +298,8 @@ func TestSessionsEnd(t *testing.T) {
 	})
 }
 
-// Metrics count what was exchanged, and their labels are bounded whatever type URL somebody asks for.
+// Metrics count what was exchanged, and their labels are bounded whatever type
+// URL somebody asks for.
 func TestMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := servertest.New(t, state.Options{})
@@ -356,8 +363,8 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// What is larger than the sink receives is counted under its profile and logged once per stream, with the cure. A sink that
-// receives any size is left alone.
+// What is larger than the sink receives is counted under its profile and logged
+// once per stream, with the cure. A sink that receives any size is left alone.
 func TestOversize(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := servertest.New(t, state.Options{})
@@ -436,12 +443,10 @@ func TestUnknownProfile(t *testing.T) {
 	}
 }
 
-// An alert on the number of sinks can fire before the first one comes: every series that it adds up is there from the start.
+// An alert on the number of sinks can fire before the first one comes: every
+// series that it adds up is there from the start.
 func TestSinksBeforeTheFirst(t *testing.T) {
-	m, err := newMetrics(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := newMetrics(nil)
 	series := make(chan prometheus.Metric, 100)
 	m.Sinks.Collect(series)
 	if want := 2 * len(profiles); len(series) != want {

@@ -19,15 +19,19 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
-// Settle is how long a sink that asked for MeshConfig has to ask for nothing new before its profile is decided. istiod sends all its
-// requests at once; 50 ms are far more than a burst has gaps, and unnoticed beside the seconds that its start takes.
+// Settle is the time without a new type after which the profile of a sink that
+// requested MeshConfig is decided. istiod sends all its requests in one burst.
+// 50 ms exceed the gaps of a burst and are short against the seconds of an
+// istiod's start.
 const Settle = 50 * time.Millisecond
 
-// Limits of one stream. Whoever goes beyond one of them is sent away with ResourceExhausted, for what is asked for is kept.
+// Limits of one stream. A stream that exceeds one ends with ResourceExhausted,
+// as the server stores what is requested.
 const (
-	// MaxTypes is the number of type URLs. istiod asks for at most 20.
+	// MaxTypes limits the number of type URLs. istiod requests at most 20.
 	MaxTypes = 1000
-	// MaxNames is the number of resource names in all subscriptions together, those in initial_resource_versions included.
+	// MaxNames limits the number of resource names of all subscriptions,
+	// initial_resource_versions included.
 	MaxNames = 1_000_000
 )
 
@@ -36,21 +40,21 @@ var (
 	errNames = fmt.Errorf("one stream may name at most %d resources", MaxNames)
 )
 
-// shapeKey is the key in the node's metadata by which a sink of ours says which shape it wants.
+// shapeKey is the key of the node's metadata by which a client selects a shape.
 const shapeKey = "ISTHMUS_SHAPE"
 
 // subscription is one type URL on one stream.
 type subscription struct {
 	stream.Subscription
 	collection string
-	known      bool   // adapters may publish to the collection; only then does the profile matter
+	known      bool   // adapters can publish to the collection; other types do not need a profile
 	nonce      string // of the newest response
 
-	// state of the world only
-	names  map[string]struct{} // the names asked for; nil if everything is
-	paused bool                // the sink asked for names and then for none
+	// SotW only
+	names  map[string]struct{} // requested names; nil for all
+	paused bool                // the sink unsubscribed from all its names
 
-	versions int // delta only: the number of initial_resource_versions
+	versions int // delta only: number of initial_resource_versions
 }
 
 // session implements [stream.Session].
@@ -65,20 +69,20 @@ type session struct {
 	address   string
 	connected time.Time
 	wake      stream.Waker
-	interval  func(size int) time.Duration // between state-of-the-world responses
+	interval  func(size int) time.Duration // between SotW responses
 
-	mu         sync.Mutex        // guards the rest: people may look at a session while it works
+	mu         sync.Mutex        // guards the fields below, as Status runs concurrently
 	identified bool              // the node is known
 	node       string            // id
 	metadata   map[string]string // of the node
-	shape      *encode.Shape     // what the node asked for
+	shape      *encode.Shape     // requested by the node
 	asked      fingerprint
 	settled    bool      // the profile is decided
-	settleAt   time.Time // when it will be if nothing new is asked for
-	profile    *Profile  // nil until it was decided once
-	warned     bool      // of a response that is larger than the sink receives
+	settleAt   time.Time // when the profile will be decided if no type is added
+	profile    *Profile  // nil until first decided
+	warned     bool      // about a response that exceeds the sink's limit
 	subs       map[string]*subscription
-	order      []*subscription // in the order in which they were asked for
+	order      []*subscription // in the order of the first requests
 }
 
 func newSession(v *view.View, delta bool, override *Profile, m *metrics, log *slog.Logger) *session {
@@ -112,8 +116,9 @@ func (s *session) Selective() bool {
 	return s.delta && len(s.order) > 0 && !slices.ContainsFunc(s.order, func(sub *subscription) bool { return !sub.Narrowed() })
 }
 
-// identifyLocked takes the node of the first request that has one. Later ones are ignored: istiod repeats it on every ACK, and a node never changes
-// within a stream.
+// identifyLocked records the node of the first request that has one. It ignores
+// later ones: istiod repeats the node on every ACK, and it never changes within
+// a stream.
 func (s *session) identifyLocked(node *core.Node) {
 	if s.identified || node == nil {
 		return
@@ -141,7 +146,7 @@ func (s *session) identifyLocked(node *core.Node) {
 	}
 }
 
-// subscribeLocked returns the subscription to a type URL, and whether it is new.
+// subscribeLocked returns the subscription to a type URL and whether it is new.
 func (s *session) subscribeLocked(url string, options view.Options, now time.Time) (sub *subscription, first bool, err error) {
 	if sub := s.subs[url]; sub != nil {
 		return sub, false, nil
@@ -153,7 +158,8 @@ func (s *session) subscribeLocked(url string, options view.Options, now time.Tim
 	sub = &subscription{Subscription: stream.Subscription{Name: url}, collection: coll, known: known(coll)}
 	options.Collection = coll
 	if !sub.known && coll != meshConfig {
-		// No name that a sink can choose may be one under which the store keeps something.
+		// Prefix unknown collections so that no client-chosen name matches a
+		// collection of the state.
 		options.Collection = "?" + coll
 	}
 	if s.delta {
@@ -183,14 +189,15 @@ func (s *session) subscribeLocked(url string, options view.Options, now time.Tim
 	return sub, true, nil
 }
 
-// answeredLocked takes the nonce of a request into account. It reports whether it is that of the newest response; if not, the
-// request answers to nothing that is of interest (xDS protocol, "ACK and resource type instance version").
+// answeredLocked handles the nonce of a request. It reports false for a stale
+// nonce; such a request is ignored (xDS protocol, "ACK and resource type
+// instance version").
 func (s *session) answeredLocked(sub *subscription, nonce string, refusal *statuspb.Status, now time.Time) bool {
 	if nonce == "" || nonce != sub.nonce {
 		return false
 	}
 	if sub.State() != view.Sent {
-		return true // has been answered to before; a sink repeats the nonce to change its names
+		return true // already answered; a sink repeats the nonce to change its names
 	}
 	var r *stream.Refusal
 	if refusal != nil {
@@ -202,7 +209,7 @@ func (s *session) answeredLocked(sub *subscription, nonce string, refusal *statu
 	return true
 }
 
-// sotw takes a request of the state-of-the-world variant. Any error ends the stream.
+// sotw handles a SotW request. An error ends the stream.
 func (s *session) sotw(req *discovery.DiscoveryRequest, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,7 +222,8 @@ func (s *session) sotw(req *discovery.DiscoveryRequest, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	// Names may change with the nonce of the newest response, or with none before there is one.
+	// Names may change with the nonce of the newest response, or without one
+	// before the first response.
 	if !first && !s.answeredLocked(sub, req.GetResponseNonce(), req.GetErrorDetail(), now) && sub.nonce != "" {
 		return nil
 	}
@@ -223,11 +231,12 @@ func (s *session) sotw(req *discovery.DiscoveryRequest, now time.Time) error {
 	return s.checkNamesLocked()
 }
 
-// name sets the names that a state-of-the-world sink asks for.
+// name sets the names that a SotW sink requests.
 func (sub *subscription) name(names []string) {
 	if len(names) == 0 {
-		// After names none is an end of interest; without any before, it is an interest in everything (xDS protocol,
-		// "Unsubscribing From Resources").
+		// An empty list after names unsubscribes; without earlier names it
+		// subscribes to everything (xDS protocol, "Unsubscribing From
+		// Resources").
 		if sub.names != nil {
 			sub.names, sub.paused = map[string]struct{}{}, true
 		}
@@ -247,7 +256,7 @@ func (sub *subscription) name(names []string) {
 	sub.names, sub.paused = wanted, false
 }
 
-// incremental takes a request of the delta variant. Any error ends the stream.
+// incremental handles a delta request. An error ends the stream.
 func (s *session) incremental(req *discovery.DeltaDiscoveryRequest, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -269,7 +278,8 @@ func (s *session) incremental(req *discovery.DeltaDiscoveryRequest, now time.Tim
 	} else {
 		s.answeredLocked(sub, req.GetResponseNonce(), req.GetErrorDetail(), now)
 	}
-	// Interest may change at any time, whatever the nonce; the nonce only says what is answered to.
+	// Names may change at any time and with any nonce. The nonce only
+	// identifies the response that is acknowledged.
 	for _, n := range drop {
 		if n == "*" {
 			sub.Narrow()
@@ -319,7 +329,7 @@ func (s *session) reformLocked() {
 	}
 }
 
-// settleLocked decides the profile if it is time.
+// settleLocked decides the profile when it is due.
 func (s *session) settleLocked(now time.Time) {
 	if s.settled || len(s.order) == 0 {
 		return

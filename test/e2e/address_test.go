@@ -11,9 +11,11 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
 
-// Services that speak neither HTTP nor TLS can be told apart by their address only. Each of them gets one from Isthmus, and keeps it: the
-// table of names that the proxy answers DNS from has it, and one listener of its own per host, although all of them have one port.
-// Their endpoints change as cheaply as those of others.
+// Services that speak neither HTTP nor TLS can be told apart by their address
+// only. Each of them gets one from Isthmus, and keeps it: the table of names
+// that the proxy answers DNS from has it, and one listener of its own per host,
+// although all of them have one port. Their endpoints change as cheaply as
+// those of others.
 func TestHostsHaveAddresses(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const port = 7000
@@ -66,7 +68,8 @@ func TestHostsHaveAddresses(t *testing.T) {
 				t.Errorf("pilot_xds_pushes went from %v to %v, want more eds and nothing else; istiod pushed %v", before, after, pushes)
 			}
 
-			// Nor does another host, which costs a full push, change the address of one.
+			// Nor does another host, which costs a full push, change the
+			// address of one.
 			m.consul.Register(t, raw("ninth", 99))
 			m.recorder.WaitEndpoints(t, testenv.OutboundCluster("ninth.service.consul", port), "10.5.0.99:7000")
 			m.fence(t)

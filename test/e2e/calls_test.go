@@ -7,10 +7,12 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
 
-// Real calls, through Envoy and by a proxyless gRPC client, reach the instances that Consul has, and follow its changes.
+// Real calls, through Envoy and by a proxyless gRPC client, reach the instances
+// that Consul has, and follow its changes.
 func TestCallsReachInstances(t *testing.T) {
 	testenv.SkipIfShort(t)
-	// The instances listen on ports of their own, so the configuration says what port their services have.
+	// The instances listen on ports of their own, so the configuration says
+	// what port their services have.
 	const servicePort = 80
 	for _, version := range testenv.IstiodVersions {
 		t.Run(version.Name, func(t *testing.T) {

@@ -42,7 +42,8 @@ var (
 	byPort     = costs{full, full, full, "the ServiceEntry's own port changes"}
 )
 
-// The change happens in Consul, and the proxy behind istiod gets the endpoints by the smallest push that istiod has.
+// The change happens in Consul, and the proxy behind istiod gets the endpoints
+// by the smallest push that istiod has.
 func TestConsulChangeReachesProxy(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const host = "web.service.consul"
@@ -51,11 +52,13 @@ func TestConsulChangeReachesProxy(t *testing.T) {
 	steps := []struct {
 		name   string
 		change func(t *testing.T, c *testenv.Consul)
-		// cluster is the cluster that is looked at if it is another than that of port 8080.
+		// cluster is the cluster that is looked at if it is another than that
+		// of port 8080.
 		cluster string
 		want    []string // nil: the proxy has no such cluster
 		costs   costs
-		// resources is how many resources the plugin sends for a change that costs endpoints only, if not one.
+		// resources is how many resources the plugin sends for a change that
+		// costs endpoints only, if not one.
 		resources int
 	}{
 		{
@@ -222,7 +225,8 @@ func TestConsulChangeReachesProxy(t *testing.T) {
 						m.recorder.WaitEndpoints(t, cluster, step.want...)
 					}
 					pushes := m.since(from)
-					// Counted from the end of the step before, so that a push that came late is not overlooked.
+					// Counted from the end of the step before, so that a push
+					// that came late is not overlooked.
 					before, after := counted, m.istiod.PushCounts(t)
 					counted = after
 					t.Logf("pilot_xds_pushes %v, then %v; pushes %v", before, after, pushes)

@@ -13,13 +13,16 @@ const registryName = "dc1"
 
 // follow is how a Consul is followed. The zero value is that of the examples.
 type follow struct {
-	// options are those of the adapter besides the address, each followed by a comma.
+	// options are those of the adapter besides the address, each followed by a
+	// comma.
 	options string
-	// ports are the ports of every service, "" for those that the instances have.
+	// ports are the ports of every service, "" for those that the instances
+	// have.
 	ports string
 }
 
-// registries returns the registries of a configuration that follows the Consul at address.
+// registries returns the registries of a configuration that follows the Consul
+// at address.
 func (f follow) registries(address string) string {
 	translate := "namespace: consul"
 	if f.ports != "" {
@@ -58,7 +61,8 @@ var (
 	fenceCluster = testenv.OutboundCluster(fenceHost, fencePort)
 )
 
-// startMesh starts everything, with the instances in Consul beforehand and a recorder as the only proxy.
+// startMesh starts everything, with the instances in Consul beforehand and a
+// recorder as the only proxy.
 func startMesh(t *testing.T, version testenv.IstiodVersion, how follow, instances ...testenv.ConsulInstance) *mesh {
 	t.Helper()
 	m := &mesh{fenceAt: 2}
@@ -74,8 +78,9 @@ func startMesh(t *testing.T, version testenv.IstiodVersion, how follow, instance
 	return m
 }
 
-// fence changes a service of its own in Consul and waits until the recorder has it. All stages keep the order of
-// changes, so whatever an earlier change set off at the recorder has happened by then.
+// fence changes a service of its own in Consul and waits until the recorder has
+// it. All stages keep the order of changes, so whatever an earlier change set
+// off at the recorder has happened by then.
 func (m *mesh) fence(t *testing.T) {
 	t.Helper()
 	m.fenceAt = 5 - m.fenceAt // 2 or 3
@@ -89,14 +94,16 @@ type mark int
 
 func (m *mesh) mark() mark { return mark(len(m.recorder.Pushes())) }
 
-// since returns the pushes after the mark but those of nothing else than the fence's endpoints.
+// since returns the pushes after the mark but those of nothing else than the
+// fence's endpoints.
 func (m *mesh) since(from mark) []testenv.Push {
 	return slices.DeleteFunc(m.recorder.Pushes()[from:], func(p testenv.Push) bool {
 		return p.Kind == "eds" && slices.Equal(p.Names, []string{fenceCluster})
 	})
 }
 
-// pluginResources returns how many changed and removed resources the plugin has sent to Isthmus.
+// pluginResources returns how many changed and removed resources the plugin has
+// sent to Isthmus.
 func (m *mesh) pluginResources(t *testing.T) int {
 	t.Helper()
 	families := m.isthmus.Metrics(t)

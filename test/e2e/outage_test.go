@@ -40,7 +40,8 @@ func (m *mesh) state(t *testing.T) state {
 	return s
 }
 
-// wantUntouched checks that since then istiod applied nothing and lost nothing, and that it still follows changes.
+// wantUntouched checks that since then istiod applied nothing and lost nothing,
+// and that it still follows changes.
 func (m *mesh) wantUntouched(t *testing.T, before state, from mark) {
 	t.Helper()
 	m.fence(t)
@@ -52,12 +53,14 @@ func (m *mesh) wantUntouched(t *testing.T, before state, from mark) {
 	}
 }
 
-// Neither the end of Isthmus nor that of Consul takes anything from the mesh, and coming back changes nothing.
+// Neither the end of Isthmus nor that of Consul takes anything from the mesh,
+// and coming back changes nothing.
 func TestOutageRemovesNothing(t *testing.T) {
 	testenv.SkipIfShort(t)
 	cluster := testenv.OutboundCluster("web.service.consul", 8080)
 	three := []string{"10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"}
-	// What is missing for a while is to be kept until this test brings it back, however long it takes to.
+	// What is missing for a while is to be kept until this test brings it back,
+	// however long it takes to.
 	patient := follow{options: "remove_grace: 1h,"}
 	four := append(slices.Clone(three), "10.1.0.4:8080")
 	for _, version := range testenv.IstiodVersions {
@@ -138,12 +141,15 @@ func TestOutageRemovesNothing(t *testing.T) {
 				m.consul.Kill()
 				m.isthmus.Kill9()
 				m.isthmus.Restart(t)
-				// "Not yet" must not look like "empty".
-				m.isthmus.WaitSink(t, "ServiceEntry", "held")
+				// It serves what it served before: "not yet" must not look like
+				// "empty".
+				m.isthmus.WaitPhase(t, registryName, "restored")
+				m.isthmus.WaitSink(t, "ServiceEntry", "current")
 				if diff := cmp.Diff(before, m.state(t)); diff != "" {
-					t.Errorf("with nothing known to isthmus, istiod holds or did something else than before (-before +after):\n%s", diff)
+					t.Errorf("with what isthmus kept on disk, istiod holds or did something else than before (-before +after):\n%s", diff)
 				}
 				m.consul.Restart(t)
+				m.isthmus.WaitPhase(t, registryName, "live")
 				m.isthmus.WaitSink(t, "ServiceEntry", "current")
 				m.wantUntouched(t, before, from)
 			})

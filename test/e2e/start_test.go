@@ -8,7 +8,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
 
-// Istiod does not serve before Isthmus knows the whole registry, and then with all of it.
+// Istiod does not serve before Isthmus knows the whole registry, and then with
+// all of it.
 func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const services, perService = 200, 5
@@ -29,7 +30,8 @@ func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 			isthmus := testenv.StartIsthmus(t, follow{}.registries(gate.Addr))
 			istiod := testenv.StartIstiod(t, version, isthmus.Source())
 
-			// Istiod asked for everything, and what does not depend on the registry is answered.
+			// Istiod asked for everything, and what does not depend on the
+			// registry is answered.
 			isthmus.WaitSink(t, "ServiceEntry", "held")
 			isthmus.WaitSink(t, "MeshConfig", "current")
 			if istiod.Ready() {
@@ -66,8 +68,10 @@ func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 	}
 }
 
-// A Consul server that was restarted answers for some seconds with the part of the catalog that it has read back from its
-// disk so far, as if that were all. Isthmus, when it starts meanwhile, does not take it for the first full listing.
+// A Consul server that was restarted answers for some seconds with the part of
+// the catalog that it has read back from its disk so far, as if that were all.
+// Isthmus, when it starts meanwhile, does not take it for the first full
+// listing.
 func TestRestartingConsulIsNotWhole(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const services = 3000
@@ -77,7 +81,8 @@ func TestRestartingConsulIsNotWhole(t *testing.T) {
 			Service: fmt.Sprintf("svc-%d", s), ID: fmt.Sprintf("svc-%d", s), Address: fmt.Sprintf("10.4.%d.%d", s/250, s%250+1), Port: 8080,
 		})
 	}
-	// One HTTP connection per service is more than Consul takes from one client by default.
+	// One HTTP connection per service is more than Consul takes from one client
+	// by default.
 	consul := testenv.StartConsul(t, testenv.ConsulConfig{Persistent: true, ExtraHCL: "limits { http_max_conns_per_client = 10000 }"})
 	consul.Register(t, instances...)
 	consul.Kill()

@@ -18,8 +18,8 @@ type figures struct {
 	cpu      time.Duration // of the source, per update
 }
 
-// measure has a source publish one change after the other, each when the one before was applied by a real sink of Istio 1.8.0 in another
-// process.
+// measure has a source publish one change after the other, each when the one
+// before was applied by a real sink of Istio 1.8.0 in another process.
 func measure(b *testing.B, source *testenv.Legacy, incremental bool, updates int) figures {
 	b.Helper()
 	var at struct{ Address string }
@@ -50,7 +50,8 @@ func measure(b *testing.B, source *testenv.Legacy, incremental bool, updates int
 			before = cpu()
 		}
 		if !incremental {
-			// What is compared is a change that comes by itself. Those that come one after the other, Istio's source sends each as all of the
+			// What is compared is a change that comes by itself. Those that
+			// come one after the other, Istio's source sends each as all of the
 			// collection, the bridge at the pace of view.Interval.
 			pause.Reset(view.Interval(10_000_000))
 			<-pause.C
@@ -71,8 +72,10 @@ func measure(b *testing.B, source *testenv.Legacy, incremental bool, updates int
 	return f
 }
 
-// BenchmarkBesideIstio compares the bridge with Istio 1.8.0's own pkg/mcp/source: 10,000 entries with 10 endpoints, one changed entry per
-// update. Both are measured in turns, so that both see the same machine. Run it with -benchtime 1x.
+// BenchmarkBesideIstio compares the bridge with Istio 1.8.0's own
+// pkg/mcp/source: 10,000 entries with 10 endpoints, one changed entry per
+// update. Both are measured in turns, so that both see the same machine. Run it
+// with -benchtime 1x.
 func BenchmarkBesideIstio(b *testing.B) {
 	binary := filepath.Join(b.TempDir(), "source")
 	if out, err := exec.CommandContext(b.Context(), "go", "build", "-o", binary, "./source").CombinedOutput(); err != nil {

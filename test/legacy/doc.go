@@ -1,2 +1,3 @@
-// Package legacy holds the tests with real sinks of the legacy Mesh Configuration Protocol.
+// Package legacy holds the tests with real sinks of the legacy Mesh
+// Configuration Protocol.
 package legacy

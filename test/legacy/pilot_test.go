@@ -49,7 +49,8 @@ func quiet(t *testing.T, p *testenv.Pilot) testenv.Updates {
 	return last
 }
 
-// A real Pilot 1.8.0 without Kubernetes: it is ready only with all endpoints, and each change costs what it must and no more.
+// A real Pilot 1.8.0 without Kubernetes: it is ready only with all endpoints,
+// and each change costs what it must and no more.
 func TestPilot(t *testing.T) {
 	testenv.SkipIfShort(t)
 	for _, incremental := range []bool{false, true} {
@@ -91,7 +92,8 @@ func TestPilot(t *testing.T) {
 			steps := []struct {
 				name   string
 				change func()
-				// kinds are those of pilot_inbound_updates that may count up; "eds" alone must be an incremental push.
+				// kinds are those of pilot_inbound_updates that may count up;
+				// "eds" alone must be an incremental push.
 				kinds []string
 			}{
 				{"endpoint added", func() { w.instance("s1", "s1-9", "10.9.0.1", 80, 0) }, eds},
@@ -155,9 +157,12 @@ func TestPilot(t *testing.T) {
 	}
 }
 
-// The bridge is gone for a while and comes back, first with what it had and later with changes: Pilot loses nothing, and as long as its
-// address accepts connections, it neither logs a storm nor opens a stream more than it needs. (While the port refuses them, Pilot 1.8 goes round in
-// a loop of its own, see docs/legacy-pilot.md; nothing that a bridge that is gone could do about that. TestProgram has that case.)
+// The bridge is gone for a while and comes back, first with what it had and
+// later with changes: Pilot loses nothing, and as long as its address accepts
+// connections, it neither logs a storm nor opens a stream more than it needs.
+// (While the port refuses them, Pilot 1.8 goes round in a loop of its own, see
+// docs/legacy-pilot.md; nothing that a bridge that is gone could do about that.
+// TestProgram has that case.)
 func TestPilotBridgeGone(t *testing.T) {
 	testenv.SkipIfShort(t)
 	for _, incremental := range []bool{false, true} {
@@ -189,7 +194,8 @@ func TestPilotBridgeGone(t *testing.T) {
 				t.Errorf("while the bridge is gone: ready %v, endpoints (-want +got):\n%s", p.Ready(t), d)
 			}
 
-			// It comes back with a registry that is not listed yet: nothing is taken away.
+			// It comes back with a registry that is not listed yet: nothing is
+			// taken away.
 			w.empty()
 			w.setSynced(false)
 			w.listen()
@@ -213,7 +219,8 @@ func TestPilotBridgeGone(t *testing.T) {
 			w.apply("s3", "s4")
 			waitEndpoints(t, p, w)
 
-			// One attempt waits for the bridge to be back; it may have to be made again.
+			// One attempt waits for the bridge to be back; it may have to be
+			// made again.
 			lines, attempts, streams = strings.Count(p.Log(), "\n")-lines, p.Attempts()-attempts, w.streams.Load()-streams
 			t.Logf("Pilot logged %d lines and tried %d times to open a stream, %d arrived", lines, attempts, streams)
 			if attempts < 1 || attempts > 5 || streams < 1 || streams > 5 || lines > 200 {

@@ -12,8 +12,9 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
 
-// The program itself, with a registry: a real Pilot 1.8.0 that dials it and a real sink that it dials get everything; it is killed and comes
-// back, and nothing is lost on either side.
+// The program itself, with a registry: a real Pilot 1.8.0 that dials it and a
+// real sink that it dials get everything; it is killed and comes back, and
+// nothing is lost on either side.
 func TestProgram(t *testing.T) {
 	testenv.SkipIfShort(t)
 	for _, incremental := range []bool{false, true} {
@@ -93,7 +94,8 @@ sinks: [{address: %q}]`, services, instances, reverse))
 		t.Errorf("the sink that is dialled was sent %d resources again, want %d: %+v", again.Objects-state.Objects, sent, again)
 	}
 
-	// Pilot went round in a loop while the port refused it; that ended with the first stream, one for each sink.
+	// Pilot went round in a loop while the port refused it; that ended with the
+	// first stream, one for each sink.
 	streams, warned := 0, 0
 	for line := range strings.Lines(i.Log()) {
 		if strings.Contains(line, `msg="sink `) { // subscribed, or gone again

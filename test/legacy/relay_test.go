@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// relay is a TCP address that accepts connections all the time, as some load balancers do: those for which there is nobody behind it wait until there is
+// relay is a TCP address that accepts connections all the time, as some load
+// balancers do: those for which there is nobody behind it wait until there is
 // somebody.
 type relay struct {
 	address string
@@ -29,7 +30,8 @@ func newRelay(t testing.TB, target string) *relay {
 			if err != nil {
 				return
 			}
-			// Owned by the relay; ends with either side of the connection, at the latest with the relay.
+			// Owned by the relay; ends with either side of the connection, at
+			// the latest with the relay.
 			r.running.Go(func() { r.forward(client) })
 		}
 	})

@@ -37,8 +37,9 @@ func churn(w *world, r *rand.Rand) {
 	}
 }
 
-// Real sinks of Istio 1.8.0 hold what the store holds at each quiet point: whether they permit incremental responses or not, refuse one
-// response of ten, and lose their connection in between.
+// Real sinks of Istio 1.8.0 hold what the store holds at each quiet point:
+// whether they permit incremental responses or not, refuse one response of ten,
+// and lose their connection in between.
 func TestSinkLibrary(t *testing.T) {
 	testenv.SkipIfShort(t)
 	for _, tt := range []struct {
@@ -99,7 +100,8 @@ func TestSinkLibrary(t *testing.T) {
 	}
 }
 
-// A bridge that is gone and comes back with the same content sends a sink that says what it holds only what changed meanwhile.
+// A bridge that is gone and comes back with the same content sends a sink that
+// says what it holds only what changed meanwhile.
 func TestSinkResumes(t *testing.T) {
 	testenv.SkipIfShort(t)
 	fill := func(w *world) {
@@ -132,8 +134,9 @@ func TestSinkResumes(t *testing.T) {
 	}
 }
 
-// More than a sink accepts in one message: one that permits incremental responses gets it in parts on its first stream; one that does not
-// neither goes round in a hot loop nor keeps others from being served.
+// More than a sink accepts in one message: one that permits incremental
+// responses gets it in parts on its first stream; one that does not neither
+// goes round in a hot loop nor keeps others from being served.
 func TestSinkTooSmall(t *testing.T) {
 	testenv.SkipIfShort(t)
 	w := newWorld(t, mcp.Config{})

@@ -40,7 +40,8 @@ const (
 	gateways = "istio/networking/v1alpha3/gateways"
 )
 
-// world is the bridge from the store on, on a port of loopback, and what fills the store.
+// world is the bridge from the store on, on a port of loopback, and what fills
+// the store.
 type world struct {
 	t        testing.TB
 	address  string
@@ -72,10 +73,7 @@ type service struct {
 // empty forgets everything, as a restart without disk does.
 func (w *world) empty() {
 	w.t.Helper()
-	db, err := state.New([]string{"dc1", "gate"}, state.Options{Tombstones: 100}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	db := state.New([]string{"dc1", "gate"}, state.Options{Tombstones: 100}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	w.db, w.services, w.applied = db, map[string]*service{}, map[string]map[string]bool{}
 	db.Registry("dc1").Apply(&pluginv1.WatchResponse{Synced: true})
 	w.setSynced(true)
@@ -164,7 +162,8 @@ func host(name string) string { return name + ".example.org" }
 // entry makes a service, with one port, 80.
 func (w *world) entry(name string) { w.entryWithPort(name, 80) }
 
-// entryWithPort makes a service with another port. Its instances stay as they are.
+// entryWithPort makes a service with another port. Its instances stay as they
+// are.
 func (w *world) entryWithPort(name string, port uint32) {
 	svc := w.services[name]
 	if svc == nil {
@@ -234,7 +233,8 @@ func (w *world) hash() (hash string, resources int) {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(strings.Join(lines, "")))), len(lines)
 }
 
-// endpoints is what a Pilot has to have, by host; hosts without endpoints are left out.
+// endpoints is what a Pilot has to have, by host; hosts without endpoints are
+// left out.
 func (w *world) endpoints() map[string][]string {
 	out := map[string][]string{}
 	for name, svc := range w.services {
@@ -279,7 +279,8 @@ func (s sinks) breakOff(t testing.TB) {
 	s.Ask(t, "break", new(map[string]bool))
 }
 
-// settle waits until every sink holds what the store does, and has had an answer to every collection.
+// settle waits until every sink holds what the store does, and has had an
+// answer to every collection.
 func (s sinks) settle(t testing.TB, w *world) []sinkState {
 	t.Helper()
 	hash, resources := w.hash()

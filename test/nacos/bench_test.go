@@ -82,9 +82,11 @@ func instancesOf(s, weight int) []testenv.NacosInstance {
 	return all
 }
 
-// BenchmarkChange measures, for one changed instance among many, the time from the registration in Nacos to the update received by a bare subscriber of
-// Nacos, by a delta sink of Isthmus, and on 2.x by a client of the server's own bridge, in the same run. It reports medians, and the 99th percentile of
-// what Isthmus adds, beside that of what a second bare subscriber does.
+// BenchmarkChange measures, for one changed instance among many, the time from
+// the registration in Nacos to the update received by a bare subscriber of
+// Nacos, by a delta sink of Isthmus, and on 2.x by a client of the server's own
+// bridge, in the same run. It reports medians, and the 99th percentile of what
+// Isthmus adds, beside that of what a second bare subscriber does.
 //
 //	go test ./test/nacos ./adapters/nacos -run '^$' -bench 'Change|Idle' -benchtime 100x -timeout 60m
 func BenchmarkChange(b *testing.B) {
@@ -115,7 +117,8 @@ func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int) {
 	isthmus.WaitReady(b)
 	b.Logf("isthmus ready after %v", time.Since(begin).Round(100*time.Millisecond))
 
-	// (a): a subscriber of the services that change, and a second one: by how much they differ is by how much anybody's second connection does.
+	// (a): a subscriber of the services that change, and a second one: by how
+	// much they differ is by how much anybody's second connection does.
 	const changing = 50
 	bare, second, delta, own := newInbox(), newInbox(), newInbox(), newInbox()
 	for _, in := range []*inbox{bare, second} {
@@ -206,7 +209,8 @@ func dial(b *testing.B, addr string) discovery.AggregatedDiscoveryServiceClient 
 	return discovery.NewAggregatedDiscoveryServiceClient(cc)
 }
 
-// sink runs receive, which must end with its context, for the rest of the benchmark. It returns once ready was called.
+// sink runs receive, which must end with its context, for the rest of the
+// benchmark. It returns once ready was called.
 func sink(b *testing.B, receive func(ctx context.Context, ready func()) error) {
 	b.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -229,7 +233,8 @@ func sink(b *testing.B, receive func(ctx context.Context, ready func()) error) {
 	}
 }
 
-// deltaSink is a client of Isthmus that asks for updates, and calls got with the names and the size of each after the first.
+// deltaSink is a client of Isthmus that asks for updates, and calls got with
+// the names and the size of each after the first.
 func deltaSink(b *testing.B, addr string, got func(names []string, bytes int)) {
 	b.Helper()
 	client := dial(b, addr)
@@ -265,7 +270,8 @@ func deltaSink(b *testing.B, addr string, got func(names []string, bytes int)) {
 	})
 }
 
-// ownSink is a client of Nacos' own bridge, and calls got with the size of each response after the first one that holds all services.
+// ownSink is a client of Nacos' own bridge, and calls got with the size of each
+// response after the first one that holds all services.
 func ownSink(b *testing.B, addr string, services int, got func(bytes int)) {
 	b.Helper()
 	client := dial(b, addr)

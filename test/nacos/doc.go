@@ -1,2 +1,3 @@
-// Package nacos shows Nacos with real programs: a change in it reaches a client's calls by way of istiod.
+// Package nacos shows Nacos with real programs: a change in it reaches a
+// client's calls by way of istiod.
 package nacos

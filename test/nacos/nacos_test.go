@@ -51,7 +51,8 @@ func up(b testenv.Backend) testenv.NacosInstance {
 	return i
 }
 
-// Calls of a proxyless gRPC client follow a scale-out and a scale-in in Nacos without one that fails.
+// Calls of a proxyless gRPC client follow a scale-out and a scale-in in Nacos
+// without one that fails.
 func TestCallsFollowNacos(t *testing.T) {
 	testenv.SkipIfShort(t)
 	for _, version := range testenv.NacosVersions {

@@ -51,7 +51,8 @@ func (i *inventory) set(text string) {
 	i.text = text
 }
 
-// document has web with the instances that are given as "ID ADDRESS", and as many services more.
+// document has web with the instances that are given as "ID ADDRESS", and as
+// many services more.
 func document(more int, instances ...string) string {
 	var list []string
 	for _, in := range instances {
@@ -199,7 +200,8 @@ func startSink(t *testing.T, address, protocol string) *sink {
 	return s
 }
 
-// has waits until the resource called name has all of the texts in it, and none of those that begin with "!".
+// has waits until the resource called name has all of the texts in it, and none
+// of those that begin with "!".
 func (s *sink) has(t *testing.T, name string, texts ...string) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Patience, fmt.Sprintf("%s with %q", name, texts), func() (string, bool) {
@@ -224,14 +226,15 @@ func (s *sink) gone(t *testing.T, name string) {
 	})
 }
 
-// Through `isthmus serve` the services reach sinks of both protocols, and so does a change of one endpoint; when the
-// bridge is killed, the adapter goes by itself.
+// Through `isthmus serve` the services reach sinks of both protocols, and so
+// does a change of one endpoint; when the bridge is killed, the adapter goes by
+// itself.
 func TestServe(t *testing.T) {
 	testenv.SkipIfShort(t)
 	dir := testenv.PythonAdapter(t)
 	from := startInventory(t)
 	from.set(document(2500, "web-1 10.0.0.1", "web-2 10.0.0.2"))
-	i := testenv.StartIsthmus(t, fmt.Sprintf("- {name: shop, type: json, config: {url: %q, interval: 0.05}}\nplugin_dir: %s", from.url, dir))
+	i := testenv.StartIsthmus(t, fmt.Sprintf("- {name: shop, type: json, config: {url: %q, interval: 0.05}, protect: {min_share: 0}}\nplugin_dir: %s", from.url, dir))
 	i.WaitReady(t)
 	i.WaitPhase(t, "shop", "live")
 	if r := i.Registry(t, "shop"); r.Services != 2501 || r.Instances != 2502 {

@@ -1,5 +1,7 @@
-// Command source is the bridge from the store on, in a process of its own, so that its CPU time can be told. It takes the same commands as
-// tools/pilot-1.8/cmd/legacy source and answers alike: "update" changes one endpoint of one entry, "cpu" tells the CPU time in nanoseconds.
+// Command source is the bridge from the store on, in a process of its own, so
+// that its CPU time can be told. It takes the same commands as
+// tools/pilot-1.8/cmd/legacy source and answers alike: "update" changes one
+// endpoint of one entry, "cpu" tells the CPU time in nanoseconds.
 package main
 
 import (
@@ -73,10 +75,7 @@ func run() error {
 	endpoints := flag.Int("endpoints", 10, "endpoints of each")
 	incremental := flag.Bool("incremental", false, "allow incremental responses")
 	flag.Parse()
-	db, err := state.New([]string{"dc1"}, state.Options{}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	if err != nil {
-		return err
-	}
+	db := state.New([]string{"dc1"}, state.Options{}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	dc1 := db.Registry("dc1")
 	for i := range *count {
 		e, err := entry(i, "")

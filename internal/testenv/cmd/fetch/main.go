@@ -1,5 +1,6 @@
-// Command fetch gets the servers that the tests run and keeps them in the user's cache directory. It prints its
-// progress to standard error and ends with status 1, after having tried them all, if one could not be had.
+// Command fetch gets the servers that the tests run and keeps them in the
+// user's cache directory. It prints its progress to standard error and ends
+// with status 1, after having tried them all, if one could not be had.
 package main
 
 import (

@@ -1,6 +1,8 @@
-// Command legacy is a peer for tests, made of the libraries of Istio 1.8.0: sinks (pkg/mcp/sink) that keep what they get and tell about
-// it, or a source (pkg/mcp/source) to compare with. It takes commands on standard input, one a line, and answers each with a line of JSON on
-// standard output. It ends when its input does.
+// Command legacy is a peer for tests, made of the libraries of Istio 1.8.0:
+// sinks (pkg/mcp/sink) that keep what they get and tell about it, or a source
+// (pkg/mcp/source) to compare with. It takes commands on standard input, one a
+// line, and answers each with a line of JSON on standard output. It ends when
+// its input does.
 package main
 
 import (

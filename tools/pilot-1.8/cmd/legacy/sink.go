@@ -23,7 +23,8 @@ import (
 	"istio.io/istio/pkg/mcp/testing/monitoring"
 )
 
-// publishedAnnotation holds when a resource was published, in nanoseconds of Unix time.
+// publishedAnnotation holds when a resource was published, in nanoseconds of
+// Unix time.
 const publishedAnnotation = "published"
 
 // client is one sink and what it holds.

@@ -43,8 +43,9 @@ func entry(i, endpoints int, weight uint32) *networking.ServiceEntry {
 	return e
 }
 
-// world is a snapshot that shares what did not change with the one before. (The library's own snapshot.InMemory copies every resource for each
-// version, which is not what is compared here.)
+// world is a snapshot that shares what did not change with the one before. (The
+// library's own snapshot.InMemory copies every resource for each version, which
+// is not what is compared here.)
 type world struct {
 	version   string
 	resources []*mcpapi.Resource

@@ -74,7 +74,10 @@ type DescribeResponse struct {
 	TranslateSchema []byte `protobuf:"bytes,4,opt,name=translate_schema,json=translateSchema" json:"translate_schema,omitempty"`
 	// The collections that the plugin may publish ("networking.istio.io/ServiceEntry"). Sinks that ask for one of these
 	// wait until the first full listing is in.
-	Collections   []string `protobuf:"bytes,5,rep,name=collections" json:"collections,omitempty"`
+	Collections []string `protobuf:"bytes,5,rep,name=collections" json:"collections,omitempty"`
+	// What the adapter follows, in one sentence for people; empty if it does not
+	// say.
+	Summary       string `protobuf:"bytes,6,opt,name=summary" json:"summary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -142,6 +145,13 @@ func (x *DescribeResponse) GetCollections() []string {
 		return x.Collections
 	}
 	return nil
+}
+
+func (x *DescribeResponse) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
 }
 
 // ConfigureRequest carries one registry's configuration.
@@ -843,13 +853,14 @@ var File_isthmus_plugin_v1_adapter_proto protoreflect.FileDescriptor
 const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\n" +
 	"\x1fisthmus/plugin/v1/adapter.proto\x12\x11isthmus.plugin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n" +
-	"\x0fDescribeRequest\"\xb2\x01\n" +
+	"\x0fDescribeRequest\"\xcc\x01\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12#\n" +
 	"\rconfig_schema\x18\x03 \x01(\fR\fconfigSchema\x12)\n" +
 	"\x10translate_schema\x18\x04 \x01(\fR\x0ftranslateSchema\x12 \n" +
-	"\vcollections\x18\x05 \x03(\tR\vcollections\"\x97\x01\n" +
+	"\vcollections\x18\x05 \x03(\tR\vcollections\x12\x18\n" +
+	"\asummary\x18\x06 \x01(\tR\asummary\"\x97\x01\n" +
 	"\x10ConfigureRequest\x12\x1a\n" +
 	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x16\n" +
 	"\x06config\x18\x02 \x01(\fR\x06config\x12\x1c\n" +

@@ -1,4 +1,4 @@
-package plugin
+package conf_test
 
 import (
 	"encoding/json"
@@ -10,11 +10,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/isthmus-mesh/isthmus/internal/conf"
+	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
 type sampleTLS struct {
-	CAFile string `json:"ca_file,omitempty" jsonschema_description:"Path of the CA."`
-	Key    Secret `json:"key,omitempty"`
+	CAFile string        `json:"ca_file,omitempty" jsonschema_description:"Path of the CA."`
+	Key    plugin.Secret `json:"key,omitempty"`
 }
 
 type samplePort struct {
@@ -24,8 +27,8 @@ type samplePort struct {
 
 type sample struct {
 	Address  string              `json:"address" jsonschema:"required" jsonschema_description:"Where the registry is."`
-	Token    Secret              `json:"token,omitempty"`
-	Wait     Duration            `json:"wait,omitempty"`
+	Token    plugin.Secret       `json:"token,omitempty"`
+	Wait     plugin.Duration     `json:"wait,omitempty"`
 	Mode     string              `json:"mode,omitempty" jsonschema:"enum=fast,enum=slow"`
 	Ratio    float64             `json:"ratio,omitempty"`
 	Small    int8                `json:"small,omitempty"`
@@ -45,13 +48,13 @@ type sample2 struct {
 func (s sample) Validate() error {
 	if s.Address == "wrong" {
 		return errors.Join(
-			&FieldError{Field: "address", Reason: "is wrong"},
-			fmt.Errorf("ports: %w", &FieldError{Field: "ports[0].number", Reason: "does not fit"}),
+			&conf.FieldError{Field: "address", Reason: "is wrong"},
+			fmt.Errorf("ports: %w", &conf.FieldError{Field: "ports[0].number", Reason: "does not fit"}),
 			errors.New("nothing fits"),
 		)
 	}
 	if s.Address == "names tls" {
-		return errors.Join(&FieldError{Field: "mode", Reason: "needs tls"}, &FieldError{Field: "small", Reason: "x is too small"})
+		return errors.Join(&conf.FieldError{Field: "mode", Reason: "needs tls"}, &conf.FieldError{Field: "small", Reason: "x is too small"})
 	}
 	if s.Address == "panic" {
 		panic("relies on the schema")
@@ -60,13 +63,13 @@ func (s sample) Validate() error {
 }
 
 var sampleDefaults = sample{
-	Address: "localhost", Token: "hush", Wait: Duration(5 * time.Second), Tags: []string{"a", "b"}, Labels: map[string]string{"x": "y"},
+	Address: "localhost", Token: "hush", Wait: plugin.Duration(5 * time.Second), Tags: []string{"a", "b"}, Labels: map[string]string{"x": "y"},
 	TLS: &sampleTLS{CAFile: "/ca"}, untagged: 1,
 }
 
-func sampleType(t testing.TB) *configType[sample] {
+func sampleType(t testing.TB) *conf.Type[sample] {
 	t.Helper()
-	typ, err := newConfigType("config", sampleDefaults)
+	typ, err := conf.New("config", sampleDefaults, conf.JSON)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +118,8 @@ func TestConfigViolations(t *testing.T) {
 			"config.on: must be true or false, not a number",
 			"config.address: is wrong", "config.ports[0].number: does not fit", "config: nothing fits",
 		}},
-		// What validate says of a value that cannot be used, of the block around it, and what names it, is left out.
+		// What validate says of a value that cannot be used, of the block
+		// around it, and what names it, is left out.
 		{"schema before validate", `{"address":"wrong","ports":[{"number":"a"}]}`, []string{
 			"config.ports[0].number: must be an integer, not a string", "config.address: is wrong", "config: nothing fits",
 		}},
@@ -130,7 +134,7 @@ func TestConfigViolations(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			_, err := typ.decode([]byte(tt.raw))
+			_, err := typ.Decode([]byte(tt.raw))
 			if err == nil {
 				t.Fatal("accepted")
 			}
@@ -146,12 +150,12 @@ func TestConfigDefaults(t *testing.T) {
 	t.Parallel()
 	typ := sampleType(t)
 	for range 2 {
-		got, err := typ.decode([]byte(`{"address":"x","tags":["c"],"labels":{"z":"w"},"tls":{"key":"k"},"wait":"1m","mode":null,"token":null}`))
+		got, err := typ.Decode([]byte(`{"address":"x","tags":["c"],"labels":{"z":"w"},"tls":{"key":"k"},"wait":"1m","mode":null,"token":null}`))
 		if err != nil {
 			t.Fatal(err)
 		}
 		want := sample{
-			Address: "x", Token: "hush", Wait: Duration(time.Minute), Tags: []string{"c"}, Labels: map[string]string{"x": "y", "z": "w"},
+			Address: "x", Token: "hush", Wait: plugin.Duration(time.Minute), Tags: []string{"c"}, Labels: map[string]string{"x": "y", "z": "w"},
 			TLS: &sampleTLS{CAFile: "/ca", Key: "k"}, untagged: 1,
 		}
 		if !reflect.DeepEqual(got, want) {
@@ -159,25 +163,26 @@ func TestConfigDefaults(t *testing.T) {
 		}
 	}
 	if want := (sample{
-		Address: "localhost", Token: "hush", Wait: Duration(5 * time.Second), Tags: []string{"a", "b"}, Labels: map[string]string{"x": "y"},
+		Address: "localhost", Token: "hush", Wait: plugin.Duration(5 * time.Second), Tags: []string{"a", "b"}, Labels: map[string]string{"x": "y"},
 		TLS: &sampleTLS{CAFile: "/ca"}, untagged: 1,
 	}); !reflect.DeepEqual(sampleDefaults, want) {
 		t.Errorf("the defaults changed: %+v", sampleDefaults)
 	}
 	for _, empty := range []string{"", "null", " {} "} {
-		typ, err := newConfigType("config", struct {
+		typ, err := conf.New("config", struct {
 			A string `json:"a,omitempty"`
-		}{"b"})
+		}{"b"}, conf.JSON)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := typ.decode([]byte(empty)); err != nil || got.A != "b" {
+		if got, err := typ.Decode([]byte(empty)); err != nil || got.A != "b" {
 			t.Errorf("%q: %+v, %v", empty, got, err)
 		}
 	}
 }
 
-// The schema says what documentation needs: descriptions and defaults, but no secret.
+// The schema says what documentation needs: descriptions and defaults, but no
+// secret.
 func TestConfigSchema(t *testing.T) {
 	t.Parallel()
 	var s struct {
@@ -191,7 +196,7 @@ func TestConfigSchema(t *testing.T) {
 		AdditionalProperties *bool
 	}
 	typ := sampleType(t)
-	if err := json.Unmarshal(typ.schema, &s); err != nil {
+	if err := json.Unmarshal(typ.Schema, &s); err != nil {
 		t.Fatal(err)
 	}
 	if p := s.Properties["address"]; p.Description != "Where the registry is." || p.Default != "localhost" {
@@ -209,37 +214,16 @@ func TestConfigSchema(t *testing.T) {
 	if s.AdditionalProperties == nil || *s.AdditionalProperties || !cmp.Equal(s.Required, []string{"address"}) {
 		t.Errorf("additionalProperties %v, required %v", s.AdditionalProperties, s.Required)
 	}
-	if strings.Contains(string(typ.schema), "hush") {
+	if strings.Contains(string(typ.Schema), "hush") {
 		t.Error("the schema holds a secret")
 	}
-	if _, err := newConfigType("config", func() {}); err == nil {
+	if _, err := conf.New("config", func() {}, conf.JSON); err == nil {
 		t.Error("a function has a schema")
 	}
 }
 
-// No way of printing a secret shows it.
-func TestSecretIsHidden(t *testing.T) {
-	t.Parallel()
-	s := Secret("hush")
-	js, err := json.Marshal(struct{ S Secret }{s})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := sample{Token: s, TLS: &sampleTLS{Key: s}}
-	for _, out := range []string{
-		s.String(), fmt.Sprint(s), fmt.Sprintf("%v %+v %#v %q %x %d", s, s, s, s, s, s), string(js), s.LogValue().String(),
-		fmt.Sprintf("%v %+v %#v", c, c, c), fmt.Sprintf("%+v", *c.TLS),
-	} {
-		if strings.Contains(out, "hush") || strings.Contains(out, fmt.Sprintf("%x", "hush")) || !strings.Contains(out, "secret") {
-			t.Errorf("printed %q", out)
-		}
-	}
-	if Secret("").String() != "" || string(s) != "hush" {
-		t.Error("the empty secret is not empty, or a secret cannot be used")
-	}
-}
-
-// A decoded configuration is one that the schema accepts; anything else is errors with a path into the block.
+// A decoded configuration is one that the schema accepts; anything else is
+// errors with a path into the block.
 func FuzzConfig(f *testing.F) {
 	for _, s := range []string{
 		``, `{}`, `null`, `[]`, `{"address":"x"}`, `{"address":"x","ports":[{"number":1e3}],"labels":{"":""},"wait":"1h"}`, `{"address":1}`,
@@ -250,34 +234,20 @@ func FuzzConfig(f *testing.F) {
 	}
 	typ := sampleType(f)
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		c, err := typ.decode(raw)
+		c, err := typ.Decode(raw)
 		if err == nil {
 			if c.Address == "" && !strings.Contains(string(raw), "address") {
 				t.Errorf("accepted without an address")
 			}
 			return
 		}
-		for _, e := range fieldErrors(err) {
+		for _, e := range conf.FieldErrors(err) {
 			if e.Field != "config" && !strings.HasPrefix(e.Field, "config.") && !strings.HasPrefix(e.Field, "config[") || e.Reason == "" {
 				t.Errorf("error %q: %q", e.Field, e.Reason)
 			}
 		}
-		if len(violations(err)) == 0 {
-			t.Error("an error without violations")
-		}
-	})
-}
-
-func FuzzEditDistance(f *testing.F) {
-	f.Add("address", "adress")
-	f.Add("", "x")
-	f.Fuzz(func(t *testing.T, a, b string) {
-		if len(a) > 200 || len(b) > 200 {
-			return
-		}
-		d := editDistance(a, b)
-		if d != editDistance(b, a) || d < 0 || d > max(len(a), len(b)) || (d == 0) != (string([]rune(a)) == string([]rune(b))) {
-			t.Errorf("%q to %q: %d, back %d", a, b, d, editDistance(b, a))
+		if len(conf.FieldErrors(err)) == 0 {
+			t.Error("an error without a field")
 		}
 	})
 }

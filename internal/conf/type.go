@@ -1,11 +1,10 @@
-package plugin
+package conf
 
 import (
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -17,22 +16,39 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
+
+	"github.com/isthmus-mesh/isthmus/internal/clip"
+	"github.com/isthmus-mesh/isthmus/translate"
 )
 
-// configType is one block of a registry's configuration: its schema, which comes from the Go type, and its defaults.
-type configType[C any] struct {
-	block    string // "config": the first part of every path
-	defaults C
-	schema   []byte // JSON Schema, draft 2020-12
-	doc      any    // the schema decoded
-	checker  *validate.Schema
+// FieldError is the error of one field, with its whole path.
+type FieldError = translate.FieldError
+
+// DurationPattern is the schema's pattern of a duration.
+const DurationPattern = `^(0|([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+)$`
+
+// ErrDuration is the error of an invalid duration.
+var ErrDuration = errors.New(`must be a duration such as "5s" or "1m30s"`)
+
+// Type is a kind of configuration: the schema of a Go type, and its defaults.
+type Type[C any] struct {
+	// Defaults are the values of missing fields.
+	Defaults C
+	// Schema is the JSON Schema, draft 2020-12.
+	Schema []byte
+
+	block   string // "config": the first part of every path; may be empty
+	lang    *Language
+	schema  *jsonschema.Schema
+	checker *validate.Schema
 }
 
 const schemaURL = "schema.json"
 
-// newConfigType makes the schema. The defaults are noted in it, for documentation.
-func newConfigType[C any](block string, defaults C) (t *configType[C], err error) {
-	// The library panics on types that it cannot describe.
+// New returns the type of a block, or of a file if block is "". The schema
+// documents the defaults.
+func New[C any](block string, defaults C, lang *Language) (t *Type[C], err error) {
+	// The library panics on unsupported types.
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("schema of %s from %T: %v", block, defaults, p)
@@ -42,26 +58,29 @@ func newConfigType[C any](block string, defaults C) (t *configType[C], err error
 		Anonymous:                  true,
 		DoNotReference:             true,
 		RequiredFromJSONSchemaTags: true,
+		Mapper:                     lang.mapper,
+		LookupComment: func(t reflect.Type, field string) string {
+			if t.Kind() != reflect.Struct || field == "" {
+				return ""
+			}
+			f, _ := t.FieldByName(field)
+			return f.Tag.Get("doc")
+		},
 	}
 	s := r.Reflect(defaults)
-	known, err := json.Marshal(defaults)
-	if err != nil {
+	if err := NoteDefaults(s, defaults); err != nil {
 		return nil, fmt.Errorf("defaults of %s: %w", block, err)
 	}
-	var values any
-	if err := json.Unmarshal(known, &values); err != nil {
-		return nil, fmt.Errorf("defaults of %s: %w", block, err)
-	}
-	noteDefaults(s, values)
-	t = &configType[C]{block: block, defaults: defaults}
-	if t.schema, err = json.Marshal(s); err != nil {
+	t = &Type[C]{block: block, Defaults: defaults, lang: lang, schema: s}
+	if t.Schema, err = json.Marshal(s); err != nil {
 		return nil, fmt.Errorf("schema of %s: %w", block, err)
 	}
-	if t.doc, err = validate.UnmarshalJSON(bytes.NewReader(t.schema)); err != nil {
+	doc, err := validate.UnmarshalJSON(bytes.NewReader(t.Schema))
+	if err != nil {
 		return nil, fmt.Errorf("schema of %s: %w", block, err)
 	}
 	c := validate.NewCompiler()
-	if err := c.AddResource(schemaURL, t.doc); err != nil {
+	if err := c.AddResource(schemaURL, doc); err != nil {
 		return nil, fmt.Errorf("schema of %s: %w", block, err)
 	}
 	if t.checker, err = c.Compile(schemaURL); err != nil {
@@ -70,7 +89,22 @@ func newConfigType[C any](block string, defaults C) (t *configType[C], err error
 	return t, nil
 }
 
-// noteDefaults writes the values that are not zero into the schema.
+// NoteDefaults writes the defaults of a block into its schema. A type that is
+// an item of a list calls it for its own.
+func NoteDefaults(s *jsonschema.Schema, defaults any) error {
+	known, err := json.Marshal(defaults)
+	if err != nil {
+		return err
+	}
+	var values any
+	if err := json.Unmarshal(known, &values); err != nil {
+		return err
+	}
+	noteDefaults(s, values)
+	return nil
+}
+
+// noteDefaults adds non-zero values and explicit false values to the schema.
 func noteDefaults(s *jsonschema.Schema, values any) {
 	object, ok := values.(map[string]any)
 	if !ok || s.Properties == nil {
@@ -90,30 +124,32 @@ func noteDefaults(s *jsonschema.Schema, values any) {
 				p.Value.Default = v
 			}
 		default:
-			if !p.Value.WriteOnly && p.Value.Default == nil && !reflect.ValueOf(v).IsZero() {
+			if !p.Value.WriteOnly && p.Value.Default == nil && (v == false || !reflect.ValueOf(v).IsZero()) {
 				p.Value.Default = v
 			}
 		}
 	}
 }
 
-// decode returns the configuration in raw over the defaults. Everything that is wrong with it is in the error, as *FieldError with the
-// whole path; an error is never about anything else. With an error the configuration is what could be read of it.
-func (t *configType[C]) decode(raw []byte) (C, error) {
-	return t.decodeOver(raw, copyOf(t.defaults), validateValue[C])
+// Decode decodes raw over the defaults. The error joins all errors of the
+// configuration, each a *FieldError with the whole path. With an error, the
+// result is the readable part of the configuration.
+func (t *Type[C]) Decode(raw []byte) (C, error) {
+	return t.decodeOver(raw, copyOf(t.Defaults), validateValue[C])
 }
 
-// decodeAlone is decode without defaults, and with a check in place of the method Validate.
-func (t *configType[C]) decodeAlone(raw []byte, check func(C) error) (C, error) {
+// DecodeAlone is like Decode, without defaults and with a check instead of the
+// method Validate.
+func (t *Type[C]) DecodeAlone(raw []byte, check func(C) error) (C, error) {
 	var c C
 	return t.decodeOver(raw, c, check)
 }
 
-func (t *configType[C]) decodeOver(raw []byte, c C, check func(C) error) (C, error) {
+func (t *Type[C]) decodeOver(raw []byte, c C, check func(C) error) (C, error) {
 	var zero C
 	raw = bytes.TrimSpace(raw)
 	if len(raw) == 0 || bytes.Equal(raw, []byte("null")) {
-		raw = []byte("{}") // a block that is there but empty
+		raw = []byte("{}") // an empty block
 	}
 	v, err := validate.UnmarshalJSON(bytes.NewReader(raw))
 	if err != nil {
@@ -142,12 +178,12 @@ func (t *configType[C]) decodeOver(raw []byte, c C, check func(C) error) (C, err
 		return zero, &FieldError{Field: field, Reason: reason}
 	}
 	if wrong == nil {
-		return c, t.errorOf(check(c))
+		return c, t.ErrorOf(check(c))
 	}
 	return c, errors.Join(t.schemaErrors(wrong), t.rest(wrong, func() error { return check(c) }))
 }
 
-// validateValue calls the method Validate of c or *c, if there is one.
+// validateValue calls the method Validate of c or *c, if it exists.
 func validateValue[C any](c C) error {
 	if v, ok := any(&c).(interface{ Validate() error }); ok {
 		return v.Validate()
@@ -155,15 +191,15 @@ func validateValue[C any](c C) error {
 	return nil
 }
 
-// invalid is one thing that the schema finds wrong.
+// invalid is one error that the schema finds.
 type invalid struct {
 	FieldError
 	location []string // in the document
-	unusable bool     // the value at the location cannot be used; otherwise something is missing there
+	unusable bool     // the value is invalid; otherwise something is missing at the location
 }
 
-// schemaErrors returns what the schema found as errors.
-func (t *configType[C]) schemaErrors(wrong []invalid) error {
+// schemaErrors converts errors of the schema.
+func (t *Type[C]) schemaErrors(wrong []invalid) error {
 	all := make([]error, len(wrong))
 	for i := range wrong {
 		all[i] = &wrong[i].FieldError
@@ -171,17 +207,18 @@ func (t *configType[C]) schemaErrors(wrong []invalid) error {
 	return errors.Join(all...)
 }
 
-// rest returns what a check of the remaining configuration finds, after the schema found something wrong and what cannot be used was
-// left out. It drops what may come of that: what is about the same fields, or names one of them.
-func (t *configType[C]) rest(wrong []invalid, check func() error) (err error) {
-	// A check may rely on what the schema promises.
+// rest runs a check of the valid part of a configuration that has errors. It
+// drops errors that may be consequences: those about the same fields, or that
+// name one of them.
+func (t *Type[C]) rest(wrong []invalid, check func() error) (err error) {
+	// The check may rely on what the schema guarantees.
 	defer func() {
 		if p := recover(); p != nil {
 			err = nil
 		}
 	}()
 	var all []error
-	for _, f := range fieldErrors(t.errorOf(check())) {
+	for _, f := range FieldErrors(t.ErrorOf(check())) {
 		if !slices.ContainsFunc(wrong, func(w invalid) bool { return w.explains(f) }) {
 			all = append(all, f)
 		}
@@ -189,7 +226,7 @@ func (t *configType[C]) rest(wrong []invalid, check func() error) (err error) {
 	return errors.Join(all...)
 }
 
-// explains says whether f may be there because of w alone.
+// explains reports whether f may be a consequence of w.
 func (w invalid) explains(f *FieldError) bool {
 	if inBlock(f.Field, w.Field) || inBlock(w.Field, f.Field) && strings.Contains(f.Field, ".") {
 		return true
@@ -201,13 +238,13 @@ func (w invalid) explains(f *FieldError) bool {
 	}), name)
 }
 
-// inBlock says whether a path is that of a block or of something in it.
+// inBlock reports whether path is block or below it.
 func inBlock(path, block string) bool {
 	rest, ok := strings.CutPrefix(path, block)
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// prune returns doc without what cannot be used. Lists keep their length.
+// prune returns doc without invalid values. Lists keep their length.
 func prune(doc any, wrong []invalid) any {
 	for _, w := range wrong {
 		if !w.unusable {
@@ -216,10 +253,8 @@ func prune(doc any, wrong []invalid) any {
 		if len(w.location) == 0 {
 			return map[string]any{}
 		}
-		within, last := doc, len(w.location)-1
-		for _, token := range w.location[:last] {
-			within = child(within, token)
-		}
+		last := len(w.location) - 1
+		within := valueAt(doc, w.location[:last])
 		switch x := within.(type) {
 		case map[string]any:
 			delete(x, w.location[last])
@@ -232,7 +267,14 @@ func prune(doc any, wrong []invalid) any {
 	return doc
 }
 
-// child returns what a document has at one step of a location, nil if there is nothing.
+// valueAt returns the value at a location, nil if there is none.
+func valueAt(doc any, location []string) any {
+	for _, token := range location {
+		doc = child(doc, token)
+	}
+	return doc
+}
+
 func child(doc any, token string) any {
 	switch x := doc.(type) {
 	case map[string]any:
@@ -245,14 +287,14 @@ func child(doc any, token string) any {
 	return nil
 }
 
-// errorOf turns an error about the block into one whose *FieldErrors have whole paths.
-func (t *configType[C]) errorOf(err error) error {
+// ErrorOf adds the path of the block to the *FieldErrors of an error.
+func (t *Type[C]) ErrorOf(err error) error {
 	var all []error
-	for _, f := range fieldErrors(err) {
+	for _, f := range FieldErrors(err) {
 		switch {
 		case f.Field == "":
 			f = &FieldError{Field: t.block, Reason: f.Reason}
-		case f.Field != t.block && !strings.HasPrefix(f.Field, t.block+".") && !strings.HasPrefix(f.Field, t.block+"["):
+		case t.block != "" && f.Field != t.block && !strings.HasPrefix(f.Field, t.block+".") && !strings.HasPrefix(f.Field, t.block+"["):
 			f = &FieldError{Field: t.block + "." + f.Field, Reason: f.Reason}
 		}
 		all = append(all, f)
@@ -260,8 +302,9 @@ func (t *configType[C]) errorOf(err error) error {
 	return errors.Join(all...)
 }
 
-// fieldErrors returns every *FieldError in err's tree. A branch without any becomes one without a field.
-func fieldErrors(err error) []*FieldError {
+// FieldErrors returns every *FieldError in the tree of err. A branch without
+// one becomes one without a field.
+func FieldErrors(err error) []*FieldError {
 	if err == nil {
 		return nil
 	}
@@ -271,7 +314,7 @@ func fieldErrors(err error) []*FieldError {
 	if j, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the same
 		var out []*FieldError
 		for _, e := range j.Unwrap() {
-			out = append(out, fieldErrors(e)...)
+			out = append(out, FieldErrors(e)...)
 		}
 		if len(out) > 0 {
 			return out
@@ -283,7 +326,8 @@ func fieldErrors(err error) []*FieldError {
 	return []*FieldError{{Reason: err.Error()}}
 }
 
-// dropNulls removes the fields of objects that are null: an empty line in YAML, a field that is not set.
+// dropNulls removes fields that are null, such as empty lines in YAML: they are
+// not set.
 func dropNulls(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -302,8 +346,9 @@ func dropNulls(v any) any {
 	return v
 }
 
-// check validates a decoded document against the schema and returns what is wrong, in the order of the texts.
-func (t *configType[C]) check(v any) []invalid {
+// check validates a decoded document and returns the errors in the order of
+// their texts.
+func (t *Type[C]) check(v any) []invalid {
 	err := t.checker.Validate(v)
 	if err == nil {
 		return nil
@@ -324,8 +369,8 @@ func (t *configType[C]) check(v any) []invalid {
 	return all
 }
 
-// leaves calls f with what a validation error comes down to.
-func (t *configType[C]) leaves(e *validate.ValidationError, doc any, f func(invalid)) {
+// leaves calls f with the innermost causes of a validation error.
+func (t *Type[C]) leaves(e *validate.ValidationError, doc any, f func(invalid)) {
 	at := pathOf(t.block, doc, e.InstanceLocation)
 	unusable := func(reason string) {
 		f(invalid{FieldError{Field: at, Reason: reason}, e.InstanceLocation, true})
@@ -335,7 +380,7 @@ func (t *configType[C]) leaves(e *validate.ValidationError, doc any, f func(inva
 		known := t.properties(e.SchemaURL)
 		for _, name := range k.Properties {
 			f(invalid{
-				FieldError{Field: joinPath(at, name), Reason: "unknown field" + suggest(name, known)},
+				FieldError{Field: joinPath(at, name), Reason: UnknownField + t.lang.suggest(name, known)},
 				append(slices.Clone(e.InstanceLocation), name), true,
 			})
 		}
@@ -346,7 +391,7 @@ func (t *configType[C]) leaves(e *validate.ValidationError, doc any, f func(inva
 		}
 		return
 	case *kind.Type:
-		unusable(fmt.Sprintf("must be %s, not %s", article(k.Want), articleOf(k.Got)))
+		unusable(fmt.Sprintf("must be %s, not %s", t.lang.types(k.Want), t.lang.got(valueAt(doc, e.InstanceLocation))))
 		return
 	case *kind.Enum:
 		var want []string
@@ -354,11 +399,11 @@ func (t *configType[C]) leaves(e *validate.ValidationError, doc any, f func(inva
 			want = append(want, fmt.Sprint(w))
 		}
 		got := fmt.Sprint(k.Got)
-		unusable(fmt.Sprintf("must be one of %s, not %s", strings.Join(want, ", "), clip(strconv.Quote(got), 80)) + didYouMean(got, want))
+		unusable(fmt.Sprintf("must be one of %s, not %s", strings.Join(want, ", "), clip.Text(strconv.Quote(got), 80)) + didYouMean(got, want))
 		return
 	case *kind.Pattern:
-		if k.Want == durationPattern {
-			unusable(errDuration.Error())
+		if k.Want == DurationPattern {
+			unusable(ErrDuration.Error())
 		} else {
 			unusable("must match " + k.Want) // the value may be a secret
 		}
@@ -388,32 +433,60 @@ func (t *configType[C]) leaves(e *validate.ValidationError, doc any, f func(inva
 	}
 }
 
-// properties returns the names of the properties of the schema at a URL like "schema.json#/properties/tls".
-func (t *configType[C]) properties(url string) []string {
-	_, pointer, _ := strings.Cut(url, "#")
-	v := t.doc
-	for token := range strings.SplitSeq(strings.TrimPrefix(pointer, "/"), "/") {
-		if token == "" {
-			continue
+// properties returns the names of the properties of the schema at a URL such as
+// "schema.json#/properties/tls".
+func (t *Type[C]) properties(url string) (names []string) {
+	_, pointer, _ := strings.Cut(url, "#/")
+	block, tokens := t.schema, strings.Split(pointer, "/")
+	for i := 0; i < len(tokens) && block != nil && pointer != ""; i++ {
+		key := ""
+		if i+1 < len(tokens) {
+			key = strings.NewReplacer("~1", "/", "~0", "~").Replace(tokens[i+1])
 		}
-		token = strings.NewReplacer("~1", "/", "~0", "~").Replace(token)
-		switch x := v.(type) {
-		case map[string]any:
-			v = x[token]
-		case []any:
-			i, err := strconv.Atoi(token)
-			if err != nil || i < 0 || i >= len(x) {
+		in := map[string][]*jsonschema.Schema{"anyOf": block.AnyOf, "oneOf": block.OneOf, "allOf": block.AllOf}[tokens[i]]
+		switch tokens[i] {
+		case "items":
+			block = block.Items
+			continue
+		case "additionalProperties":
+			block = block.AdditionalProperties
+			continue
+		case "properties":
+			block = property(block, key)
+		case "patternProperties":
+			block = block.PatternProperties[key]
+		case "$defs":
+			block = block.Definitions[key]
+		default:
+			n, err := strconv.Atoi(key)
+			if err != nil || n < 0 || n >= len(in) {
 				return nil
 			}
-			v = x[i]
+			block = in[n]
 		}
+		i++ // the key
 	}
-	object, _ := v.(map[string]any)
-	properties, _ := object["properties"].(map[string]any)
-	return slices.Sorted(maps.Keys(properties))
+	if block == nil || block.Properties == nil {
+		return nil
+	}
+	for p := block.Properties.Oldest(); p != nil; p = p.Next() {
+		names = append(names, p.Key)
+	}
+	if t.lang.sorted {
+		slices.Sort(names)
+	}
+	return names
 }
 
-// pathOf writes a location in a document as a dotted path.
+// property returns the schema of a property, nil if there is none.
+func property(s *jsonschema.Schema, name string) *jsonschema.Schema {
+	if s.Properties == nil {
+		return nil
+	}
+	return s.Properties.Value(name)
+}
+
+// pathOf formats a location in a document as a dotted path.
 func pathOf(block string, doc any, location []string) string {
 	path := block
 	for _, token := range location {
@@ -439,93 +512,13 @@ func joinPath(path, name string) string {
 	plain := name != "" && strings.IndexFunc(name, func(r rune) bool {
 		return r != '_' && r != '-' && !unicode.IsLetter(r) && !unicode.IsDigit(r)
 	}) < 0
-	if plain {
+	switch {
+	case plain && path == "":
+		return name
+	case plain:
 		return path + "." + name
 	}
-	return path + "[" + strconv.Quote(clip(name, 100)) + "]"
-}
-
-// suggest returns what to say of a name that is not among the known ones.
-func suggest(name string, known []string) string {
-	if s := didYouMean(name, known); s != "" {
-		return s
-	}
-	switch {
-	case len(known) == 0:
-		return "; there are none here"
-	case len(known) <= 12:
-		return "; there are " + strings.Join(known, ", ")
-	}
-	return ""
-}
-
-// didYouMean returns "; did you mean NAME?" if one of known is much like name, else "".
-func didYouMean(name string, known []string) string {
-	if len(name) > 100 {
-		return ""
-	}
-	best, distance := "", 1+max(1, min(3, len(name)/3))
-	for _, k := range known {
-		if d := editDistance(fold(name), fold(k)); d < distance {
-			best, distance = k, d
-		}
-	}
-	if best == "" {
-		return ""
-	}
-	return "; did you mean " + best + "?"
-}
-
-// fold makes spellings of one name equal: tokenFile, token-file, token_file.
-func fold(s string) string {
-	return strings.ToLower(strings.NewReplacer("_", "", "-", "").Replace(s))
-}
-
-// editDistance is the number of letters to insert, delete, replace or swap with a neighbour that turn a into b.
-func editDistance(a, b string) int {
-	x, y := []rune(a), []rune(b)
-	before, last, row := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := 1; i <= len(x); i++ {
-		before, last, row = last, row, before
-		row[0] = i
-		for j := 1; j <= len(y); j++ {
-			cost := 1
-			if x[i-1] == y[j-1] {
-				cost = 0
-			}
-			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+cost)
-			if i > 1 && j > 1 && x[i-1] == y[j-2] && x[i-2] == y[j-1] {
-				row[j] = min(row[j], before[j-2]+1)
-			}
-		}
-	}
-	return row[len(y)]
-}
-
-func article(types []string) string {
-	out := make([]string, 0, len(types))
-	for _, t := range types {
-		out = append(out, articleOf(t))
-	}
-	return strings.Join(out, " or ")
-}
-
-// articleOf puts an article before the name of a JSON type.
-func articleOf(typ string) string {
-	switch typ {
-	case "array":
-		return "a list"
-	case "object", "integer":
-		return "an " + typ
-	case "null":
-		return "nothing"
-	case "boolean":
-		return "true or false"
-	}
-	return "a " + typ
+	return path + "[" + strconv.Quote(clip.Text(name, 100)) + "]"
 }
 
 func nameOfKind(k reflect.Kind) string {
@@ -545,7 +538,8 @@ func nameOfKind(k reflect.Kind) string {
 	return "a " + k.String()
 }
 
-// copyOf returns a copy of v that shares no list, map or pointer with it, so that decoding over the copy does not reach v.
+// copyOf returns a deep copy of v, so that decoding over the copy does not
+// modify v.
 func copyOf[T any](v T) T {
 	out := reflect.ValueOf(&v).Elem()
 	deepen(out)

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/server/config"
+)
+
+// compareWithin bounds the time in which a bridge has to answer.
+const compareWithin = 30 * time.Second
+
+// errChanges ends the program if a reload would change something.
+var errChanges = errors.New("a reload would change this")
+
+// compare asks a running bridge what a configuration would change, and writes
+// the answer. The error is that something would change, that the bridge rejects
+// the configuration, or that it cannot be asked.
+func compare(ctx context.Context, w io.Writer, cfg *config.Config, address string) error {
+	var result struct {
+		Result, SHA256 string
+		Changed        bool
+		Changes        config.Difference
+		Problems       []struct{ Field, Reason string }
+	}
+	if err := ask(ctx, address, map[string]string{"config": string(cfg.Text())}, &result); err != nil {
+		return err
+	}
+	if len(result.Problems) > 0 {
+		var found config.Problems
+		for _, p := range result.Problems {
+			found = append(found, &config.Problem{File: cfg.File(), Position: cfg.Position(p.Field), Field: p.Field, Reason: "the bridge at " + address + ": " + p.Reason})
+		}
+		return found.Sort()
+	}
+	d := &result.Changes
+	if !result.Changed {
+		fmt.Fprintf(w, "nothing would change at %s, sha256 %s\n", address, result.SHA256)
+		return nil
+	}
+	fmt.Fprintf(w, "what would change at %s, sha256 %s:\n", address, result.SHA256)
+	for _, name := range d.Added {
+		fmt.Fprintf(w, "  registry added: %s\n", name)
+	}
+	for _, name := range d.Removed {
+		fmt.Fprintf(w, "  registry removed, with all that it has: %s\n", name)
+	}
+	for _, c := range d.Changed {
+		if c.Was != "" {
+			fmt.Fprintf(w, "  registry renamed: %s, now %s\n", c.Was, c.Name)
+			continue
+		}
+		fmt.Fprintf(w, "  registry changed: %s: %s\n", c.Name, strings.Join(c.Fields, ", "))
+	}
+	if d.Reordered {
+		fmt.Fprintln(w, "  order of registries, which decides conflicts")
+	}
+	for _, l := range d.ListenersAdded {
+		fmt.Fprintf(w, "  listener added: %s\n", l)
+	}
+	for _, l := range d.ListenersRemoved {
+		fmt.Fprintf(w, "  listener removed: %s\n", l)
+	}
+	for _, field := range d.Fields {
+		fmt.Fprintf(w, "  field changed: %s\n", field)
+	}
+	if found := cfg.Restart(d); len(found) > 0 {
+		return found
+	}
+	return &exitError{exitChanges, errChanges}
+}
+
+// ask sends a request to the API of a bridge.
+func ask(ctx context.Context, address string, question, answer any) error {
+	ctx, cancel := context.WithTimeout(ctx, compareWithin)
+	defer cancel()
+	body, err := json.Marshal(question)
+	if err != nil {
+		return err
+	}
+	base := strings.TrimSuffix(address, "/")
+	if !strings.Contains(base, "://") {
+		base = "http://" + base
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/api/v1/compare", bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("--against %s: %w; give host:port of the admin listener of a running bridge", address, err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("--against %s: %w; give the address of the admin listener of a running bridge", address, err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
+	if err == nil && resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusUnprocessableEntity {
+		err = fmt.Errorf("the answer is %s: %.200s", resp.Status, text)
+	}
+	if err == nil {
+		err = json.Unmarshal(text, answer)
+	}
+	if err != nil {
+		return fmt.Errorf("--against %s: %w; is that the admin listener of a bridge of this version?", address, err)
+	}
+	return nil
+}

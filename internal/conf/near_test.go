@@ -1,0 +1,17 @@
+package conf
+
+import "testing"
+
+func FuzzDistance(f *testing.F) {
+	f.Add("address", "adress")
+	f.Add("", "x")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		if len(a) > 200 || len(b) > 200 {
+			return
+		}
+		d := distance(a, b)
+		if d != distance(b, a) || d < 0 || d > max(len(a), len(b)) || (d == 0) != (string([]rune(a)) == string([]rune(b))) {
+			t.Errorf("%q to %q: %d, back %d", a, b, d, distance(b, a))
+		}
+	})
+}

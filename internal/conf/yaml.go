@@ -1,0 +1,381 @@
+package conf
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/invopop/jsonschema"
+	"go.yaml.in/yaml/v3"
+)
+
+// maxNodes bounds the number of values after aliases are expanded, so that
+// nested aliases cannot exhaust the memory.
+const maxNodes = 100_000
+
+// Position is a position in a file, counted from 1. The zero value is no
+// position.
+type Position struct{ Line, Column int }
+
+// Problem is an error that makes a document, or a value in it, unusable.
+type Problem struct {
+	Position
+	FieldError
+}
+
+// Document is a YAML document.
+type Document struct {
+	// JSON is the document as JSON, in the order of the file. A value with a
+	// problem is null. It is nil without a usable document.
+	JSON json.RawMessage
+	// Problems are errors of YAML and of variables; the schema is not checked.
+	Problems []Problem
+
+	blocks       map[string]json.RawMessage // those that the schema leaves open
+	keys, values map[string]Position        // by path
+}
+
+// Block returns a block that the schema leaves open as JSON, in the order of
+// the file; nil if there is none at the path.
+func (d *Document) Block(path string) json.RawMessage { return d.blocks[path] }
+
+// Has reports whether the document has a value at the path.
+func (d *Document) Has(path string) bool { _, ok := d.keys[path]; return ok }
+
+// Position returns the position of the field at the path: its key or, in a
+// list, the item. For a missing field it is that of the innermost existing
+// block around it.
+func (d *Document) Position(path string) Position { return around(d.keys, path) }
+
+// Value is like Position for the value of the field.
+func (d *Document) Value(path string) Position { return around(d.values, path) }
+
+func around(positions map[string]Position, path string) Position {
+	for {
+		if p, ok := positions[path]; ok {
+			return p
+		}
+		i := strings.LastIndexAny(path, ".[")
+		if i < 0 {
+			return positions[""]
+		}
+		path = path[:i]
+	}
+}
+
+// Extensions of the schema for values with a shorter form. Schemas for editors
+// show both forms.
+const (
+	// ShortField names the field whose value may replace the block.
+	ShortField = "x-short"
+	// ShortText describes such a block in messages.
+	ShortText = "x-short-text"
+	// SingleItem marks a list that its only item may replace.
+	SingleItem = "x-single"
+)
+
+// ReadYAML reads the only document of a file. It converts values to text where
+// the type requires it, and replaces environment variables, ${NAME}, in text.
+func (t *Type[C]) ReadYAML(data []byte, lookup func(name string) (string, bool)) *Document {
+	d := &Document{
+		blocks: make(map[string]json.RawMessage),
+		keys:   map[string]Position{"": {1, 1}}, values: make(map[string]Position),
+	}
+	r := reader{d: d, lookup: lookup}
+	root := r.document(data)
+	if root == nil {
+		return d
+	}
+	d.values[""] = Position{root.Line, root.Column}
+	r.json(root, "", t.schema)
+	if !r.tooBig {
+		d.JSON = r.b.Bytes()
+	}
+	return d
+}
+
+type reader struct {
+	d      *Document
+	b      bytes.Buffer // JSON
+	lookup func(string) (string, bool)
+	nodes  int
+	tooBig bool
+}
+
+func (r *reader) problem(n *yaml.Node, path, format string, args ...any) {
+	p := Problem{FieldError: FieldError{Field: path, Reason: fmt.Sprintf(format, args...)}}
+	if n != nil {
+		p.Position = Position{n.Line, n.Column}
+	}
+	r.d.Problems = append(r.d.Problems, p)
+}
+
+// document returns the root of the only document, nil if it is unusable.
+func (r *reader) document(data []byte) *yaml.Node {
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var doc, more yaml.Node
+	switch err := dec.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		r.syntax(data, err)
+		return nil
+	}
+	if err := dec.Decode(&more); err == nil {
+		r.problem(&more, "", "a second document begins here; the configuration is one document")
+		return nil
+	} else if !errors.Is(err, io.EOF) {
+		r.syntax(data, err)
+		return nil
+	}
+	return doc.Content[0]
+}
+
+// The YAML library reports lines in text only. Its parser, unlike its scanner,
+// reports the preceding line.
+var (
+	yamlLine   = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
+	yamlParser = regexp.MustCompile(`^(did not find expected (<|node content|'-' indicator|key|',' or)|found (undefined tag|duplicate %|incompatible))`)
+)
+
+func (r *reader) syntax(data []byte, err error) {
+	m := yamlLine.FindStringSubmatch(err.Error())
+	if m == nil {
+		r.problem(nil, "", "YAML: %v", err)
+		return
+	}
+	reason := err.Error()[len(m[0]):]
+	line, err := strconv.Atoi(m[1])
+	if err != nil {
+		line = 1
+	} else if yamlParser.MatchString(reason) {
+		line++
+	}
+	line = min(line, bytes.Count(bytes.TrimRight(data, " \n"), []byte("\n"))+1) // the library counts the end of the file as a line
+	r.problem(&yaml.Node{Line: line, Column: 1}, "", "YAML: %s", reason)
+}
+
+// resolve follows an alias and counts its values.
+func (r *reader) resolve(n *yaml.Node, path string) *yaml.Node {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if r.nodes++; r.nodes > maxNodes && !r.tooBig {
+		r.tooBig = true
+		r.problem(n, path, "more than %d values once all aliases are followed", maxNodes)
+	}
+	return n
+}
+
+// pairs returns the keys and values of a mapping, without duplicates and keys
+// that are not plain.
+func (r *reader) pairs(n *yaml.Node, path string) (keys []string, values []*yaml.Node) {
+	seen := make(map[string]int)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, v := n.Content[i], n.Content[i+1]
+		switch {
+		case k.Kind != yaml.ScalarNode:
+			r.problem(k, path, "a key must be a plain word")
+			continue
+		case k.Tag == "!!merge":
+			r.problem(k, path, "merge keys (<<) are not supported; write the fields out")
+			continue
+		case seen[k.Value] != 0:
+			r.problem(k, joinPath(path, k.Value), "given twice, first on line %d", seen[k.Value])
+			continue
+		}
+		seen[k.Value] = k.Line
+		keys, values = append(keys, k.Value), append(values, v)
+		r.d.keys[joinPath(path, k.Value)] = Position{k.Line, k.Column}
+	}
+	return keys, values
+}
+
+// json writes n as JSON in the order of the file, converted as the schema
+// requires; a nil schema requires nothing.
+func (r *reader) json(n *yaml.Node, path string, s *jsonschema.Schema) {
+	if n = r.resolve(n, path); r.tooBig {
+		return
+	}
+	r.d.values[path] = Position{n.Line, n.Column}
+	if s != nil && s.Extras[SingleItem] != nil && n.Kind != yaml.SequenceNode && !isNull(n) {
+		r.b.WriteByte('[')
+		r.json(n, path, s.Items)
+		r.b.WriteByte(']')
+		return
+	}
+	if s != nil && s.Extras[ShortField] != nil && !isNull(n) {
+		switch n.Kind {
+		case yaml.ScalarNode:
+			r.b.WriteByte('{')
+			r.write(s.Extras[ShortField])
+			r.b.WriteByte(':')
+			r.text(n, path)
+			r.b.WriteByte('}')
+			return
+		case yaml.SequenceNode:
+			r.problem(n, path, "must be %s, not a list", s.Extras[ShortText])
+			r.b.WriteString("null")
+			return
+		}
+	}
+	switch n.Kind {
+	case yaml.MappingNode:
+		start := r.b.Len()
+		keys, values := r.pairs(n, path)
+		r.b.WriteByte('{')
+		for i, key := range keys {
+			if i > 0 {
+				r.b.WriteByte(',')
+			}
+			r.write(key)
+			r.b.WriteByte(':')
+			r.json(values[i], joinPath(path, key), fieldOf(s, key))
+		}
+		r.b.WriteByte('}')
+		if s != nil && s.Properties == nil {
+			r.d.blocks[path] = bytes.Clone(r.b.Bytes()[start:])
+		}
+	case yaml.SequenceNode:
+		r.b.WriteByte('[')
+		for i, item := range n.Content {
+			if i > 0 {
+				r.b.WriteByte(',')
+			}
+			p := fmt.Sprintf("%s[%d]", path, i)
+			r.d.keys[p] = Position{item.Line, item.Column}
+			var of *jsonschema.Schema
+			if s != nil {
+				of = s.Items
+			}
+			r.json(item, p, of)
+		}
+		r.b.WriteByte(']')
+	default:
+		if s != nil && s.Type == "string" && !isNull(n) {
+			r.text(n, path)
+			return
+		}
+		r.scalar(n, path, s != nil && s.Type == "integer")
+	}
+}
+
+// fieldOf returns the schema of a field of a block, nil if there is none.
+func fieldOf(s *jsonschema.Schema, key string) *jsonschema.Schema {
+	if s == nil {
+		return nil
+	}
+	if s.Properties != nil {
+		return property(s, key)
+	}
+	return s.AdditionalProperties
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
+
+// text writes a scalar as text, or null with a problem.
+func (r *reader) text(n *yaml.Node, path string) {
+	if s, ok := r.expand(n, path); ok {
+		r.write(s)
+		return
+	}
+	r.b.WriteString("null")
+}
+
+// scalar writes a scalar as JSON; one with a problem as null, as if it were not
+// there. An integer must fit into 64 bits with a sign.
+func (r *reader) scalar(n *yaml.Node, path string, integer bool) {
+	switch n.Tag {
+	case "!!null":
+		r.b.WriteString("null")
+	case "!!bool":
+		var v bool
+		if n.Decode(&v) != nil {
+			r.problem(n, path, "must be true or false")
+		}
+		r.write(v)
+	case "!!int":
+		var i int64
+		var u uint64
+		switch {
+		case n.Decode(&i) == nil:
+			r.write(i)
+		case !integer && n.Decode(&u) == nil:
+			r.write(u)
+		default:
+			r.problem(n, path, "the number %s is too large", n.Value)
+			r.b.WriteString("null")
+		}
+	case "!!float":
+		var f float64
+		if n.Decode(&f) != nil || math.IsInf(f, 0) || math.IsNaN(f) {
+			r.problem(n, path, "%s is no number that can be used here", n.Value)
+			r.b.WriteString("null")
+			return
+		}
+		if integer && math.Abs(f) >= 1<<63 {
+			r.problem(n, path, "the number %s is too large", n.Value)
+			r.b.WriteString("null")
+			return
+		}
+		r.write(f)
+	default:
+		r.text(n, path)
+	}
+}
+
+// write writes v without HTML escapes, because people read the values.
+func (r *reader) write(v any) {
+	enc := json.NewEncoder(&r.b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		panic(fmt.Sprintf("BUG: conf: encode %T: %v", v, err))
+	}
+	r.b.Truncate(r.b.Len() - 1) // the line break
+}
+
+var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// expand returns the text of a scalar with its variables replaced.
+func (r *reader) expand(n *yaml.Node, path string) (string, bool) {
+	s, good := n.Value, true
+	if n.Tag == "!!binary" {
+		r.problem(n, path, "!!binary is not supported; write text")
+		return "", false
+	}
+	if !strings.Contains(s, "${") {
+		return s, true
+	}
+	var b strings.Builder
+	for {
+		i := strings.Index(s, "${")
+		if i < 0 {
+			b.WriteString(s)
+			return b.String(), good
+		}
+		if i > 0 && s[i-1] == '$' {
+			b.WriteString(s[:i-1] + "${")
+			s = s[i+2:]
+			continue
+		}
+		b.WriteString(s[:i])
+		name, rest, closed := strings.Cut(s[i+2:], "}")
+		if !closed || !variable.MatchString(name) {
+			r.problem(n, path, "${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${")
+			return "", false
+		}
+		value, ok := r.lookup(name)
+		if !ok {
+			r.problem(n, path, "the environment variable %s is not set", name)
+			good = false
+		}
+		b.WriteString(value)
+		s = rest
+	}
+}

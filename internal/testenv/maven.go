@@ -1,0 +1,61 @@
+package testenv
+
+import (
+	"context"
+	"encoding/xml"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// mavenTool is a tool pinned in tools/FOLDER/pom.xml, with the launcher beside
+// it. The cache holds a script that runs java with its arguments, and the jars.
+// The jar named first, "" for none, is first on the class path.
+func mavenTool(name, folder, first string) Tool {
+	return Tool{
+		name: name, binary: name,
+		version: func(root string) (string, error) {
+			b, err := os.ReadFile(filepath.Join(root, "tools", folder, "pom.xml"))
+			if err != nil {
+				return "", err
+			}
+			var pom struct {
+				Version string `xml:"version"`
+			}
+			if err := xml.Unmarshal(b, &pom); err != nil || pom.Version == "" {
+				return "", fmt.Errorf("tools/%s/pom.xml has no version: %w", folder, err)
+			}
+			return pom.Version, nil
+		},
+		get: func(ctx context.Context, root, path string, progress io.Writer) error {
+			source := filepath.Join(root, "tools", folder)
+			tmp, final := filepath.Dir(path), filepath.Dir(filepath.Dir(path))
+			mvn := exec.CommandContext(ctx, "mvn", "-B", "-q", "-f", filepath.Join(source, "pom.xml"), "dependency:copy-dependencies",
+				"-DoutputDirectory="+filepath.Join(tmp, "lib"))
+			if err := runLoud(mvn, progress); err != nil {
+				return fmt.Errorf("get what tools/%s/pom.xml names (it needs mvn, java 17 and Maven Central the first time): %w", folder, err)
+			}
+			javac := exec.CommandContext(ctx, "javac", "-nowarn", "-cp", filepath.Join(tmp, "lib", "*"), "-d", filepath.Join(tmp, "classes"),
+				filepath.Join(source, "Launcher.java"))
+			if err := runLoud(javac, progress); err != nil {
+				return fmt.Errorf("compile tools/%s/Launcher.java: %w", folder, err)
+			}
+			for _, part := range []string{"lib", "classes"} {
+				if err := os.RemoveAll(filepath.Join(final, part)); err != nil {
+					return err
+				}
+				if err := os.Rename(filepath.Join(tmp, part), filepath.Join(final, part)); err != nil {
+					return err
+				}
+			}
+			classPath := `$dir/classes:$dir/lib/*`
+			if first != "" {
+				classPath = `$dir/classes:$dir/lib/` + first + `:$dir/lib/*`
+			}
+			script := "#!/bin/sh\ndir=$(cd \"$(dirname \"$0\")\" && pwd)\nexec java -cp \"" + classPath + "\" \"$@\" io.isthmus.tools.Launcher\n"
+			return os.WriteFile(path, []byte(script), 0o755)
+		},
+	}
+}

@@ -1,0 +1,107 @@
+package admin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"time"
+)
+
+// maxBody bounds the body of a request: a configuration file as JSON.
+const maxBody = 16 << 20
+
+// action protects requests that change something against pages of other
+// origins: a request must be a POST with JSON, which a browser does not send
+// for such a page without asking, and must not state another origin.
+func action(next http.HandlerFunc) http.Handler {
+	origin := http.NewCrossOriginProtection()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			w.Header().Set("Allow", http.MethodPost)
+			writeError(w, http.StatusMethodNotAllowed, "this call changes something: use POST")
+			return
+		}
+		if err := origin.Check(r); err != nil {
+			writeError(w, http.StatusForbidden, err.Error()+": the request comes from a page of another origin")
+			return
+		}
+		if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+			writeError(w, http.StatusUnsupportedMediaType, "the header Content-Type must be application/json")
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		next(w, r)
+	})
+}
+
+// body decodes the body of a request, which may be empty. On failure it has
+// sent the response.
+func body(w http.ResponseWriter, r *http.Request, v any) bool {
+	dec := json.NewDecoder(r.Body)
+	dec.DisallowUnknownFields()
+	err := dec.Decode(v)
+	if err == nil {
+		if _, more := dec.Token(); more != io.EOF { //nolint:errorlint // Token returns it as it is
+			err = errors.New("more than one JSON value")
+		}
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		code := http.StatusBadRequest
+		if _, large := errors.AsType[*http.MaxBytesError](err); large {
+			code = http.StatusRequestEntityTooLarge
+		}
+		writeError(w, code, fmt.Sprintf("the body: %v", err))
+		return false
+	}
+	return true
+}
+
+// writeReloaded responds with the changes of a configuration, or with 422 and
+// its errors.
+func writeReloaded(w http.ResponseWriter, r Reloaded) {
+	code := http.StatusOK
+	if len(r.Problems) > 0 {
+		code = http.StatusUnprocessableEntity
+	}
+	writeJSON(w, code, r)
+}
+
+func reload(w http.ResponseWriter, r *http.Request, o Operator) {
+	if !body(w, r, new(struct{})) {
+		return
+	}
+	result, err := o.Reload(r.Context(), "API")
+	if err != nil {
+		writeError(w, http.StatusServiceUnavailable, err.Error())
+		return
+	}
+	writeReloaded(w, result)
+}
+
+func compare(w http.ResponseWriter, r *http.Request, o Operator) {
+	var request struct {
+		Config string `json:"config"` // the text of a configuration file
+	}
+	if body(w, r, &request) {
+		writeReloaded(w, o.Compare([]byte(request.Config)))
+	}
+}
+
+// status responds with the status of the bridge.
+func (s *Server) status(w http.ResponseWriter, r *http.Request) {
+	if _, err := parseQuery(r.URL.Query()); err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	o := s.source.Overview()
+	writeJSON(w, http.StatusOK, struct {
+		Version  string    `json:"version"` // of the program
+		Started  time.Time `json:"started"`
+		Revision uint64    `json:"revision"`  // number of changes of the state
+		NotReady []string  `json:"not_ready"` // reasons why /readyz answers 503
+		Config   Config    `json:"config"`
+	}{o.Version, o.Started, uint64(o.Revision), nonNil(o.NotReady), o.Config})
+}

@@ -1,0 +1,97 @@
+package server
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/server/state"
+)
+
+// heldHeader is sent at the start of each stream while collections are held,
+// with one value for each collection and registry: "COLLECTION REGISTRY SINCE",
+// the time in RFC 3339. istiod ignores it; `isthmus watch` shows it.
+const heldHeader = "isthmus-held"
+
+// tellHeld sends heldHeader.
+func (s *Server) tellHeld(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if holds := s.db.Holds(); len(holds) > 0 {
+		md := metadata.MD{}
+		for _, h := range holds {
+			for _, coll := range h.Collections {
+				md.Append(heldHeader, coll+" "+h.Registry+" "+h.Since.UTC().Format(time.RFC3339))
+			}
+		}
+		if err := stream.SendHeader(md); err != nil {
+			return err
+		}
+	}
+	return handler(srv, stream)
+}
+
+// registryOptions returns the options of each registry in the state.
+func registryOptions(registries []config.Registry) map[string]state.RegistryOptions {
+	out := make(map[string]state.RegistryOptions, len(registries))
+	for i := range registries {
+		r := &registries[i]
+		p := &r.Protect
+		out[r.Name] = state.RegistryOptions{
+			Optional: !r.Required, SyncTimeout: time.Duration(r.SyncTimeout),
+			Protect: state.Protect{
+				MinShare: p.MinShare, MinServices: p.MinServices, Hold: time.Duration(p.Hold),
+				Service: state.ProtectService{MinShare: p.Service.MinShare, MinEndpoints: p.Service.MinEndpoints},
+			},
+		}
+	}
+	return out
+}
+
+// heldWords describes which collections a registry holds, and since when.
+func heldWords(st state.Status) string {
+	what := strings.Join(st.Holds, ", ")
+	if len(st.Holds) == len(collection.All()) {
+		what = "every type"
+	}
+	return fmt.Sprintf("it holds %s since %s", what, st.HeldSince.UTC().Format(time.RFC3339))
+}
+
+// Remarks describes conditions that do not affect readiness: optional
+// registries that are not served, and removals that are held back. Without any,
+// it costs one read of a flag.
+func (s *Server) Remarks() []string {
+	select {
+	case <-s.ready:
+	default:
+		return nil
+	}
+	if !s.db.Remarkable() {
+		return nil
+	}
+	var out []string
+	for _, st := range s.db.Registries() {
+		if st.Released {
+			sup := s.supervisor(st.Registry)
+			text := fmt.Sprintf("registry %s: optional, and served without it: the first listing is not complete: %s", st.Registry, sup.Phase)
+			if why := cmp.Or(st.Error, st.Down, sup.LastError); why != "" {
+				text += ": " + why
+			}
+			out = append(out, text)
+		}
+		p := st.Protection
+		switch {
+		case p == nil:
+		case p.Pending:
+			out = append(out, fmt.Sprintf("registry %s: protected: %s, since %s, until %s; decide with isthmus accept %s or isthmus refuse %s",
+				st.Registry, p, p.Since.UTC().Format(time.RFC3339), p.Until.UTC().Format(time.RFC3339), st.Registry, st.Registry))
+		default:
+			out = append(out, fmt.Sprintf("registry %s: an operator refused what %s", st.Registry, p))
+		}
+	}
+	return out
+}

@@ -1,0 +1,217 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/isthmus-mesh/isthmus/server/admin"
+	"github.com/isthmus-mesh/isthmus/server/config"
+	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
+	"github.com/isthmus-mesh/isthmus/server/xds"
+)
+
+// Fields of the configuration that hold ports.
+const (
+	fieldXDS   = "listen.xds"
+	fieldAdmin = "listen.admin"
+	fieldMCP   = "listen.mcp"
+)
+
+// port is a configured listener and its server.
+type port struct {
+	field   string // of the configuration
+	address string // as configured
+	*listener
+	end   context.CancelFunc // ends serving
+	ended chan struct{}      // closed when serving has ended
+}
+
+// isGRPC reports whether the port serves streams.
+func (p *port) isGRPC() bool { return p.field != fieldAdmin }
+
+// wanted returns the ports of a configuration, not yet open.
+func wanted(l *config.Listen) []*port {
+	var all []*port
+	for _, x := range l.XDS {
+		all = append(all, &port{field: fieldXDS, address: x.Address})
+	}
+	all = append(all, &port{field: fieldAdmin, address: l.Admin.Address})
+	if l.MCP.Address != "" {
+		all = append(all, &port{field: fieldMCP, address: l.MCP.Address})
+	}
+	return all
+}
+
+func (p *port) listen() error {
+	l, err := net.Listen("tcp", p.address)
+	if err != nil {
+		return fmt.Errorf("%s: %w", p.field, err)
+	}
+	p.listener = &listener{l: l, addr: l.Addr(), closed: make(chan struct{})}
+	return nil
+}
+
+// servePort serves until ctx has ended and the streams have drained, within the
+// configured time. From the end of ctx, connections refuse new streams. Ports
+// of xDS serve the legacy protocol only if it has no port.
+func (s *Server) servePort(ctx context.Context, p *port) error {
+	if p.field == fieldAdmin {
+		a := admin.New(source{s}, admin.Options{Gatherer: s.options.Metrics, Pprof: s.config().Admin.Pprof, Log: s.log, Operator: operator{s}})
+		return a.Run(ctx, crowdListener{p.listener, s.crowd})
+	}
+	elsewhere := func() bool { return p.field == fieldXDS && s.config().Listen.MCP.Address != "" }
+	server := grpc.NewServer(append(xds.ServerOptions(), grpc.ChainStreamInterceptor(s.crowd.stream, mcpserver.RefuseIf(elsewhere), s.tellHeld))...)
+	s.mcp.Register(server)
+	if p.field == fieldXDS {
+		s.xds.Register(server)
+	}
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		timer := time.AfterFunc(s.config().DrainTime()+drainWithin, server.Stop)
+		defer timer.Stop()
+		server.GracefulStop()
+	})
+	defer stop()
+	if err := server.Serve(crowdListener{p.listener, s.crowd}); err != nil && ctx.Err() == nil {
+		server.Stop()
+		return fmt.Errorf("%s %v: %w", strings.TrimPrefix(p.field, "listen."), p.Addr(), err)
+	}
+	<-stopped
+	return nil
+}
+
+// start serves an open port in group.
+func (s *Server) start(ctx context.Context, group *errgroup.Group, p *port) {
+	ctx, p.end = context.WithCancel(ctx)
+	p.ended = make(chan struct{})
+	group.Go(func() error {
+		defer close(p.ended)
+		defer p.end()
+		return s.servePort(ctx, p)
+	})
+}
+
+// openPorts opens ports. A port in going that has the same address is paused;
+// [listener.resume] restores it. After an error nothing is open and nothing is
+// paused.
+func openPorts(ports, going []*port) (failed error) {
+	var opened, paused []*port
+	for _, p := range ports {
+		err := p.listen()
+		if errors.Is(err, syscall.EADDRINUSE) {
+			for _, g := range going {
+				if samePort(g.Addr().String(), p.address) && g.pause() {
+					paused = append(paused, g)
+				}
+			}
+			err = p.listen()
+		}
+		if err != nil {
+			failed = err
+			break
+		}
+		opened = append(opened, p)
+	}
+	if failed == nil {
+		return nil
+	}
+	for _, p := range opened {
+		failed = errors.Join(failed, p.Close())
+	}
+	for _, p := range paused {
+		if err := p.resume(); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: take %s back: %w", p.field, p.address, err))
+		}
+	}
+	return failed
+}
+
+func samePort(a, b string) bool {
+	_, x, err := net.SplitHostPort(a)
+	_, y, other := net.SplitHostPort(b)
+	return err == nil && other == nil && x == y
+}
+
+// listener is a listener that can release its address temporarily.
+type listener struct {
+	addr   net.Addr
+	closed chan struct{} // by Close
+
+	mu      sync.Mutex
+	l       net.Listener  // guarded by mu
+	resumed chan struct{} // guarded by mu; nil unless paused
+	once    sync.Once
+}
+
+// Addr implements [net.Listener].
+func (l *listener) Addr() net.Addr { return l.addr }
+
+// Accept implements [net.Listener].
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		l.mu.Lock()
+		now, resumed := l.l, l.resumed
+		l.mu.Unlock()
+		if resumed == nil {
+			conn, err := now.Accept()
+			l.mu.Lock()
+			paused := l.l != now || l.resumed != nil
+			l.mu.Unlock()
+			if err == nil || !paused {
+				return conn, err
+			}
+			continue
+		}
+		select {
+		case <-resumed:
+		case <-l.closed:
+			return nil, net.ErrClosed
+		}
+	}
+}
+
+// Close implements [net.Listener].
+func (l *listener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.resumed != nil {
+		return nil
+	}
+	return l.l.Close()
+}
+
+// pause releases the address. It reports whether the listener was active.
+func (l *listener) pause() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.resumed != nil {
+		return false
+	}
+	l.resumed = make(chan struct{})
+	_ = l.l.Close() // an error means that it is closed already
+	return true
+}
+
+// resume listens on the address again.
+func (l *listener) resume() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	again, err := net.Listen("tcp", l.addr.String())
+	if err != nil {
+		return err
+	}
+	close(l.resumed)
+	l.l, l.resumed = again, nil
+	return nil
+}

@@ -1,0 +1,202 @@
+package state
+
+import (
+	"cmp"
+	"slices"
+)
+
+// SetRegistries replaces the set of registries. The order of names decides
+// conflicts; names are unique. The map renamed has the old name by the new one.
+//
+// A registry that is not in names is removed with all its resources; its plugin
+// must have ended. A new registry is empty and does not hold collections that
+// are already open. A renamed registry retains its resources until its next
+// complete listing.
+//
+// Readers see only the resulting changes, such as an upsert where the
+// precedence of registries on a name has changed.
+func (d *DB) SetRegistries(names []string, renamed map[string]string) {
+	d.apply.Lock()
+	defer d.apply.Unlock()
+	d.setRegistries(names, renamed)
+}
+
+// Configure combines [DB.SetRegistries] and [DB.SetConflicts]; rules refer to
+// the new names.
+func (d *DB) Configure(names []string, renamed map[string]string, rules []ConflictRule) {
+	d.apply.Lock()
+	defer d.apply.Unlock()
+	d.rules = slices.Clone(rules)
+	d.setRegistries(names, renamed)
+}
+
+func (d *DB) setRegistries(names []string, renamed map[string]string) {
+	before := make(map[string]*Registry, len(d.registries))
+	for _, r := range d.registries {
+		before[r.name] = r
+	}
+	waiting := d.waitingNow()
+	next := make([]*Registry, 0, len(names))
+	taken := make(map[string]bool, len(names)) // old names
+	for _, name := range names {
+		taken[cmp.Or(renamed[name], name)] = true
+	}
+	gone := make([]*Registry, 0, len(d.registries))
+	for _, r := range d.registries {
+		if !taken[r.name] {
+			gone = append(gone, r)
+		}
+	}
+	// Delete series of old names before creating those of new ones: two
+	// registries may have swapped names.
+	for _, name := range names {
+		if was := renamed[name]; before[was] != nil {
+			d.metrics.forget(was)
+		}
+	}
+	for n, name := range names {
+		was := cmp.Or(renamed[name], name)
+		r := before[was]
+		switch {
+		case r == nil:
+			r = newRegistry(d, name, n)
+			r.exempt = make(map[string]bool)
+			for coll := range d.tables {
+				r.exempt[coll] = len(waiting[coll]) == 0
+			}
+			r.status.Late = len(waiting) == 0
+		case was != name:
+			r.rename(name)
+		}
+		next = append(next, r)
+	}
+	d.registries = append(slices.Clone(next), gone...)
+	d.reorder()
+	for _, r := range gone {
+		r.empty()
+		if !r.status.Restored.IsZero() {
+			d.restored.Add(-1)
+		}
+		d.metrics.forget(r.name)
+	}
+	d.registries = next
+	d.decideAnew() // weights and endpoint names contain registry names
+	d.remark()
+	d.wake()
+}
+
+// SetOptions replaces the options of the registries, by name. They also apply
+// to removals already held back. Open collections stay open and no resource
+// changes.
+func (d *DB) SetOptions(options map[string]RegistryOptions) {
+	d.apply.Lock()
+	defer d.apply.Unlock()
+	for _, r := range d.registries {
+		r.setOptions(options[r.name])
+		r.release()
+	}
+}
+
+func (r *Registry) setOptions(o RegistryOptions) {
+	o.SyncTimeout = cmp.Or(o.SyncTimeout, DefaultSyncTimeout)
+	r.overdue = r.overdue && o == r.options
+	r.options, r.guard.protect = o, o.Protect
+}
+
+// reorder assigns each registry its position and sorts the claims on each name
+// by it.
+func (d *DB) reorder() {
+	moved := false
+	for n, r := range d.registries {
+		moved = moved || r.order != n
+		r.order = n
+	}
+	if !moved {
+		return
+	}
+	b := &batch{r: d.registries[0], db: d}
+	b.markAll()
+	for _, t := range d.tables {
+		for name, head := range t.index {
+			if head.next == nil {
+				continue
+			}
+			if claims := claimsOn(head); !slices.IsSortedFunc(claims, precedence) {
+				b.touch(t, name)
+				slices.SortStableFunc(claims, precedence)
+				t.relink(name, claims)
+			}
+		}
+	}
+	b.commit()
+}
+
+// claimsOn returns the claims on a name, including a tombstone if there is one.
+func claimsOn(head *Record) []*Record {
+	var all []*Record
+	for ; head != nil; head = head.next {
+		all = append(all, head)
+	}
+	return all
+}
+
+// precedence orders the claims on one name: by registry, then derived records,
+// then the tombstone.
+func precedence(a, b *Record) int {
+	switch {
+	case a.is(isTombstone):
+		return 1
+	case b.is(isTombstone):
+		return -1
+	case a.is(isDerived) != b.is(isDerived):
+		if a.is(isDerived) {
+			return 1
+		}
+		return -1
+	case a.is(isDerived):
+		return cmp.Compare(a.hash, b.hash)
+	}
+	return cmp.Compare(a.kind.registry.order, b.kind.registry.order)
+}
+
+// relink replaces the claims on a name, in the given order.
+func (t *table) relink(name string, claims []*Record) {
+	for n, c := range claims {
+		if c.next = nil; n+1 < len(claims) {
+			c.next = claims[n+1]
+		}
+	}
+	t.index[name] = claims[0]
+}
+
+func (r *Registry) rename(name string) {
+	d := r.db
+	d.mu.Lock()
+	r.name = name
+	d.mu.Unlock()
+	r.log = d.log.With("registry", name)
+	r.status.Registry = name
+	d.metrics.begin(r)
+	d.metrics.setListing(r)
+	d.metrics.setSizes(r)
+	if r.status.Synced {
+		d.metrics.setSynced(r)
+	}
+	d.metrics.setProtected(r)
+}
+
+// empty removes all resources of the registry.
+func (r *Registry) empty() {
+	b := &batch{r: r, db: r.db}
+	var all []*Record
+	r.claims(func(_ *table, c *Record) { all = append(all, c) })
+	for _, c := range all {
+		// Removing an entry also removes its instances.
+		if c.kind.collection.claim(c.Name(), r) == c {
+			b.removeRecord(c)
+		}
+	}
+	b.commit()
+	r.problems, r.known, r.refused = nil, nil, nil
+	r.log.Info("the registry is no longer in the configuration; what it had is removed", "resources", len(all))
+}

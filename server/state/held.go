@@ -1,0 +1,100 @@
+package state
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// RegistryOptions tune one registry. The zero value works.
+type RegistryOptions struct {
+	// Optional opens collections without the registry if it cannot be reached:
+	// if its plugin reports an error, or if no listing completes within
+	// SyncTimeout.
+	Optional bool
+	// SyncTimeout bounds the first listing. After it an optional registry is no
+	// longer waited for; for any other a warning is logged. 0 means
+	// [DefaultSyncTimeout].
+	SyncTimeout time.Duration
+	// Protect selects the removals to hold back.
+	Protect Protect
+}
+
+// DefaultSyncTimeout is the default of [RegistryOptions.SyncTimeout].
+const DefaultSyncTimeout = time.Minute
+
+// Hold describes a registry that holds collections.
+type Hold struct {
+	Registry    string    `json:"registry"`
+	Collections []string  `json:"collections"` // sorted
+	Since       time.Time `json:"since"`
+}
+
+// Holds returns the registries that hold collections, in configuration order.
+func (d *DB) Holds() []Hold {
+	if d.Synced() {
+		return nil
+	}
+	d.apply.Lock()
+	defer d.apply.Unlock()
+	var out []Hold
+	for _, r := range d.registries {
+		if held := r.holds(); len(held) > 0 {
+			out = append(out, Hold{r.name, held, r.begun})
+		}
+	}
+	return out
+}
+
+// Remarkable reports whether any removal is held back or an optional registry
+// was skipped. It takes no lock.
+func (d *DB) Remarkable() bool { return d.remarkable.Load() }
+
+// remark updates the value of [DB.Remarkable].
+func (d *DB) remark() {
+	d.remarkable.Store(slices.ContainsFunc(d.registries, func(r *Registry) bool {
+		return len(r.guard.kept) > 0 || r.released && !r.status.Listed()
+	}))
+}
+
+// holds returns the collections that the registry holds, sorted: all of them
+// until its plugin has declared its collections. The caller holds apply, as for
+// all functions below.
+func (r *Registry) holds() (held []string) {
+	switch {
+	case !r.waitedFor():
+		return nil
+	case r.collections == nil:
+		held = slices.Sorted(maps.Keys(r.db.tables))
+	default:
+		held = slices.Sorted(slices.Values(r.collections))
+	}
+	return slices.DeleteFunc(held, func(coll string) bool { return r.exempt[coll] })
+}
+
+// waitedFor reports whether the registry may hold collections.
+func (r *Registry) waitedFor() bool { return !r.status.Listed() && !r.released && !r.status.Late }
+
+// release opens the collections of an optional registry that cannot be reached.
+// It is permanent: an open collection is never held again, and later resources
+// of the registry are added.
+func (r *Registry) release() {
+	waited := time.Since(r.begun)
+	late := waited >= r.options.SyncTimeout
+	switch {
+	case !r.waitedFor():
+		return
+	case r.options.Optional && (late || r.status.Error != ""):
+		why := r.status.Error
+		if why == "" {
+			why = r.status.Down
+		}
+		r.log.Warn("the registry is optional and its first listing is not complete; its types are served without it", "after", waited.Round(time.Millisecond), "err", why)
+		r.released = true
+		r.db.remark()
+		r.db.wake()
+	case late && !r.overdue && len(r.holds()) > 0:
+		r.overdue = true
+		r.log.Warn("a required registry holds its types; nothing of them is served to a sink that connects", "held_since", r.begun, "held", r.holds())
+	}
+}

@@ -1,0 +1,527 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/server/encode"
+)
+
+// merger is a service that is served with the endpoints of others. DB.apply
+// guards it.
+//
+// Each endpoint of a member has a derived record: in the namespace of the lead,
+// with its label, its ports and a weight. Endpoints of the lead are served
+// unchanged unless there are weights. Derived records depend only on the state
+// of the registries, not on the order of events.
+type merger struct {
+	lead     *service
+	own      *composition // the lead's own instances
+	parts    *composition // what is served
+	members  []*member    // in order of precedence, the lead first
+	weighted bool
+
+	// Changes of the current batch.
+
+	wanted    bool // the current decision retains it
+	full      bool // compose everything, not only addresses
+	changed   bool // in batch.mergers
+	addresses map[string]bool
+	removed   []*Record // instances of members
+}
+
+// member is a service whose endpoints are served as those of the lead.
+type member struct {
+	s     *service
+	ports []portRule // nil: those of the endpoints
+	share uint64
+	total uint64 // sum of the shares of all registries; 0: no weights
+
+	served map[*Record]*Record // the derived record by the instance
+	weight uint64              // sum of the own weights of served
+	unit   uint64              // divisor of their weights: weight, rounded
+}
+
+// portRule maps a port of the lead to a port of a member's endpoints.
+type portRule struct {
+	name  string // of the lead's port
+	from  string // of the member's port
+	other uint32 // its number if an endpoint states none
+}
+
+// Weights of endpoints. The share of a registry is divided among its endpoints
+// by their own weights:
+//
+//	weightScale * share / (sum of shares) * own weight / (sum of own weights)
+//
+// The sum of own weights is rounded to 7 significant bits, exact up to 128 and
+// off by at most 0.8%, so that adding or removing one instance does not change
+// the weights of all others. The sum over all endpoints of a host is about
+// weightScale, which leaves istiod room to multiply weights by a small factor,
+// as it does between networks.
+const (
+	weightScale  = 1 << 28
+	weightBits   = 7
+	maxOwnWeight = 1 << 20
+)
+
+// roundWeight rounds a sum of weights to weightBits significant bits; the
+// result is at least 1.
+func roundWeight(sum uint64) uint64 {
+	drop := bits.Len64(sum) - weightBits
+	if drop <= 0 {
+		return max(sum, 1)
+	}
+	return (sum + 1<<(drop-1)) >> drop << drop
+}
+
+// weightOf returns the weight of an endpoint, given its own weight.
+func (m *member) weightOf(own uint64) uint32 {
+	divisor := m.total * m.unit
+	return uint32(max((weightScale*m.share*own+divisor/2)/divisor, 1))
+}
+
+func ownWeight(r *Record) uint64 { return min(uint64(encode.Weight(r.spec())), maxOwnWeight) }
+
+var (
+	errNotService = errors.New("one of the two is served as it is (its endpoints are part of it, or selected)")
+	errMoreHosts  = errors.New("it has other hosts besides")
+)
+
+// newMember returns e as a member of o, and the differences between the two.
+// The error is the reason why it cannot be one.
+func newMember(e, o *contender, rule *ConflictRule, n int) (*member, string, error) {
+	lead, own := &o.spec, &e.spec
+	switch {
+	case o.record.parts == nil || e.record.parts == nil:
+		return nil, "", errNotService
+	case slices.ContainsFunc(own.Hosts, func(h string) bool { return !slices.Contains(lead.Hosts, h) }):
+		return nil, "", errMoreHosts
+	case lead.Resolution != own.Resolution:
+		return nil, "", fmt.Errorf("its resolution is %s and that of the other one %s", own.Resolution, lead.Resolution)
+	}
+	m := &member{s: e.record.of}
+	for _, of := range []*member{{s: o.record.of}, m} {
+		if err := of.weigh(rule, n); err != nil {
+			return nil, "", err
+		}
+	}
+	ports, notes, err := mapPorts(lead.Ports, own.Ports)
+	if err != nil {
+		return nil, "", err
+	}
+	m.ports = ports
+	if lead.Location != own.Location {
+		notes = append(notes, fmt.Sprintf("its location is %s and that of the other one %s, which holds", own.Location, lead.Location))
+	}
+	return m, strings.Join(notes, "; "), nil
+}
+
+func (m *member) weigh(rule *ConflictRule, n int) error {
+	if rule.Weights == nil {
+		return nil
+	}
+	share, named := rule.Weights[m.s.registry.name]
+	m.share, m.total = uint64(share), rule.total()
+	if !named {
+		return fmt.Errorf("conflicts[%d].weights does not name registry %q", n, m.s.registry.name)
+	}
+	return nil
+}
+
+// mapPorts maps each port of the lead to the port of a member with the same
+// name, else the same number, else the only one if both have one. It also
+// returns the differences.
+func mapPorts(lead, own []encode.ServicePort) (rules []portRule, notes []string, err error) {
+	if len(lead) == 0 {
+		return nil, nil, nil
+	}
+	used := make(map[int]bool)
+	for _, p := range lead {
+		i := slices.IndexFunc(own, func(q encode.ServicePort) bool { return q.Name == p.Name })
+		if i < 0 {
+			i = slices.IndexFunc(own, func(q encode.ServicePort) bool { return q.Number == p.Number })
+		}
+		if i < 0 && len(lead) == 1 && len(own) == 1 {
+			i = 0
+		}
+		if i < 0 {
+			return nil, nil, fmt.Errorf("it has no port %s (%d)", p.Name, p.Number)
+		}
+		q := own[i]
+		used[i] = true
+		rules = append(rules, portRule{p.Name, q.Name, q.Target})
+		if p.Number != q.Number {
+			notes = append(notes, fmt.Sprintf("its port %s is %d and that of the other one %d, which holds", q.Name, q.Number, p.Number))
+		}
+		if !strings.EqualFold(p.Protocol, q.Protocol) {
+			notes = append(notes, fmt.Sprintf("its port %s is %s and that of the other one %s, which holds", q.Name, q.Protocol, p.Protocol))
+		}
+	}
+	for i, q := range own {
+		if !used[i] {
+			notes = append(notes, fmt.Sprintf("its port %s (%d) is not served, as the other one has none such", q.Name, q.Number))
+		}
+	}
+	return rules, notes, nil
+}
+
+// portsOf returns the ports of an endpoint under the lead's names.
+func (m *member) portsOf(r *Record) []encode.NamedPort {
+	if m.ports == nil {
+		return nil
+	}
+	out := make([]encode.NamedPort, 0, len(m.ports))
+	for _, p := range m.ports {
+		number := encode.PortOf(r.spec(), p.from)
+		if number == 0 {
+			number = p.other
+		}
+		out = append(out, encode.NamedPort{Name: p.name, Number: number})
+	}
+	return out
+}
+
+// mergeInto makes the service of an entry the lead of its members.
+func (b *batch) mergeInto(e *contender) {
+	s := e.record.of
+	lead := &member{s: s}
+	_ = lead.weigh(e.rule, 0) // newMember handled the error
+	lead.ports, _, _ = mapPorts(e.spec.Ports, e.spec.Ports)
+	m := s.merger
+	if m != nil && m.lead != s {
+		b.dissolve(m)
+		m = nil
+	}
+	if m == nil {
+		m = &merger{lead: s, own: s.entry().parts, parts: &composition{selector: s.selector}}
+		s.merger = m
+	}
+	m.wanted = true
+	members := append([]*member{lead}, e.members...)
+	kept := make(map[*service]bool)
+	for _, now := range members {
+		if now.s != s && now.s.merger != nil && now.s.merger != m {
+			b.dissolve(now.s.merger)
+		}
+		now.s.merger = m
+		kept[now.s] = true
+		i := slices.IndexFunc(m.members, func(was *member) bool { return was.s == now.s })
+		if i < 0 {
+			now.served = make(map[*Record]*Record)
+			continue
+		}
+		was := m.members[i]
+		now.served, now.weight, now.unit = was.served, was.weight, was.unit
+	}
+	for _, was := range m.members {
+		if !kept[was.s] {
+			b.expel(m, was)
+		}
+	}
+	m.members = members
+	if weighted := lead.total > 0; weighted != m.weighted {
+		m.weighted = weighted
+		b.touchInstances(s)
+	}
+	m.full = true
+	b.changeMerger(m)
+}
+
+// changeMerger schedules a merger for composition.
+func (b *batch) changeMerger(m *merger) {
+	if !m.changed {
+		m.changed = true
+		b.mergers = append(b.mergers, m)
+	}
+	b.change(m.lead)
+}
+
+// expel removes the derived records of a member.
+func (b *batch) expel(m *merger, was *member) {
+	var gone []*Record
+	for _, r := range was.served {
+		b.dropDerived(r)
+		gone = append(gone, r)
+	}
+	was.served = nil
+	m.parts = m.parts.with(nil, gone)
+	if was.s.merger == m && was.s != m.lead {
+		was.s.merger = nil
+	}
+}
+
+func (b *batch) dissolve(m *merger) {
+	if m.lead.merger != m {
+		return
+	}
+	for _, was := range m.members {
+		b.expel(m, was)
+	}
+	m.members = nil
+	m.lead.merger = nil
+	if c := m.lead.entry(); c != nil && c.of == m.lead {
+		e := *c
+		e.place = [shapes]Revision{}
+		e.parts = m.own
+		b.change(m.lead)
+		e.kind.collection.put(&e)
+		if m.weighted {
+			b.touchInstances(m.lead)
+		}
+	}
+}
+
+// touchInstances touches the names of the instances of a service, as whether
+// they are served may change.
+func (b *batch) touchInstances(s *service) {
+	s.each(func(i *Record) { b.touch(b.db.tables[collection.WorkloadEntry], i.Name()) })
+}
+
+// instances returns the composition of the service's own instances.
+func (s *service) instances() *composition {
+	if m := s.merger; m != nil && m.lead == s {
+		return m.own
+	}
+	return s.entry().parts
+}
+
+// isReplaced reports whether only derived records of the service's instances
+// are served.
+func (s *service) isReplaced() bool {
+	return s.merger != nil && s.merger.lead == s && s.merger.weighted
+}
+
+// note records that instances of a member changed.
+func (m *merger) note(added, removed []*Record) {
+	if m.addresses == nil {
+		m.addresses = make(map[string]bool)
+	}
+	for _, r := range added {
+		m.addresses[r.address()] = true
+	}
+	for _, r := range removed {
+		m.addresses[r.address()] = true
+	}
+	m.removed = append(m.removed, removed...)
+}
+
+// compose derives the changed records, and returns the served composition.
+func (m *merger) compose(b *batch) *composition {
+	var added, removed []*Record
+	replace := func(of *member, i, now *Record) {
+		was := of.served[i]
+		switch {
+		case was == now && now != nil:
+			return
+		case was != nil && now != nil && was.hash == now.hash && was.Name() == now.Name() && was.is(isDerived) && now.is(isDerived):
+			return
+		}
+		if was != nil {
+			b.dropDerived(was)
+			removed = append(removed, was)
+		}
+		if now == nil {
+			delete(of.served, i)
+			return
+		}
+		of.served[i] = now
+		if now.is(isDerived) {
+			b.putDerived(now)
+		}
+		added = append(added, now)
+	}
+	looked := m.addresses
+	if m.full {
+		looked = make(map[string]bool)
+		for _, of := range m.members {
+			for r := range of.served {
+				looked[r.address()] = true
+			}
+			for _, bl := range of.s.instances().blocks {
+				for _, r := range bl.records {
+					looked[r.address()] = true
+				}
+			}
+		}
+	}
+	// Select the endpoints of each address that no earlier member has.
+	fresh := make([][]*Record, len(m.members))
+	stale := make([]map[*Record]bool, len(m.members))
+	for n, of := range m.members {
+		stale[n] = make(map[*Record]bool)
+		if m.full {
+			for i := range of.served {
+				stale[n][i] = true
+			}
+			continue
+		}
+		for _, i := range m.removed {
+			if of.served[i] != nil {
+				stale[n][i] = true
+			}
+		}
+		for address := range looked {
+			for _, i := range of.s.instances().at(address) {
+				if of.served[i] != nil {
+					stale[n][i] = true
+				}
+			}
+		}
+	}
+	for address := range looked {
+		var taken [][]encode.NamedPort
+		for n, of := range m.members {
+			if of.total > 0 && of.share == 0 {
+				continue
+			}
+			var mine [][]encode.NamedPort
+			for _, i := range of.s.instances().at(address) {
+				ports := of.endpoint(i)
+				if slices.ContainsFunc(taken, func(p []encode.NamedPort) bool { return slices.Equal(p, ports) }) {
+					continue
+				}
+				mine = append(mine, ports)
+				delete(stale[n], i)
+				fresh[n] = append(fresh[n], i)
+			}
+			taken = append(taken, mine...)
+		}
+	}
+	for n, of := range m.members {
+		for i := range stale[n] {
+			replace(of, i, nil)
+			of.weight -= ownWeight(i)
+		}
+		for _, i := range fresh[n] {
+			if of.served[i] == nil {
+				of.weight += ownWeight(i)
+			}
+		}
+		again := fresh[n]
+		if unit := roundWeight(of.weight); of.total > 0 && unit != of.unit && !m.full {
+			of.unit = unit
+			for i := range of.served {
+				if !slices.Contains(fresh[n], i) {
+					again = append(again, i)
+				}
+			}
+		} else {
+			of.unit = unit
+		}
+		for _, i := range again {
+			replace(of, i, m.derive(of, i))
+		}
+	}
+	m.full, m.addresses, m.removed = false, nil, nil
+	m.parts = m.parts.with(added, removed)
+	return m.parts
+}
+
+// endpoint returns the ports that distinguish an endpoint from others of its
+// address.
+func (m *member) endpoint(i *Record) []encode.NamedPort {
+	if m.ports != nil {
+		return m.portsOf(i)
+	}
+	var out []encode.NamedPort
+	for _, n := range encode.PortNumbers(i.spec()) {
+		out = append(out, encode.NamedPort{Number: n})
+	}
+	return out
+}
+
+// at returns the endpoints at an address.
+func (c *composition) at(address string) (out []*Record) {
+	first, _ := slices.BinarySearchFunc(c.blocks, address, func(b *block, address string) int {
+		return strings.Compare(b.records[len(b.records)-1].address(), address)
+	})
+	for _, b := range c.blocks[first:] {
+		i, _ := slices.BinarySearchFunc(b.records, address, func(r *Record, address string) int { return strings.Compare(r.address(), address) })
+		for ; i < len(b.records); i++ {
+			if b.records[i].address() != address {
+				return out
+			}
+			out = append(out, b.records[i])
+		}
+	}
+	return out
+}
+
+// derive returns the record that is served for an instance of a member.
+func (m *merger) derive(of *member, i *Record) *Record {
+	if of.s == m.lead && of.total == 0 {
+		return i
+	}
+	to := encode.Rewriting{Selector: m.lead.selector}
+	if of.total > 0 {
+		to.Weight = of.weightOf(ownWeight(i))
+	}
+	name := i.Name()
+	if of.s != m.lead {
+		to.Ports = of.portsOf(i)
+		name = derivedName(m.lead, of.s, name)
+	}
+	p := &encode.Part{
+		Collection: i.Collection(), Name: name, Metadata: encode.WithName(i.metadata(), name), BodyURL: i.kind.url,
+		Spec: encode.Rewrite(i.spec(), to), Address: i.address(),
+	}
+	p.Hash = encode.HashOf([]byte(p.Collection), p.Metadata, p.Spec)
+	r := newRecord(m.lead.registry.kindOf(i.kind.collection, i.kind.url), p)
+	r.of = m.lead
+	r.set(ownLabel, true)
+	r.set(isDerived, true)
+	return r
+}
+
+const maxDerivedName = 253 // without the namespace
+
+// derivedName returns the name of a member's instance in the lead's namespace:
+// its own name, its namespace unless that equals the registry's name, and the
+// registry.
+func derivedName(lead, of *service, name string) string {
+	ns, short, _ := strings.Cut(name, "/")
+	suffix := "." + of.registry.name
+	if ns != of.registry.name {
+		suffix = "." + ns + suffix
+	}
+	if len(short)+len(suffix) > maxDerivedName {
+		hash := "-" + encode.HashOf([]byte(name), []byte(of.registry.name)).String()
+		suffix = "." + of.registry.name
+		short = short[:maxDerivedName-len(suffix)-len(hash)] + hash
+	}
+	leadNS, _, _ := strings.Cut(lead.name, "/")
+	return leadNS + "/" + short + suffix
+}
+
+// putDerived adds a derived record after all claims on its name.
+func (b *batch) putDerived(c *Record) {
+	t := c.kind.collection
+	name := c.Name()
+	b.touch(t, name)
+	var before *Record
+	r := t.index[name]
+	for r != nil && !r.is(isTombstone) && (!r.is(isDerived) || r.hash < c.hash) {
+		before, r = r, r.next
+	}
+	c.next = r
+	if before == nil {
+		t.index[name] = c
+	} else {
+		before.next = c
+	}
+}
+
+func (b *batch) dropDerived(c *Record) {
+	if !c.is(isDerived) {
+		return
+	}
+	t := c.kind.collection
+	b.touch(t, c.Name())
+	t.drop(c)
+	b.db.setServed(c, false)
+}

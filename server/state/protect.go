@@ -1,0 +1,642 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+)
+
+// Protect configures which removals are treated as accidental and held back.
+// The zero value holds back nothing.
+type Protect struct {
+	// MinShare, from 0 to 1, is the share of the peak number of services in
+	// [ProtectWindow] that must remain. 0 holds back nothing.
+	MinShare float64
+	// MinServices is the number of services from which MinShare applies. A
+	// complete listing without any service is held back regardless.
+	MinServices int
+	// Hold is how long removals are held back.
+	Hold time.Duration
+	// Service protects the endpoints of a single service.
+	Service ProtectService
+}
+
+// ProtectService configures which endpoint removals of a service are held back.
+type ProtectService struct {
+	// MinShare, from 0 to 1, is the share of the service's peak number of
+	// endpoints in [ProtectWindow] that must remain. 0 holds back nothing.
+	MinShare float64
+	// MinEndpoints is the number of endpoints from which MinShare applies.
+	MinEndpoints int
+}
+
+// ProtectWindow is how far back the number of services, or of a service's
+// endpoints, is compared with.
+const ProtectWindow = 10 * time.Minute
+
+// Errors of [Registry.Accept] and [Registry.Refuse].
+var (
+	// ErrNothingKept is returned if no removal is held back.
+	ErrNothingKept = errors.New("nothing is held back: the registry has everything that is served of it")
+	// ErrAlreadyRefused is returned if no removal awaits a decision.
+	ErrAlreadyRefused = errors.New("everything that is held back has been refused already; accept is still possible")
+)
+
+// Protection summarizes the removals held back for a registry.
+type Protection struct {
+	// Pending reports whether removals await Until or a decision. It is false
+	// once all were refused.
+	Pending   bool      `json:"pending"`
+	Services  int       `json:"services"`       // to be removed or left without endpoints
+	Of        int       `json:"of"`             // services before the removals
+	Endpoints int       `json:"endpoints"`      // to be removed
+	Resources int       `json:"resources"`      // others to be removed
+	Since     time.Time `json:"since,omitzero"` // of the first removal
+	Until     time.Time `json:"until,omitzero"` // time of the removal; zero if refused
+}
+
+// String returns the counts in words.
+func (p Protection) String() string {
+	s := fmt.Sprintf("would remove %d of %d services, %d endpoints", p.Services, p.Of, p.Endpoints)
+	if p.Resources > 0 {
+		s += fmt.Sprintf(", %d other resources", p.Resources)
+	}
+	return s
+}
+
+// Kept is a resource that is still served after its registry removed it.
+type Kept struct {
+	Registry   string    `json:"registry"`
+	Collection string    `json:"collection"`
+	Name       string    `json:"name"`
+	Service    string    `json:"service,omitempty"` // of an endpoint
+	Reason     string    `json:"reason"`
+	Since      time.Time `json:"since"`
+	Until      time.Time `json:"until,omitzero"` // time of the removal; zero if refused
+}
+
+// guard is the state of [Protect] for one registry, guarded by DB.apply.
+type guard struct {
+	protect Protect
+	live    int   // services, except those whose endpoints were all removed
+	base    int   // live at the start of the current listing
+	peaks   peaks // past values of live
+
+	kept      map[keptName]*keptItem // nil until first used
+	services  int                    // retained, or with only retained endpoints
+	endpoints int                    // retained
+	resources int                    // retained, neither services nor endpoints
+	pending   int                    // retained, awaiting a decision
+	mass      int                    // of pending, those due to [Protect.MinShare]
+	of        int                    // services before, including those already retained
+	since     time.Time              // when the first pending one was removed
+	told      time.Time              // time of the last log line
+}
+
+type keptName struct {
+	table *table
+	name  string
+}
+
+// keptItem describes why a resource is retained.
+type keptItem struct {
+	since   time.Time
+	listing bool // missing from a complete listing, rather than removed explicitly
+	service bool // due to [Protect.Service]
+	refused bool
+}
+
+// enabled reports whether any protection is configured.
+func (g *guard) enabled() bool { return g.protect.MinShare > 0 || g.protect.Service.MinShare > 0 }
+
+// peaks holds past values of a count in [ProtectWindow], in decreasing order: a
+// value is dropped when one at least as large follows. There are at most 2 x
+// peakSteps.
+type peaks []peak
+
+type peak struct {
+	count       int
+	first, last time.Time // when the count fell from it; of merged values, the first and last time
+}
+
+// peakSteps is the number of steps in which the window advances.
+const peakSteps = 60
+
+// note records that the count had a value until now.
+func (p *peaks) note(count int, now time.Time) {
+	for len(*p) > 0 && now.Sub((*p)[0].last) > ProtectWindow {
+		*p = (*p)[1:]
+	}
+	for len(*p) > 0 && (*p)[len(*p)-1].count <= count {
+		*p = (*p)[:len(*p)-1]
+	}
+	// Merge a value that ended shortly after a higher one into that one.
+	if n := len(*p); n > 0 && now.Sub((*p)[n-1].first) < ProtectWindow/peakSteps {
+		(*p)[n-1].last = now
+		return
+	}
+	*p = append(*p, peak{count, now, now})
+}
+
+// max returns the highest value in the window that ends now, including the
+// current count.
+func (p peaks) max(count int, now time.Time) int {
+	for _, q := range p {
+		if now.Sub(q.last) <= ProtectWindow {
+			return max(count, q.count)
+		}
+	}
+	return count
+}
+
+// high returns the peak number of services in the window. Additions count once
+// their listing is complete: before that, renamed services would count twice.
+func (r *Registry) high(now time.Time) int {
+	count := r.guard.live
+	if r.status.Listing {
+		count = r.guard.base
+	}
+	return r.guard.peaks.max(count, now)
+}
+
+// noteLive records a decrease in the number of services.
+func (r *Registry) noteLive(before int) {
+	if g := &r.guard; g.protect.MinShare > 0 && g.live < before && !r.status.Listing {
+		g.peaks.note(before, time.Now())
+	}
+}
+
+// suspicious reports whether a decrease to left services is treated as
+// accidental.
+func (r *Registry) suspicious(left int, complete bool, now time.Time) bool {
+	p := &r.guard.protect
+	high := r.high(now)
+	if p.MinShare <= 0 || float64(left) >= p.MinShare*float64(high) {
+		return false
+	}
+	return high >= p.MinServices || complete && left == 0
+}
+
+// recount updates the service's contribution to the counts of its guard.
+func (s *service) recount() {
+	g := &s.registry.guard
+	if live := !s.isKept && !s.emptied; live != s.counted {
+		s.counted = live
+		g.live += one(live)
+	}
+	if lost := s.isKept || s.live == 0 && s.keptCount > 0; lost != s.lost {
+		s.lost = lost
+		g.services += one(lost)
+	}
+}
+
+func one(up bool) int {
+	if up {
+		return 1
+	}
+	return -1
+}
+
+// countLive adds n to the endpoints of the service.
+func (s *service) countLive(n int) {
+	if s.registry.guard.protect.Service.MinShare > 0 && n < 0 {
+		s.peaks.note(s.live, time.Now())
+	}
+	s.live += n
+	if empty := s.live == 0; empty != s.emptied {
+		s.emptied = empty
+		s.recount()
+	}
+}
+
+// countRestored counts restored claims, which are not applied in batches.
+func (r *Registry) countRestored() {
+	t := r.db.tables[collection.ServiceEntry]
+	r.guard.live = 0
+	for name := range t.index {
+		switch c := t.claim(name, r); {
+		case c == nil:
+		case c.parts != nil:
+			c.of.live, c.of.counted = c.Endpoints(), true
+			r.guard.live++
+		default:
+			r.guard.live++
+		}
+	}
+}
+
+// isService reports whether the record is a ServiceEntry published unchanged.
+func (r *Record) isService() bool { return r.of == nil && r.Collection() == collection.ServiceEntry }
+
+// loss is what a batch removes from one service.
+type loss struct {
+	entry     *Record // nil if it stays
+	instances []*Record
+}
+
+// losses are the removals of a batch, except of resources already retained.
+type losses struct {
+	services map[*service]*loss
+	order    []*service
+	plain    []*Record // resources that belong to no service
+}
+
+func (l *losses) of(s *service) *loss {
+	if l.services == nil {
+		l.services = make(map[*service]*loss)
+	}
+	if l.services[s] == nil {
+		l.services[s] = new(loss)
+		l.order = append(l.order, s)
+	}
+	return l.services[s]
+}
+
+func (l *losses) add(c *Record) {
+	switch {
+	case c.marked(isKept):
+	case c.isInstance():
+		of := l.of(c.of)
+		of.instances = append(of.instances, c)
+	case c.parts != nil:
+		l.of(c.of).entry = c
+	default:
+		l.plain = append(l.plain, c)
+	}
+}
+
+// brings returns the number of services that the batch adds, the names of its
+// ServiceEntries, and the services that it has instances of.
+func (b *batch) brings() (gain int, names, instances map[string]bool) {
+	t := b.db.tables[collection.ServiceEntry]
+	names, instances = make(map[string]bool), make(map[string]bool)
+	for n := range b.upserts {
+		u := &b.upserts[n]
+		if u.err != nil {
+			continue
+		}
+		if u.isInstance() {
+			instances[u.service] = true
+			continue
+		}
+		if u.part.Collection != collection.ServiceEntry || names[u.part.Name] {
+			continue
+		}
+		names[u.part.Name] = true
+		if c := t.claim(u.part.Name, b.r); c == nil || c.marked(isKept) {
+			gain++
+		}
+	}
+	return gain, names, instances
+}
+
+// removals applies the removals of a message.
+func (b *batch) removals(removals []*pluginv1.Removal) {
+	if len(removals) == 0 {
+		return
+	}
+	r := b.r
+	g := &r.guard
+	if !g.enabled() || g.protect.Service.MinShare <= 0 && g.mass == 0 &&
+		!r.suspicious(g.live-len(removals), false, time.Now()) {
+		// Each removal removes at most one service.
+		for _, rm := range removals {
+			b.remove(rm.GetCollection(), rm.GetName())
+		}
+		return
+	}
+	var l losses
+	for _, rm := range removals {
+		r.forgetRefusal(rm.GetCollection(), rm.GetName())
+		if t := b.db.tables[rm.GetCollection()]; t != nil {
+			if c := t.claim(rm.GetName(), r); c != nil {
+				l.add(c)
+			}
+		}
+	}
+	b.lose(&l, false, false)
+}
+
+// lose removes resources, or retains them if the removal is treated as
+// accidental. Swept means that a listing lacks them, complete that the listing
+// was complete.
+//
+// The registry-wide rule does not apply to endpoints of a service that still
+// has others.
+func (b *batch) lose(l *losses, swept, complete bool) {
+	r := b.r
+	g := &r.guard
+	now := time.Now()
+	var gain int
+	var entries, instances map[string]bool
+	if !complete { // upserts of the batch are not applied yet
+		gain, entries, instances = b.brings()
+	}
+	isLost := func(s *service, of *loss) bool {
+		if of.entry != nil {
+			return !entries[s.name]
+		}
+		return len(of.instances) >= s.live && !instances[s.name]
+	}
+	left := g.live + gain
+	for _, s := range l.order {
+		if s.counted && isLost(s, l.services[s]) {
+			left--
+		}
+	}
+	for _, c := range l.plain {
+		if c.isService() && !entries[c.Name()] {
+			left--
+		}
+	}
+	accident := g.protect.MinShare > 0 && g.mass > 0 || r.suspicious(left, complete, now)
+	why := keptItem{since: now, listing: swept}
+	for _, s := range l.order {
+		of := l.services[s]
+		lost := isLost(s, of)
+		why.service = false
+		hold := accident && lost
+		if p := &g.protect.Service; !hold && p.MinShare > 0 {
+			stay := s.live - len(of.instances)
+			if of.entry != nil {
+				stay = 0
+			}
+			high := s.peaks.max(s.live, now)
+			// At least as many additions, in the batch or the listing, make it
+			// a replacement.
+			replaced := swept && stay >= len(of.instances) || !lost && instances[s.name]
+			hold = !replaced && high >= p.MinEndpoints && float64(stay) < p.MinShare*float64(high)
+			why.service = hold
+		}
+		switch {
+		case hold && of.entry != nil:
+			s.each(func(i *Record) { b.keepBack(i, why) })
+			b.keepBack(of.entry, why)
+		case hold:
+			for _, i := range of.instances {
+				b.keepBack(i, why)
+			}
+		case of.entry != nil:
+			b.removeRecord(of.entry) // removes the instances too
+		default:
+			for _, i := range of.instances {
+				b.removeRecord(i)
+			}
+		}
+	}
+	for _, c := range l.plain {
+		if accident {
+			b.keepBack(c, why)
+		} else {
+			b.removeRecord(c)
+		}
+	}
+}
+
+// keepBack retains a resource that its registry removed.
+func (b *batch) keepBack(c *Record, why keptItem) {
+	if c.marked(isKept) {
+		return
+	}
+	g := &b.r.guard
+	if g.kept == nil {
+		g.kept = make(map[keptName]*keptItem)
+	}
+	if g.pending == 0 {
+		g.since, g.of = why.since, b.r.high(why.since)+g.services
+	}
+	c.mark(isKept, true)
+	g.kept[keptName{c.kind.collection, c.Name()}] = &why
+	g.pending++
+	if !why.service {
+		g.mass++
+	}
+	g.countKept(c, 1)
+}
+
+// countKept adds n to the counts that include the retained resource.
+func (g *guard) countKept(c *Record, n int) {
+	switch {
+	case c.isInstance():
+		g.endpoints += n
+		c.of.keptCount += n
+		c.of.countLive(-n)
+		c.of.recount()
+	case c.parts != nil:
+		c.of.isKept = n > 0
+		c.of.recount()
+	case c.isService():
+		g.services += n
+		g.live -= n
+	default:
+		g.resources += n
+	}
+}
+
+// unkeep ends the retention of a resource that its registry has again or that
+// is being removed.
+func (r *Registry) unkeep(c *Record) {
+	if !c.marked(isKept) {
+		return
+	}
+	g := &r.guard
+	c.mark(isKept, false)
+	name := keptName{c.kind.collection, c.Name()}
+	if item := g.kept[name]; !item.refused {
+		g.pending--
+		if !item.service {
+			g.mass--
+		}
+	}
+	delete(g.kept, name)
+	g.countKept(c, -1)
+}
+
+// protectionChanged logs changes of the removals held back at the end of a
+// batch.
+func (r *Registry) protectionChanged(before, kept int) {
+	g := &r.guard
+	switch {
+	case before == 0 && g.pending == 0:
+		if kept == len(g.kept) {
+			return
+		}
+	case g.pending == 0:
+		r.log.Info("the registry has everything again whose removal was held back")
+		r.endProtection()
+	case before == 0, g.pending > before && time.Since(g.told) >= linesWithin:
+		g.told = time.Now()
+		p := r.protection()
+		r.log.Warn("a removal looks like an accident and is held back", "services", p.Services, "of", p.Of, "endpoints", p.Endpoints,
+			"resources", p.Resources, "until", p.Until, "decide", "isthmus accept "+r.name+" or isthmus refuse "+r.name)
+	}
+	r.db.metrics.setProtected(r)
+	r.db.remark()
+}
+
+// endProtection resets the state once no removal is pending.
+func (r *Registry) endProtection() {
+	g := &r.guard
+	g.since, g.told = time.Time{}, time.Time{}
+	if len(g.kept) == 0 {
+		g.kept, g.of = nil, 0
+	}
+	r.db.metrics.setProtected(r)
+	r.db.remark()
+}
+
+// protection summarizes the removals held back. The caller holds apply.
+func (r *Registry) protection() Protection {
+	g := &r.guard
+	p := Protection{
+		Pending: g.pending > 0, Services: g.services, Of: g.of, Endpoints: g.endpoints, Resources: g.resources,
+	}
+	if p.Pending {
+		p.Since, p.Until = g.since, g.since.Add(g.protect.Hold)
+	}
+	return p
+}
+
+// Protection summarizes the removals held back; ok is false if there are none.
+func (r *Registry) Protection() (p Protection, ok bool) {
+	r.db.apply.Lock()
+	defer r.db.apply.Unlock()
+	return r.protection(), len(r.guard.kept) > 0
+}
+
+// Accept applies all removals that are held back, including refused ones, and
+// returns their summary. The error is [ErrNothingKept].
+func (r *Registry) Accept() (Protection, error) {
+	r.db.apply.Lock()
+	defer r.db.apply.Unlock()
+	if len(r.guard.kept) == 0 {
+		return Protection{}, ErrNothingKept
+	}
+	was := r.protection()
+	r.removeKept(func(*keptItem) bool { return true })
+	r.log.Warn("an operator accepted what was held back; it is removed", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
+	return was, nil
+}
+
+// Refuse retains the resources until the registry has them again or their
+// removal is accepted. The error is [ErrNothingKept] or [ErrAlreadyRefused].
+func (r *Registry) Refuse() (Protection, error) {
+	r.db.apply.Lock()
+	defer r.db.apply.Unlock()
+	g := &r.guard
+	if len(g.kept) == 0 {
+		return Protection{}, ErrNothingKept
+	}
+	if g.pending == 0 {
+		return Protection{}, ErrAlreadyRefused
+	}
+	for name, k := range g.kept {
+		k.refused = true
+		name.table.claim(name.name, r).forgetPeaks()
+	}
+	g.pending, g.mass = 0, 0
+	g.peaks = nil // later removals are compared with what remains
+	was := r.protection()
+	r.endProtection()
+	r.log.Warn("an operator refused what was held back; it is kept until the registry has it again", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
+	return was, nil
+}
+
+// forgetPeaks clears the endpoint peaks of the record's service.
+func (r *Record) forgetPeaks() {
+	if r.of != nil {
+		r.of.peaks = nil
+	}
+}
+
+// expire applies removals that have been held back for Protect.Hold, except
+// while the registry is disconnected or a listing is in progress.
+func (r *Registry) expire(now time.Time) {
+	g := &r.guard
+	if g.pending == 0 || now.Sub(g.since) < g.protect.Hold || r.status.Listing || r.status.Stale() {
+		return
+	}
+	was := r.protection()
+	r.removeKept(func(k *keptItem) bool { return !k.refused })
+	r.log.Warn("nobody decided on what was held back; it is removed", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources, "after", g.protect.Hold)
+}
+
+// removeKept removes the retained resources that chosen selects.
+func (r *Registry) removeKept(chosen func(*keptItem) bool) {
+	b := &batch{r: r, db: r.db}
+	var gone []*Record
+	for name, k := range r.guard.kept {
+		if chosen(k) {
+			gone = append(gone, name.table.claim(name.name, r))
+		}
+	}
+	for _, c := range gone {
+		// Removing an entry also removes its instances.
+		if c.kind.collection.claim(c.Name(), r) == c {
+			b.removeRecord(c)
+		}
+		c.forgetPeaks()
+	}
+	b.commit()
+	r.guard.peaks = nil // later removals are compared with what remains
+	r.endProtection()
+	r.db.metrics.setBytes(r)
+	r.countProblems()
+	r.summarize(false)
+}
+
+// Kept yields the retained resources of one registry, or of all if the name is
+// empty, in any order.
+func (d *DB) Kept(registry string) iter.Seq[Kept] {
+	return func(yield func(Kept) bool) {
+		for _, r := range d.registries {
+			if registry != "" && r.name != registry {
+				continue
+			}
+			for _, k := range r.keptNow() {
+				if !yield(k) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (r *Registry) keptNow() []Kept {
+	r.db.apply.Lock()
+	defer r.db.apply.Unlock()
+	g := &r.guard
+	out := make([]Kept, 0, len(g.kept))
+	for name, item := range g.kept {
+		k := Kept{Registry: r.name, Collection: name.table.name, Name: name.name, Since: item.since, Reason: item.reason()}
+		if c := name.table.claim(name.name, r); c.isInstance() {
+			k.Service = c.of.name
+		}
+		if !item.refused {
+			k.Until = g.since.Add(g.protect.Hold)
+		}
+		out = append(out, k)
+	}
+	return out
+}
+
+// reason returns why a resource is retained.
+func (k *keptItem) reason() string {
+	what := "the registry removed it together with most of its services"
+	switch {
+	case k.listing && k.service:
+		what = "a complete listing was without it and most other endpoints of its service"
+	case k.listing:
+		what = "a complete listing was without it and most other services"
+	case k.service:
+		what = "the registry removed it together with most endpoints of its service"
+	}
+	if k.refused {
+		return what + "; an operator refused the removal"
+	}
+	return what + "; the removal is held back"
+}

@@ -1,0 +1,128 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// A Consul that came up empty, and a plugin that starts again meanwhile and
+// knows nothing of what there was: every service stays, for an operator to
+// decide.
+func TestEmptyConsulIsHeldBack(t *testing.T) {
+	testenv.SkipIfShort(t)
+	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+	all := bystanders(20)
+	consul.Register(t, all...)
+	isthmus := testenv.StartIsthmus(t, follow{}.registries(consul.Addr))
+	isthmus.WaitReady(t)
+	before := isthmus.Endpoints(t)
+	if len(before) != 20 {
+		t.Fatalf("%d services are served", len(before))
+	}
+	// empty replaces Consul by an empty one, and the plugin by one that has not
+	// seen anything else.
+	empty := func() {
+		t.Helper()
+		plugin := isthmus.Registry(t, registryName).PID
+		if err := syscall.Kill(plugin, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		consul.RestartEmpty(t)
+		if err := syscall.Kill(plugin, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		isthmus.WaitPhase(t, registryName, "protected")
+		want := testenv.IsthmusProtection{Pending: true, Services: 20, Of: 20, Endpoints: 60}
+		if got := isthmus.Registry(t, registryName).Protection; got == nil || *got != want {
+			t.Errorf("held back is %+v, want %+v", got, want)
+		}
+		if diff := cmp.Diff(before, isthmus.Endpoints(t)); diff != "" {
+			t.Errorf("with an empty Consul, served (-before +after):\n%s", diff)
+		}
+	}
+
+	empty()
+	// The agents register again, one after the other.
+	for i, instance := range all {
+		consul.Register(t, instance)
+		if i == len(all)/2 {
+			testenv.Eventually(t, testenv.Patience, "half of them to be back", func() (string, bool) {
+				p := isthmus.Registry(t, registryName).Protection
+				return fmt.Sprintf("%+v", p), p != nil && p.Endpoints == len(all)-i-1
+			})
+			if diff := cmp.Diff(before, isthmus.Endpoints(t)); diff != "" {
+				t.Errorf("with half of the services back, served (-before +after):\n%s", diff)
+			}
+		}
+	}
+	isthmus.WaitPhase(t, registryName, "live")
+	if diff := cmp.Diff(before, isthmus.Endpoints(t)); diff != "" {
+		t.Errorf("with all services back, served (-before +after):\n%s", diff)
+	}
+
+	empty()
+	consul.Register(t, web(1))
+	testenv.Eventually(t, testenv.Patience, "the new service, while the others are held back", func() (string, bool) {
+		now := isthmus.Endpoints(t)
+		return fmt.Sprint(now), len(now) == 21
+	})
+	if out := isthmus.Decide(t, "accept", registryName); !strings.Contains(out, "accepted: 20 services, 60 endpoints") {
+		t.Errorf("accept printed %s", out)
+	}
+	if diff := cmp.Diff(map[string]int{"consul/web": 1}, isthmus.Endpoints(t)); diff != "" {
+		t.Errorf("after accept, served (-want +got):\n%s", diff)
+	}
+	isthmus.WaitPhase(t, registryName, "live")
+}
+
+// A bridge that was killed, and comes back when its Consul came up empty
+// meanwhile: what it restored stays, and half of it after half has registered
+// again.
+func TestRestartAgainstEmptyConsul(t *testing.T) {
+	testenv.SkipIfShort(t)
+	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+	all := bystanders(20)
+	consul.Register(t, all...)
+	isthmus := testenv.StartIsthmus(t, follow{}.registries(consul.Addr))
+	isthmus.WaitReady(t)
+	before := isthmus.Endpoints(t)
+	if len(before) != 20 {
+		t.Fatalf("%d services are served", len(before))
+	}
+	time.Sleep(time.Second) // as much as may be lost when it is killed
+	isthmus.Kill9()
+	consul.RestartEmpty(t)
+	isthmus.Restart(t)
+	isthmus.WaitPhase(t, registryName, "protected")
+	want := testenv.IsthmusProtection{Pending: true, Services: 20, Of: 20, Endpoints: 60}
+	if got := isthmus.Registry(t, registryName).Protection; got == nil || *got != want {
+		t.Errorf("held back is %+v, want %+v", got, want)
+	}
+	if diff := cmp.Diff(before, isthmus.Endpoints(t)); diff != "" {
+		t.Errorf("with an empty Consul, served (-before +after):\n%s", diff)
+	}
+	for _, instance := range all[:30] {
+		consul.Register(t, instance)
+	}
+	testenv.Eventually(t, testenv.Patience, "half of them to be back", func() (string, bool) {
+		p := isthmus.Registry(t, registryName).Protection
+		return fmt.Sprintf("%+v", p), p != nil && p.Endpoints == 30
+	})
+	if diff := cmp.Diff(before, isthmus.Endpoints(t)); diff != "" {
+		t.Errorf("with half of the services back, served (-before +after):\n%s", diff)
+	}
+	if out := isthmus.Decide(t, "accept", registryName); !strings.Contains(out, "accepted: 10 services, 30 endpoints") {
+		t.Errorf("accept printed %s", out)
+	}
+	isthmus.WaitPhase(t, registryName, "live")
+	if got := isthmus.Endpoints(t); len(got) != 10 {
+		t.Errorf("after accept, served: %v", got)
+	}
+}

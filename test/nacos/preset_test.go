@@ -1,0 +1,90 @@
+package nacos
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/internal/migrate"
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// With the preset nacos-istio the bridge serves what the module istio of the
+// same Nacos does, but for what istiod would reject, and each difference is
+// explained.
+func TestPresetNacosIstio(t *testing.T) {
+	testenv.SkipIfShort(t)
+	server := testenv.StartNacos(t, testenv.NacosConfig{Version: testenv.Nacos2, Istio: true})
+	app := server.Client(t)
+	const services = 50
+	for i := range services {
+		var instances []testenv.NacosInstance
+		for n := range 1 + i%4 {
+			in := testenv.NacosUp(fmt.Sprintf("10.1.%d.%d", i, n+1), 8000+i)
+			in.Weight = float64(1 + n*i%7)
+			in.Metadata = map[string]string{"version": fmt.Sprintf("v%d", n%2), "app.example.org/team": "blue"}
+			switch i % 5 {
+			case 1:
+				in.Metadata["protocol"] = "tri"
+			case 2:
+				in.Metadata["protocol"] = "tcp"
+			case 3:
+				in.Weight += 0.5
+			}
+			if i%10 == 4 {
+				in.Metadata["istio.hostname"] = fmt.Sprintf("shop-%d", i)
+			}
+			if i == 7 {
+				in.Metadata["not legal"] = "x y" // nacos-istio leaves it out
+			}
+			instances = append(instances, in)
+		}
+		app.Register(t, "public", []string{"DEFAULT_GROUP", "g1"}[i%2], fmt.Sprintf("service-%d", i), instances...)
+	}
+	isthmus := testenv.StartIsthmus(t, fmt.Sprintf(`- {name: nacos, type: nacos, config: {servers: [%q]}, translate: {preset: nacos-istio}}`, server.Addr))
+	isthmus.WaitReady(t)
+
+	older, err := migrate.Open(server.IstioAddr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer, err := migrate.Open(isthmus.XDS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel()
+	for _, s := range []*migrate.Source{older, newer} {
+		group.Go(func() { // owned by the test, which waits above
+			if err := s.Run(ctx, io.Discard); err != nil {
+				t.Errorf("follow a source: %v", err)
+			}
+		})
+	}
+	limited, stop := context.WithTimeout(ctx, testenv.Patience)
+	defer stop()
+	for _, s := range []*migrate.Source{older, newer} {
+		if err := s.Wait(limited, time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var r *migrate.Report
+	testenv.Eventually(t, testenv.Patience, "the two bridges to be equal", func() (string, bool) {
+		r = migrate.Compare(older, newer)
+		var lines []string
+		for _, d := range r.Differences {
+			lines = append(lines, d.String())
+		}
+		return r.String() + "\n" + strings.Join(lines, "\n"), r.Services == services && r.Equal() >= 99.9 && r.Explained == len(r.Differences)
+	})
+	t.Log(r)
+	for _, d := range r.Differences {
+		t.Log(d)
+	}
+}

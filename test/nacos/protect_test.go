@@ -1,0 +1,100 @@
+package nacos
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// One service that Nacos says is empty is empty; all of them at once, as when
+// the connections of every client break, are held back.
+func TestEmptiedNacosIsHeldBack(t *testing.T) {
+	testenv.SkipIfShort(t)
+	for _, version := range testenv.NacosVersions {
+		t.Run(version.Name, func(t *testing.T) {
+			server := testenv.StartNacos(t, testenv.NacosConfig{Version: version})
+			app, other := server.Client(t), server.Client(t)
+			want := map[string]int{}
+			register := func(c *testenv.NacosClient, n int) {
+				c.Register(t, "public", "DEFAULT_GROUP", fmt.Sprintf("s%02d", n),
+					testenv.NacosUp(fmt.Sprintf("10.1.%d.1", n), 80), testenv.NacosUp(fmt.Sprintf("10.1.%d.2", n), 80))
+			}
+			const services = 16
+			for n := range services {
+				register(app, n)
+				want[fmt.Sprintf("nacos/s%02d-default-group-public", n)] = 2
+			}
+			register(other, 40)
+			isthmus := testenv.StartIsthmus(t, fmt.Sprintf(
+				`- {name: nacos, type: nacos, config: {servers: [%q], list_interval: 1s}}`, server.Addr))
+			isthmus.WaitReady(t)
+			endpoints := func() map[string]int {
+				now := isthmus.Endpoints(t)
+				for name := range now {
+					if _, ours := want[name]; !ours {
+						delete(now, name)
+					}
+				}
+				return now
+			}
+			testenv.Eventually(t, testenv.Patience, "every service with its instances", func() (string, bool) {
+				return cmp.Diff(want, isthmus.Endpoints(t)), maps.Equal(want, endpoints())
+			})
+			other.Close()
+			testenv.Eventually(t, testenv.Patience, "one service without an endpoint", func() (string, bool) {
+				all := isthmus.Endpoints(t)
+				n := 0
+				for _, endpoints := range all {
+					n += endpoints
+				}
+				return fmt.Sprint(all), n == 2*services
+			})
+			if p := isthmus.Registry(t, "nacos").Protection; p != nil {
+				t.Errorf("the emptying of one service is held back: %+v", p)
+			}
+
+			app.Close()
+			isthmus.WaitPhase(t, "nacos", "protected")
+			// How many are served as empty before the rest is held back depends
+			// on how Nacos tells; half of them is the most.
+			testenv.Eventually(t, testenv.Patience, "every loss to be seen", func() (string, bool) {
+				r := isthmus.Registry(t, "nacos")
+				left := 0
+				for _, endpoints := range endpoints() {
+					if endpoints > 0 {
+						left++
+					}
+				}
+				return fmt.Sprintf("%d are left, %+v", left, r.Protection), r.Instances == 0 && r.Protection.Services == left && left >= services/2
+			})
+			again := server.Client(t)
+			for n := range services {
+				register(again, n)
+			}
+			isthmus.WaitPhase(t, "nacos", "live")
+			testenv.Eventually(t, testenv.Patience, "every service with its instances again", func() (string, bool) {
+				return cmp.Diff(want, endpoints()), maps.Equal(want, endpoints())
+			})
+
+			again.Close()
+			isthmus.WaitPhase(t, "nacos", "protected")
+			testenv.Eventually(t, testenv.Patience, "nacos to have no instance", func() (string, bool) {
+				r := isthmus.Registry(t, "nacos")
+				return fmt.Sprintf("%+v", r), r.Instances == 0
+			})
+			if out := isthmus.Decide(t, "accept", "nacos"); !strings.Contains(out, "accepted") {
+				t.Errorf("accept printed %s", out)
+			}
+			for name, n := range endpoints() {
+				if n > 0 {
+					t.Errorf("%s has %d endpoints after accept", name, n)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,132 @@
+package translate
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+)
+
+// choose returns the instances selected by the configuration. It reuses the
+// list.
+func (c *call) choose(instances []*registry.Instance) []*registry.Instance {
+	t := c.t
+	if len(t.selector)+len(t.cidrs)+len(t.excludeCIDRs) == 0 && !t.instances.filters() {
+		return instances
+	}
+	leave := func(field string) bool {
+		if field != "" {
+			c.about("instances", "some are left out by "+field)
+		}
+		return field != ""
+	}
+	filters := t.instances.filters()
+	return slices.DeleteFunc(instances, func(inst *registry.Instance) bool {
+		if leave(t.notSelected(inst)) {
+			return true
+		}
+		return filters && leave(t.instances.apply(c.instanceValues(inst)))
+	})
+}
+
+// notSelected returns the field that excludes an instance, or "".
+func (t *Translator) notSelected(inst *registry.Instance) string {
+	if !t.selector.matches(inst.Meta) {
+		return "translate.instances.selector"
+	}
+	if len(t.cidrs)+len(t.excludeCIDRs) == 0 {
+		return ""
+	}
+	ip, _ := netip.ParseAddr(parseAddress(inst.Address).text)
+	in := func(p netip.Prefix) bool { return p.Contains(ip) }
+	switch {
+	case slices.ContainsFunc(t.excludeCIDRs, in):
+		return "translate.instances.exclude_cidrs"
+	case len(t.cidrs) > 0 && !slices.ContainsFunc(t.cidrs, in):
+		return "translate.instances.cidrs"
+	}
+	return ""
+}
+
+// instanceValues returns the values of an instance for rules, including the
+// labels of the labels block in the registry's spelling.
+func (c *call) instanceValues(inst *registry.Instance) *values {
+	t, k := c.t, &c.svc.Key
+	v := &values{set: map[string]string{
+		"__name": k.Name, "__group": k.Group, "__namespace": k.Namespace, "__partition": k.Partition, "__datacenter": k.Datacenter,
+		"__registry": t.registry, "__tags": tagText(inst.Tags), "__id": inst.ID, "__address": inst.Address, "__node": inst.Node,
+		"__cluster": inst.Cluster, "__health": inst.Health.String(), "__region": inst.Locality.Region, "__zone": inst.Locality.Zone, "__sub_zone": inst.Locality.SubZone,
+	}}
+	if len(inst.Ports) > 0 {
+		v.set["__port"] = strconv.Itoa(slices.MinFunc(inst.Ports, comparePorts).Number)
+	}
+	for _, tag := range slices.Backward(slices.Sorted(slices.Values(inst.Tags))) {
+		if key, value := t.tagLabel(tag); key != "" && !strings.HasPrefix(key, "__") {
+			v.put(key, value)
+		}
+	}
+	for key, value := range inst.Meta {
+		v.set["__meta_"+key] = value
+		if value != "" && !strings.HasPrefix(key, "__") && t.meta.match(key) {
+			v.set[key] = value
+		}
+	}
+	if t.clusterLabel != "" && inst.Cluster != "" {
+		v.set[t.clusterLabel] = inst.Cluster
+	}
+	return v
+}
+
+// relabelInstance applies the rules to an instance and returns its labels. It
+// sets the locality from the rules in inst.
+func (c *call) relabelInstance(inst *registry.Instance) []pair {
+	v := c.instanceValues(inst)
+	c.t.instances.apply(v) // excluded instances were removed before
+	inst.Locality = registry.Locality{Region: v.set["__region"], Zone: v.set["__zone"], SubZone: v.set["__sub_zone"]}
+	return slices.DeleteFunc(sortedPairs(v.set), func(p pair) bool { return strings.HasPrefix(p.key, "__") })
+}
+
+// subsets groups the service's instances by the version label. All instances
+// count, healthy or not.
+func (c *call) subsets(instances []*registry.Instance) (out []pair) {
+	key := c.t.o.Subsets.Key
+	if !c.t.o.Subsets.DestinationRule {
+		return nil
+	}
+	seen := map[string]bool{}
+	for _, inst := range instances {
+		for _, l := range c.quietLabels(inst) {
+			if l.key != key || seen[l.value] {
+				continue
+			}
+			seen[l.value] = true
+			out = append(out, pair{mendPortName(l.value), l.value})
+		}
+	}
+	slices.SortFunc(out, func(a, b pair) int { return strings.Compare(a.value, b.value) })
+	// Several values may map to one name.
+	taken := map[string]bool{}
+	return slices.DeleteFunc(out, func(p pair) bool {
+		if p.key == "" || taken[p.key] {
+			c.about("subset "+quote(p.value), fmt.Sprintf("it is %s that has no letter or digit, or the name of another subset: left out; use another value of the label %s (translate.subsets.key)", quote(p.key), key))
+			return true
+		}
+		taken[p.key] = true
+		return false
+	})
+}
+
+// quietLabels returns an instance's labels; their problems are listed when the
+// instance is translated.
+func (c *call) quietLabels(inst *registry.Instance) []pair {
+	said := c.findings
+	defer func() { c.findings = said }()
+	copied := *inst
+	saved := c.head
+	c.head = &head{}
+	defer func() { c.head = saved }()
+	return c.instanceLabels(&copied)
+}
