@@ -23,8 +23,8 @@ func TestConnectionsPerPeer(t *testing.T) {
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}
-	// closed reports whether the server closed a connection that nothing was
-	// written to; gRPC sends its settings first.
+	// closed reports whether the server closed a connection instead of sending
+	// something.
 	closed := func(conn net.Conn) bool {
 		t.Helper()
 		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
@@ -33,7 +33,12 @@ func TestConnectionsPerPeer(t *testing.T) {
 		_, err := conn.Read(make([]byte, 1))
 		return err != nil
 	}
+	// A client of HTTP/2 begins with this, and an empty SETTINGS frame.
+	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 	first := dial(s.XDSAddr())
+	if _, err := io.WriteString(first, preface); err != nil {
+		t.Fatal(err)
+	}
 	if closed(first) {
 		t.Fatal("the first connection was closed")
 	}
@@ -57,7 +62,11 @@ func TestConnectionsPerPeer(t *testing.T) {
 	}
 	responses(t, stream, entries, 2)
 	first.Close()
-	for tries := 0; closed(dial(s.XDSAddr())); tries++ {
+	for tries := 0; ; tries++ {
+		again := dial(s.XDSAddr())
+		if _, err := io.WriteString(again, preface); err == nil && !closed(again) {
+			break
+		}
 		if tries > 1000 {
 			t.Fatal("no connection is accepted after one was closed")
 		}

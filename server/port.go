@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -13,6 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/isthmus-mesh/isthmus/internal/conf"
+	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
@@ -28,50 +31,99 @@ const (
 
 // port is a configured listener and its server.
 type port struct {
-	field   string // of the configuration
-	address string // as configured
+	config.NamedListener
+	gate *access.Gate // nil until the port is open
 	*listener
 	end   context.CancelFunc // ends serving
 	ended chan struct{}      // closed when serving has ended
 }
 
 // isGRPC reports whether the port serves streams.
-func (p *port) isGRPC() bool { return p.field != fieldAdmin }
+func (p *port) isGRPC() bool { return p.Field != fieldAdmin }
 
 // wanted returns the ports of a configuration, not yet open.
 func wanted(l *config.Listen) []*port {
 	var all []*port
-	for _, x := range l.XDS {
-		all = append(all, &port{field: fieldXDS, address: x.Address})
-	}
-	all = append(all, &port{field: fieldAdmin, address: l.Admin.Address})
-	if l.MCP.Address != "" {
-		all = append(all, &port{field: fieldMCP, address: l.MCP.Address})
+	for _, x := range l.All() {
+		all = append(all, &port{NamedListener: x})
 	}
 	return all
 }
 
 func (p *port) listen() error {
-	l, err := net.Listen("tcp", p.address)
+	l, err := p.open()
 	if err != nil {
-		return fmt.Errorf("%s: %w", p.field, err)
+		return fmt.Errorf("%s: %w", p.Field, err)
 	}
 	p.listener = &listener{l: l, addr: l.Addr(), closed: make(chan struct{})}
 	return nil
+}
+
+func (p *port) open() (net.Listener, error) {
+	path, ok := p.Socket()
+	if !ok {
+		return net.Listen("tcp", p.Address)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSocket != 0 {
+		// A bridge that was killed leaves its socket; one that runs answers.
+		if conn, err := net.Dial("unix", path); err == nil {
+			return nil, errors.Join(fmt.Errorf("unix:%s is in use", path), conn.Close())
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o660); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// policies reads the files of listeners. The error is a [config.Problems].
+func policies(cfg *config.Config, ports []*port) ([]*access.Policy, error) {
+	all := make([]*access.Policy, len(ports))
+	var found config.Problems
+	for i, p := range ports {
+		var err error
+		if all[i], err = access.New(p.Listener); err != nil {
+			for _, f := range conf.FieldErrors(err) {
+				path := p.Path + "." + f.Field
+				found = append(found, &config.Problem{File: cfg.File(), Position: cfg.Position(path), Field: path, Reason: f.Reason})
+			}
+		}
+	}
+	if len(found) > 0 {
+		return nil, found.Sort()
+	}
+	return all, nil
+}
+
+// CheckListeners reads the files that the listeners of a configuration need.
+// The error is a [config.Problems].
+func CheckListeners(cfg *config.Config) error {
+	_, err := policies(cfg, wanted(&cfg.Listen))
+	return err
 }
 
 // servePort serves until ctx has ended and the streams have drained, within the
 // configured time. From the end of ctx, connections refuse new streams. Ports
 // of xDS serve the legacy protocol only if it has no port.
 func (s *Server) servePort(ctx context.Context, p *port) error {
-	if p.field == fieldAdmin {
-		a := admin.New(source{s}, admin.Options{Gatherer: s.options.Metrics, Pprof: s.config().Admin.Pprof, Log: s.log, Operator: operator{s}})
-		return a.Run(ctx, crowdListener{p.listener, s.crowd})
+	defer p.gate.Close()
+	if p.Field == fieldAdmin {
+		a := admin.New(source{s}, admin.Options{Gatherer: s.options.Metrics, Pprof: s.config().Admin.Pprof, Log: s.log, Operator: operator{s}, Gate: p.gate, GuardProbes: s.config().Admin.GuardProbes})
+		return a.Run(ctx, p.gate.Listener(crowdListener{p.listener, s.crowd}))
 	}
-	elsewhere := func() bool { return p.field == fieldXDS && s.config().Listen.MCP.Address != "" }
-	server := grpc.NewServer(append(xds.ServerOptions(), grpc.ChainStreamInterceptor(s.crowd.stream, mcpserver.RefuseIf(elsewhere), s.tellHeld))...)
+	elsewhere := func() bool { return p.Field == fieldXDS && s.config().Listen.MCP.Address != "" }
+	server := grpc.NewServer(append(xds.ServerOptions(),
+		grpc.Creds(p.gate.Credentials()), grpc.ConnectionTimeout(access.HandshakeTime),
+		grpc.ChainStreamInterceptor(p.gate.Stream, s.crowd.stream, mcpserver.RefuseIf(elsewhere), s.tellHeld))...)
 	s.mcp.Register(server)
-	if p.field == fieldXDS {
+	if p.Field == fieldXDS {
 		s.xds.Register(server)
 	}
 	stopped := make(chan struct{})
@@ -84,7 +136,7 @@ func (s *Server) servePort(ctx context.Context, p *port) error {
 	defer stop()
 	if err := server.Serve(crowdListener{p.listener, s.crowd}); err != nil && ctx.Err() == nil {
 		server.Stop()
-		return fmt.Errorf("%s %v: %w", strings.TrimPrefix(p.field, "listen."), p.Addr(), err)
+		return fmt.Errorf("%s %v: %w", strings.TrimPrefix(p.Field, "listen."), p.Addr(), err)
 	}
 	<-stopped
 	return nil
@@ -110,7 +162,7 @@ func openPorts(ports, going []*port) (failed error) {
 		err := p.listen()
 		if errors.Is(err, syscall.EADDRINUSE) {
 			for _, g := range going {
-				if samePort(g.Addr().String(), p.address) && g.pause() {
+				if samePort(g.Addr().String(), p.Address) && g.pause() {
 					paused = append(paused, g)
 				}
 			}
@@ -130,7 +182,7 @@ func openPorts(ports, going []*port) (failed error) {
 	}
 	for _, p := range paused {
 		if err := p.resume(); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("%s: take %s back: %w", p.field, p.address, err))
+			failed = errors.Join(failed, fmt.Errorf("%s: take %s back: %w", p.Field, p.Address, err))
 		}
 	}
 	return failed

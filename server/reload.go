@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
@@ -104,7 +105,7 @@ func (s *Server) note(trigger string, d *config.Difference, err error) {
 		s.loads.total.WithLabelValues(resultSuccess).Inc()
 		s.log.Info("configuration reloaded", "trigger", trigger, "sha256", cfg.Hash(), "changed", !d.Empty(),
 			"added", d.Added, "removed", d.Removed, "changed_registries", changedNames(d), "listeners_added", d.ListenersAdded,
-			"listeners_removed", d.ListenersRemoved, "fields", d.Fields)
+			"listeners_removed", d.ListenersRemoved, "listeners_changed", d.ListenersChanged, "fields", d.Fields)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,6 +141,10 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 		err = s.prepare(ctx, &next, members, fresh)
 	}
 	ports, opened, going := s.planPorts(&next)
+	var rules []*access.Policy
+	if err == nil {
+		rules, err = policies(&next, wanted(&next.Listen))
+	}
 	if err == nil {
 		err = s.open(&next, opened, going)
 	}
@@ -156,6 +161,13 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 	s.mu.Lock()
 	s.cfg, s.ports = next, ports
 	s.mu.Unlock()
+	for i, p := range ports {
+		if p.gate == nil {
+			p.gate = access.NewGate(p.String(), rules[i], s.access, s.log)
+		} else {
+			p.gate.Set(rules[i])
+		}
+	}
 	for _, p := range opened {
 		s.start(ctx, group, p)
 	}
@@ -245,7 +257,7 @@ func (s *Server) planPorts(next *config.Config) (ports, opened, going []*port) {
 	}
 	going = slices.Clone(s.ports)
 	for _, p := range wanted(&next.Listen) {
-		if i := slices.IndexFunc(going, func(g *port) bool { return g.field == p.field && g.address == p.address }); i >= 0 {
+		if i := slices.IndexFunc(going, func(g *port) bool { return g.String() == p.String() }); i >= 0 {
 			p = going[i]
 			going = slices.Delete(going, i, i+1)
 		} else {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -71,6 +72,7 @@ type Server struct {
 	metrics *supervisor.Metrics
 	loads   *loadMetrics
 	crowd   *crowd
+	access  *access.Metrics
 	store   *lastgood.Store // nil if the last good state is disabled; created by Run
 	reloads chan reload
 	ready   chan struct{} // closed when the supervisors and the store exist
@@ -128,6 +130,7 @@ func New(cfg config.Config, o Options) (*Server, error) {
 		return nil, err
 	}
 	s.crowd = newCrowd(cfg.Limits.ConnectionsPerPeer, cfg.Limits.Streams, s.log, o.Metrics)
+	s.access = access.NewMetrics(o.Metrics)
 	s.loaded = admin.Config{File: cfg.File(), Hash: cfg.Hash(), Loaded: s.started}
 	s.loads.succeeded(s.started)
 	s.db = state.New(names, state.Options{
@@ -195,9 +198,17 @@ func Spec(cfg *config.Config, r *config.Registry) (supervisor.Spec, error) {
 // exits if a config source refuses the connection. Without Listen the server
 // has no ports.
 func (s *Server) Listen() error {
-	ports := wanted(&s.config().Listen)
+	cfg := s.config()
+	ports := wanted(&cfg.Listen)
+	rules, err := policies(cfg, ports)
+	if err != nil {
+		return err
+	}
 	if err := openPorts(ports, nil); err != nil {
 		return err
+	}
+	for i, p := range ports {
+		p.gate = access.NewGate(p.String(), rules[i], s.access, s.log)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +221,7 @@ func (s *Server) addr(field string) net.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.ports {
-		if p.field == field {
+		if p.Field == field {
 			return p.Addr()
 		}
 	}

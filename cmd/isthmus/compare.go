@@ -23,14 +23,14 @@ var errChanges = errors.New("a reload would change this")
 // compare asks a running bridge what a configuration would change, and writes
 // the answer. The error is that something would change, that the bridge rejects
 // the configuration, or that it cannot be asked.
-func compare(ctx context.Context, w io.Writer, cfg *config.Config, address string) error {
+func compare(ctx context.Context, w io.Writer, cfg *config.Config, c *client, address string) error {
 	var result struct {
 		Result, SHA256 string
 		Changed        bool
 		Changes        config.Difference
 		Problems       []struct{ Field, Reason string }
 	}
-	if err := ask(ctx, address, map[string]string{"config": string(cfg.Text())}, &result); err != nil {
+	if err := ask(ctx, c, address, map[string]string{"config": string(cfg.Text())}, &result); err != nil {
 		return err
 	}
 	if len(result.Problems) > 0 {
@@ -68,6 +68,9 @@ func compare(ctx context.Context, w io.Writer, cfg *config.Config, address strin
 	for _, l := range d.ListenersRemoved {
 		fmt.Fprintf(w, "  listener removed: %s\n", l)
 	}
+	for _, l := range d.ListenersChanged {
+		fmt.Fprintf(w, "  listener changed: %s\n", l)
+	}
 	for _, field := range d.Fields {
 		fmt.Fprintf(w, "  field changed: %s\n", field)
 	}
@@ -78,23 +81,19 @@ func compare(ctx context.Context, w io.Writer, cfg *config.Config, address strin
 }
 
 // ask sends a request to the API of a bridge.
-func ask(ctx context.Context, address string, question, answer any) error {
+func ask(ctx context.Context, c *client, address string, question, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, compareWithin)
 	defer cancel()
 	body, err := json.Marshal(question)
 	if err != nil {
 		return err
 	}
-	base := strings.TrimSuffix(address, "/")
-	if !strings.Contains(base, "://") {
-		base = "http://" + base
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/api/v1/compare", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url(address, "/api/v1/compare"), bytes.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("--against %s: %w; give host:port of the admin listener of a running bridge", address, err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := c.do(req, address)
 	if err != nil {
 		return fmt.Errorf("--against %s: %w; give the address of the admin listener of a running bridge", address, err)
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"time"
@@ -31,7 +30,10 @@ accepted. What is left of the registry is what later removals are compared with.
 }
 
 func newDecision(verb, short, long string) *cobra.Command {
-	var address string
+	var (
+		address string
+		c       client
+	)
 	cmd := &cobra.Command{
 		Use:   verb + " REGISTRY",
 		Short: short,
@@ -41,27 +43,27 @@ GET /api/v1/kept?registry=REGISTRY of the admin address lists what it is about. 
 		Example: "  isthmus " + verb + " dc1 --address " + config.Default.Listen.Admin.Address,
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, _, err := net.SplitHostPort(address); err != nil {
-				return usageError(cmd, fmt.Errorf("--address %s: must be host:port, for example %s", address, config.Default.Listen.Admin.Address))
+			if err := errors.Join(checkAddress(address, config.Default.Listen.Admin.Address), c.check()); err != nil {
+				return usageError(cmd, err)
 			}
-			return decide(cmd.Context(), cmd.OutOrStdout(), address, args[0], verb)
+			return decide(cmd.Context(), cmd.OutOrStdout(), &c, address, args[0], verb)
 		},
 	}
-	cmd.Flags().StringVarP(&address, "address", "a", config.Default.Listen.Admin.Address, "admin `ADDRESS` of the bridge, host:port")
+	cmd.Flags().StringVarP(&address, "address", "a", config.Default.Listen.Admin.Address, "admin `ADDRESS` of the bridge, host:port or unix:PATH")
+	c.flags(cmd.Flags())
 	return cmd
 }
 
 // decide tells the bridge a decision, and prints what it was about.
-func decide(ctx context.Context, w io.Writer, address, registry, verb string) error {
-	u := url.URL{Scheme: "http", Host: address}
+func decide(ctx context.Context, w io.Writer, c *client, address, registry, verb string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.JoinPath("api/v1/registries", url.PathEscape(registry), verb).String(), http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url(address, "/api/v1/registries/"+url.PathEscape(registry)+"/"+verb), http.NoBody)
 	if err != nil {
 		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := c.do(req, address)
 	if err != nil {
 		return fmt.Errorf("%w: is this the address after admin= in the line \"serving\" of the bridge's log?", err)
 	}
@@ -76,7 +78,7 @@ func decide(ctx context.Context, w io.Writer, address, registry, verb string) er
 		} `json:"on"`
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&answer); err != nil {
-		return fmt.Errorf("http://%s answered %s and no JSON (%w): is this the admin address of an Isthmus that has 'isthmus %s'?", address, resp.Status, err, verb)
+		return fmt.Errorf("%s answered %s and no JSON (%w): is this the admin address of an Isthmus that has 'isthmus %s'?", address, resp.Status, err, verb)
 	}
 	switch {
 	case resp.StatusCode == http.StatusOK:
@@ -84,7 +86,7 @@ func decide(ctx context.Context, w io.Writer, address, registry, verb string) er
 			registry, answer.Decision, answer.On.Services, answer.On.Endpoints, answer.On.Resources)
 		return err
 	case answer.Error == "":
-		return fmt.Errorf("http://%s answered %s", address, resp.Status)
+		return fmt.Errorf("%s answered %s", address, resp.Status)
 	default:
 		return fmt.Errorf("registry %s: %w", registry, errors.New(answer.Error))
 	}

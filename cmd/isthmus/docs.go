@@ -210,7 +210,8 @@ type schema struct {
 	AdditionalProperties json.RawMessage    `json:"additionalProperties"`
 	PatternProperties    map[string]*schema `json:"patternProperties"`
 
-	order []string // of the properties in the source
+	order []string          // of the properties in the source
+	told  map[string]string // path by words of the larger blocks that were written
 }
 
 func parseSchema(raw []byte) (*schema, error) {
@@ -268,6 +269,16 @@ var saidDefault = regexp.MustCompile(`\s*Default: (.*[^.])\.$`)
 // maxDepth bounds the depth of the tables if a schema refers to itself.
 const maxDepth = 8
 
+// words returns the names and descriptions of a block's fields, which are equal
+// for blocks of one type.
+func (s *schema) words() string {
+	var b strings.Builder
+	for _, name := range s.order {
+		b.WriteString(name + ": " + s.Properties[name].Description + "\n")
+	}
+	return b.String()
+}
+
 // rows writes the properties of a block and of the blocks within.
 func (s *schema) rows(b *bytes.Buffer, path string, root *schema, depth int) {
 	block := s.resolve(root)
@@ -282,14 +293,27 @@ func (s *schema) rows(b *bytes.Buffer, path string, root *schema, depth int) {
 			about = strings.TrimSpace(about[:len(about)-len(m[0])])
 			def = cmp.Or(def, m[1])
 		}
-		row(b, path+name, p.typeName(root), def, about)
 		inner, suffix := p, "."
-		for inner.Items != nil && !inner.Single {
+		for inner.Items != nil {
 			inner, suffix = inner.Items.resolve(root), "[]"+suffix
 		}
-		if len(inner.Properties) > 0 && depth < maxDepth {
-			inner.rows(b, path+name+suffix, root, depth+1)
+		at := path + name + strings.TrimSuffix(suffix, ".")
+		words := inner.words()
+		told, again := root.told[words]
+		if again {
+			about += " The fields of its block are those of `" + told + "`."
 		}
+		row(b, path+name, p.typeName(root), def, about)
+		if again || len(inner.Properties) == 0 || depth >= maxDepth {
+			continue
+		}
+		if root.told == nil {
+			root.told = make(map[string]string)
+		}
+		if len(inner.Properties) > 2 {
+			root.told[words] = at
+		}
+		inner.rows(b, path+name+suffix, root, depth+1)
 	}
 }
 

@@ -33,9 +33,16 @@ bridge cannot be asked.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)
-	var against string
-	cmd.Flags().StringVar(&against, "against", "", "the admin `ADDRESS` of a running bridge, as host:port, to ask what would change there")
+	var (
+		against string
+		c       client
+	)
+	cmd.Flags().StringVar(&against, "against", "", "the admin `ADDRESS` of a running bridge, as host:port or unix:PATH, to ask what would change there")
+	c.flags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := c.check(); err != nil {
+			return usageError(cmd, err)
+		}
 		log := config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr())
 		ctx, stop := endAtHangup(cmd.Context())
 		defer stop()
@@ -43,7 +50,7 @@ bridge cannot be asked.`,
 		if err != nil {
 			return err
 		}
-		if err := checkPlugins(ctx, &cfg, log); err != nil {
+		if err := errors.Join(server.CheckListeners(&cfg), checkPlugins(ctx, &cfg, log)); err != nil {
 			return err
 		}
 		n := "registries"
@@ -54,7 +61,7 @@ bridge cannot be asked.`,
 		if against == "" {
 			return nil
 		}
-		return compare(ctx, cmd.OutOrStdout(), &cfg, against)
+		return compare(ctx, cmd.OutOrStdout(), &cfg, &c, against)
 	}
 	return cmd
 }

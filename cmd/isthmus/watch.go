@@ -52,6 +52,7 @@ func newWatch() *cobra.Command {
 		profile     = &oneOf{"", fixedProfiles()}
 		incremental bool
 		listen      string
+		c           client
 	)
 	cmd := &cobra.Command{
 		Use:   "watch --address ADDRESS",
@@ -88,7 +89,16 @@ A server of the legacy protocol tells a sink's version by all that it asks for, 
 				collections, id := mcp.Asks(profile.value)
 				types, sinkID = collections, &id
 			}
+			if err := c.check(); err != nil {
+				return usageError(cmd, err)
+			}
+			dial, err := c.dial()
+			if err != nil {
+				return err
+			}
 			o := watch.Options{
+				DialOptions: dial,
+
 				Address:  address,
 				Protocol: protocol.value,
 				Output:   output.value,
@@ -105,7 +115,7 @@ A server of the legacy protocol tells a sink's version by all that it asks for, 
 			if err := o.Validate(); err != nil {
 				return usageError(cmd, err)
 			}
-			err := watch.Run(cmd.Context(), o, cmd.OutOrStdout())
+			err = watch.Run(cmd.Context(), o, cmd.OutOrStdout())
 			if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "listen" {
 				return listenError(err, "choose another with --listen")
 			}
@@ -113,7 +123,8 @@ A server of the legacy protocol tells a sink's version by all that it asks for, 
 		},
 	}
 	f := cmd.Flags()
-	f.StringVarP(&address, "address", "a", "", "`ADDRESS` of the xDS server, host:port")
+	f.StringVarP(&address, "address", "a", "", "`ADDRESS` of the xDS server, host:port or unix:PATH")
+	c.flags(f)
 	f.Var(protocol, "protocol", "state of the world, changes only, or the legacy protocol of Istio 1.1 to 1.8")
 	f.Var(profile, "profile", "with --protocol mcp: ask for what the sink `NAME` asks for: "+strings.Join(profile.allowed, ", "))
 	f.BoolVar(&incremental, "incremental", false, "with --protocol mcp: permit incremental responses")

@@ -97,11 +97,15 @@ var rules = []rule{
 	},
 	{folder: "server/config", own: []string{"internal/conf"}, others: []string{"github.com/invopop/jsonschema"}},
 	{
-		folder: "server/admin", own: []string{"server/state", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
+		folder: "server/access", own: []string{"internal/conf", "internal/wait", "server/config"}, others: anyone,
+		tests: []string{"internal/testcert", "internal/testwait"},
+	},
+	{
+		folder: "server/admin", own: []string{"server/access", "server/state", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
 		tests: []string{"server/view"},
 	},
 	{
-		folder: "server", own: []string{"plugin/collection", "plugin/proto/...", "translate", "server/..."}, others: anyone,
+		folder: "server", own: []string{"plugin/collection", "plugin/proto/...", "translate", "server/...", "internal/conf"}, others: anyone,
 		tests: []string{"adapters/sim", "plugin/registry", "internal/testcert", "internal/testwait"},
 	},
 	{
@@ -113,8 +117,8 @@ var rules = []rule{
 	},
 	{folder: "internal/migrate", own: []string{"internal/watch"}, others: anyone, tests: []string{"server/...", "plugin/..."}},
 	{
-		folder: "cmd/isthmus", own: []string{"adapters/...", "server/...", "internal/conf", "internal/migrate", "internal/watch"}, others: anyone,
-		tests: []string{"internal/testenv", "internal/testresource", "internal/testwait", "plugin/..."}, // of which the plugins are made that flood
+		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "server/...", "internal/conf", "internal/migrate", "internal/watch"}, others: anyone,
+		tests: []string{"internal/testcert", "internal/testenv", "internal/testresource", "internal/testwait", "plugin/..."}, // of which the plugins are made that flood
 	},
 
 	{folder: "internal/conf", own: []string{"translate", "internal/clip"}, others: anyone, tests: []string{"plugin"}},

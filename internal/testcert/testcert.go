@@ -24,10 +24,32 @@ type Certificate struct {
 
 	pair tls.Certificate
 	leaf *x509.Certificate
+
+	template *x509.Certificate
+	private  *ecdsa.PrivateKey
 }
 
-// New returns a certificate for a host.
-func New(t testing.TB, host string) *Certificate {
+// Renew replaces the file of the certificate with one of the same key that ends
+// an hour later. Whoever trusts the first trusts it too.
+func (c *Certificate) Renew(t testing.TB) {
+	t.Helper()
+	c.template.SerialNumber.Add(c.template.SerialNumber, big.NewInt(1))
+	c.template.NotAfter = c.template.NotAfter.Add(time.Hour)
+	der, err := x509.CreateCertificate(rand.Reader, c.template, c.template, &c.private.PublicKey, c.private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(c.Cert+".new", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(c.Cert+".new", c.Cert); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// New returns a certificate for a host. Changes are applied to it before it is
+// signed.
+func New(t testing.TB, host string, changes ...func(*x509.Certificate)) *Certificate {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -43,6 +65,9 @@ func New(t testing.TB, host string) *Certificate {
 		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
+	for _, change := range changes {
+		change(template)
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	must(err)
 	leaf, err := x509.ParseCertificate(der)
@@ -57,7 +82,7 @@ func New(t testing.TB, host string) *Certificate {
 	}
 	return &Certificate{
 		Cert: write("cert.pem", "CERTIFICATE", der), Key: write("key.pem", "PRIVATE KEY", secret),
-		pair: tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}, leaf: leaf,
+		pair: tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}, leaf: leaf, template: template, private: private,
 	}
 }
 

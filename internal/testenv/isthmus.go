@@ -82,6 +82,7 @@ type Isthmus struct {
 	proc       *process
 	binary     string
 	registries string
+	security   string // fields of the xDS listener's block
 	client     *http.Client
 }
 
@@ -89,8 +90,14 @@ type Isthmus struct {
 // of the configuration, and waits until its admin API answers. It does not wait
 // for the registries, see WaitReady.
 func StartIsthmus(t testing.TB, registries string) *Isthmus {
+	return StartSecureIsthmus(t, registries, "")
+}
+
+// StartSecureIsthmus is [StartIsthmus] with fields of the xDS listener's block
+// besides its address, such as "tls: {...}".
+func StartSecureIsthmus(t testing.TB, registries, security string) *Isthmus {
 	t.Helper()
-	i := &Isthmus{binary: Binary(t), registries: registries, client: &http.Client{Timeout: callTime, Transport: &http.Transport{}}}
+	i := &Isthmus{binary: Binary(t), registries: registries, security: security, client: &http.Client{Timeout: callTime, Transport: &http.Transport{}}}
 	t.Cleanup(i.client.CloseIdleConnections)
 	i.proc = newProcess(t, "isthmus")
 	i.proc.startReady(t, func() {
@@ -109,8 +116,20 @@ func (i *Isthmus) launch(t testing.TB) {
 // writeConfig writes the configuration to a file in the process's directory.
 func (i *Isthmus) writeConfig(t testing.TB, name string) string {
 	t.Helper()
-	return i.proc.writeFile(t, name, fmt.Sprintf("listen: {xds: %q, admin: %q}\nlog: {level: debug}\nregistries:\n%s\n",
-		i.XDS, i.Admin, strings.TrimSpace(i.registries)))
+	block := fmt.Sprintf("address: %q", i.XDS)
+	if i.security != "" {
+		block += ", " + i.security
+	}
+	return i.proc.writeFile(t, name, fmt.Sprintf("listen: {xds: {%s}, admin: %q}\nlog: {level: debug}\nregistries:\n%s\n",
+		block, i.Admin, strings.TrimSpace(i.registries)))
+}
+
+// Secure replaces the fields of the xDS listener's block. The program reloads
+// them.
+func (i *Isthmus) Secure(t testing.TB, security string) {
+	t.Helper()
+	i.security = security
+	i.Configure(t, i.registries)
 }
 
 // Configure replaces the configuration file. The program reloads it.
@@ -304,6 +323,20 @@ func (i *Isthmus) Decide(t testing.TB, verb, registry string) string {
 		t.Fatalf("isthmus %s %s: %v: %s", verb, registry, err, out)
 	}
 	return string(out)
+}
+
+// Refused returns how many connections, streams and requests were refused for a
+// reason, as isthmus_access_refused_total counts them.
+func (i *Isthmus) Refused(t testing.TB, reason string) (n float64) {
+	t.Helper()
+	for _, m := range i.Metrics(t)["isthmus_access_refused_total"].GetMetric() {
+		for _, l := range m.GetLabel() {
+			if l.GetName() == "reason" && l.GetValue() == reason {
+				n += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return n
 }
 
 // Metrics returns the program's metrics by name.

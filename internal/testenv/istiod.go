@@ -47,6 +47,7 @@ type Istiod struct {
 	proc       *process
 	binary     string
 	source     string
+	settings   string // of the configSource, YAML in flow style
 	kubeconfig string
 	client     *http.Client
 }
@@ -57,7 +58,14 @@ type Istiod struct {
 // listen already, or istiod exits.
 func StartIstiod(t testing.TB, version IstiodVersion, source string) *Istiod {
 	t.Helper()
-	i := &Istiod{Version: version, binary: version.tool.fetch(t), source: source, client: &http.Client{Transport: &http.Transport{}}}
+	return StartIstiodWith(t, version, source, "")
+}
+
+// StartIstiodWith is [StartIstiod] with fields of the configSource besides its
+// address, such as "tlsSettings: {mode: SIMPLE}".
+func StartIstiodWith(t testing.TB, version IstiodVersion, source, settings string) *Istiod {
+	t.Helper()
+	i := &Istiod{Version: version, binary: version.tool.fetch(t), source: source, settings: settings, client: &http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(i.client.CloseIdleConnections)
 	i.proc = newProcess(t, version.Name)
 	if version.needsKube {
@@ -75,12 +83,16 @@ func (i *Istiod) assignPorts(t testing.TB) {
 
 func (i *Istiod) launch(t testing.TB) {
 	t.Helper()
-	mesh := i.proc.writeFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [{address: %q}]
+	source := fmt.Sprintf("address: %q", i.source)
+	if i.settings != "" {
+		source += ", " + i.settings
+	}
+	mesh := i.proc.writeFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [{%s}]
 defaultConfig: {discoveryAddress: %q}
 trustDomain: cluster.local
 rootNamespace: istio-system
 enableAutoMtls: false
-`, i.source, i.GRPC))
+`, source, i.GRPC))
 	env := append(os.Environ(),
 		"POD_NAME=istiod-test", "POD_NAMESPACE=istio-system", "REVISION=default",
 		"ENABLE_CA_SERVER=false", "PILOT_CERT_PROVIDER=none",
@@ -127,6 +139,14 @@ func (i *Istiod) WaitReady(t testing.TB) {
 		default: // running since StartIstiod
 		}
 	}, func() (string, bool) { return "no line \"marking server ready\" in its output", i.Ready() })
+}
+
+// MayEnd permits istiod to end by itself, as it does when its source refuses it
+// at the start.
+func (i *Istiod) MayEnd() {
+	i.proc.mu.Lock()
+	defer i.proc.mu.Unlock()
+	i.proc.run.ended = true
 }
 
 // Kill ends istiod as kill -9 does.

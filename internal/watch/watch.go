@@ -126,9 +126,12 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// isTarget reports whether gRPC can dial s: host:port, or a target with a
-// scheme that gRPC supports, such as dns:///host:port.
+// isTarget reports whether gRPC can dial s: host:port, unix:PATH, or a target
+// with a scheme that gRPC supports, such as dns:///host:port.
 func isTarget(s string) bool {
+	if path, ok := strings.CutPrefix(s, "unix:"); ok {
+		return path != ""
+	}
 	if scheme, _, ok := strings.Cut(s, "://"); ok {
 		return resolver.Get(scheme) != nil
 	}

@@ -8,6 +8,8 @@ import (
 	"mime"
 	"net/http"
 	"time"
+
+	"github.com/isthmus-mesh/isthmus/server/access"
 )
 
 // maxBody bounds the body of a request: a configuration file as JSON.
@@ -28,6 +30,9 @@ func action(next http.HandlerFunc) http.Handler {
 			writeError(w, http.StatusForbidden, err.Error()+": the request comes from a page of another origin")
 			return
 		}
+		if !operates(w, r) {
+			return
+		}
 		if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 			writeError(w, http.StatusUnsupportedMediaType, "the header Content-Type must be application/json")
 			return
@@ -35,6 +40,17 @@ func action(next http.HandlerFunc) http.Handler {
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 		next(w, r)
 	})
+}
+
+// operates reports whether the caller may do more than read; otherwise it has
+// sent the response. Without a gate everyone may.
+func operates(w http.ResponseWriter, r *http.Request) bool {
+	role, ok := access.RoleOf(r.Context())
+	if !ok || role == access.Operate {
+		return true
+	}
+	writeError(w, http.StatusForbidden, "this call needs role: operate, and your rule in listen.admin.allow has role: read")
+	return false
 }
 
 // body decodes the body of a request, which may be empty. On failure it has

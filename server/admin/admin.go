@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
@@ -37,6 +38,10 @@ type Options struct {
 	Pprof bool
 	// Operator is what POST requests are for; nil means that there are none.
 	Operator Operator
+	// Gate decides who may use the address; nil admits everyone.
+	Gate *access.Gate
+	// GuardProbes makes the gate decide on /healthz and /readyz, too.
+	GuardProbes bool
 	// Log receives errors of the HTTP server; nil discards them.
 	Log *slog.Logger
 }
@@ -75,19 +80,35 @@ func New(source Source, o Options) *Server {
 		mux.Handle("GET /metrics", promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	}
 	if o.Pprof {
-		mux.HandleFunc("/debug/pprof/", pprof.Index)
-		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+		mux.HandleFunc("/debug/pprof/", operatorOnly(pprof.Index))
+		mux.HandleFunc("/debug/pprof/cmdline", operatorOnly(pprof.Cmdline))
+		mux.HandleFunc("/debug/pprof/profile", operatorOnly(pprof.Profile))
+		mux.HandleFunc("/debug/pprof/symbol", operatorOnly(pprof.Symbol))
+		mux.HandleFunc("/debug/pprof/trace", operatorOnly(pprof.Trace))
 	}
 	mux.HandleFunc("GET /style.css", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/css; charset=utf-8")
 		_, _ = io.WriteString(w, style)
 	})
 	mux.HandleFunc("GET /{$}", s.page)
-	s.handler = secure(mux)
+	s.handler = http.Handler(mux)
+	if o.Gate != nil {
+		s.handler = o.Gate.Handler(mux, func(path string) bool {
+			return !o.GuardProbes && (path == "/healthz" || path == "/readyz")
+		})
+	}
+	s.handler = secure(s.handler)
 	return s
+}
+
+// operatorOnly refuses callers whose role is to read.
+func operatorOnly(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !operates(w, r) {
+			return
+		}
+		next(w, r)
+	}
 }
 
 // ServeHTTP implements http.Handler.

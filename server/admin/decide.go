@@ -21,6 +21,9 @@ func guarded(h http.Handler) http.Handler {
 			writeError(w, http.StatusUnsupportedMediaType, "the header Content-Type: application/json is missing; nothing was done")
 			return
 		}
+		if !operates(w, r) {
+			return
+		}
 		h.ServeHTTP(w, r)
 	}))
 }

@@ -52,18 +52,65 @@ type Config struct {
 // Listen configures the addresses of the bridge. Port 0 selects a free port,
 // which is logged.
 type Listen struct {
-	XDS   Listeners `json:"xds" doc:"The xDS server (SotW and delta, plaintext): an address as host:port, a block with one, or a list of either. Port 0 takes any free one."`
-	Admin Listener  `json:"admin" doc:"Health checks, metrics, API and pages: an address as host:port, or a block with one. It has no access control: leave it on loopback or guard it."`
-	MCP   Listener  `json:"mcp" doc:"A port of its own for the legacy Mesh Configuration Protocol, plaintext: an address as host:port, or a block with one. Empty: it is served on the ports of xds."`
+	XDS   Listeners `json:"xds" doc:"The xDS server (SotW and delta): an address as host:port or unix:PATH, a block with one, or a list of either. Port 0 takes any free one."`
+	Admin Listener  `json:"admin" doc:"Health checks, metrics, API and pages: an address, or a block with one."`
+	MCP   Listener  `json:"mcp" doc:"A port of its own for the legacy Mesh Configuration Protocol: an address, or a block with one. Empty: it is served on the ports of xds."`
 }
 
 // Listener is one port: in the file an address or a block.
 type Listener struct {
-	Address string `json:"address" doc:"Address, as host:port."`
+	Address  string      `json:"address" doc:"Address, as host:port, or unix:PATH for a socket that the user and the group of the bridge may use."`
+	TLS      ListenerTLS `json:"tls" doc:"TLS. Its files may be renewed at any time, and are read again then. Plaintext is refused."`
+	Allow    []Allow     `json:"allow" doc:"Who may use the listener: those whom a rule fits, and nobody else. Without rules everyone may."`
+	Insecure bool        `json:"insecure" doc:"Accept that everyone who reaches the address may use it, or reads what is sent. An address that is not loopback needs tls, allow, or this."`
 }
 
 // String returns the address.
 func (l Listener) String() string { return l.Address }
+
+// ListenerTLS is the TLS of a listener.
+type ListenerTLS struct {
+	CertFile     string `json:"cert_file" doc:"PEM file of the certificate, with those of intermediate authorities after it."`
+	KeyFile      string `json:"key_file" doc:"PEM file of its private key."`
+	ClientCAFile string `json:"client_ca_file" doc:"PEM file of the authorities that may have signed certificates of clients."`
+	ClientAuth   string `json:"client_auth" doc:"none; request: the certificate of a client that has one is verified; require: each client must have one. Default: require with client_ca_file, else none."`
+	MinVersion   string `json:"min_version" doc:"Least version of TLS, 1.2 or 1.3. Default: 1.2."`
+}
+
+// Values of client_auth.
+const (
+	ClientAuthNone    = "none"
+	ClientAuthRequest = "request"
+	ClientAuthRequire = "require"
+)
+
+// Enabled reports whether the block says anything.
+func (t ListenerTLS) Enabled() bool { return t != ListenerTLS{} }
+
+// Allow is a rule of a listener.
+type Allow struct {
+	Peer Peer   `json:"peer" doc:"Whom the rule fits: who meets all that is given here."`
+	Role string `json:"role" doc:"With listen.admin: read, or operate, which may also accept, refuse and reload. Default: operate."`
+}
+
+// Roles at the admin address.
+const (
+	RoleRead    = "read"
+	RoleOperate = "operate"
+)
+
+// Peer is a set of conditions for a caller.
+type Peer struct {
+	CIDR         string `json:"cidr" doc:"The address it calls from is in this block, such as 10.1.0.0/16, or is this one."`
+	SPIFFE       string `json:"spiffe" doc:"The SPIFFE ID in its certificate fits this pattern: * stands for one segment of the path or a part of it, as in spiffe://cluster.local/ns/istio-system/sa/*. Needs client_ca_file."`
+	SAN          string `json:"san" doc:"A name in its certificate fits this pattern, such as *.example.org. Needs client_ca_file."`
+	SNI          string `json:"sni" doc:"The server name that it asks for in the TLS handshake fits this pattern. Needs tls. It tells listeners' users apart and proves nothing."`
+	TokenFile    string `json:"token_file" doc:"It sends one of the bearer tokens of this file, which has one on a line. The file may be renewed at any time."`
+	PasswordFile string `json:"password_file" doc:"With listen.admin: it sends the name and password of a user of this file, which htpasswd -B writes. The file may be renewed at any time."`
+}
+
+// Socket returns the path of a socket for an address of the form unix:PATH.
+func (l Listener) Socket() (path string, ok bool) { return strings.CutPrefix(l.Address, "unix:") }
 
 // Listeners are several ports: in the file one item or a list.
 type Listeners []Listener
@@ -125,7 +172,8 @@ type Log struct {
 
 // Admin configures the admin pages and API.
 type Admin struct {
-	Pprof bool `json:"pprof" doc:"Whether /debug/pprof is there."`
+	Pprof       bool `json:"pprof" doc:"Whether /debug/pprof is there."`
+	GuardProbes bool `json:"guard_probes" doc:"Whether the rules of listen.admin hold for /healthz and /readyz, too. /readyz names registries and what is wrong with them."`
 }
 
 // Limits are bounds. Each must be positive.

@@ -64,9 +64,13 @@ func TestEveryField(t *testing.T) {
 	sum := strings.Repeat("ab", 32)
 	got, err := Parse("f", []byte(`
 listen:
-  xds: ":1"
-  admin: "[::1]:0"
-  mcp: ":2"
+  xds:
+    address: ":1"
+    tls: {cert_file: cert, key_file: key, client_ca_file: ca, client_auth: request, min_version: "1.3"}
+    allow:
+    - {peer: {cidr: 10.1.0.0/16, spiffe: "spiffe://mesh/ns/*/sa/istiod", san: "*.example.org", sni: bridge, token_file: tokens}}
+  admin: {address: "[::1]:0", allow: [{peer: {password_file: users}, role: read}]}
+  mcp: {address: ":2", insecure: true}
 plugin_dir: `+dir+`
 profile: tools
 log: {level: debug, format: json}
@@ -74,7 +78,7 @@ state: {dir: /var/lib/mesh}
 conflicts:
 - {hosts: ["*.example.org", x], policy: merge, weights: {zoo-1: 90}}
 - {hosts: ["*"], policy: isolate}
-admin: {pprof: true}
+admin: {pprof: true, guard_probes: true}
 drain: 20s
 limits: {resources_per_registry: 5, bytes_per_registry: 7, connections_per_peer: 8, streams: 9, plugin_memory: 1000000000, tombstones: 6}
 mcp: {profile: pilot-1.8, synthetic_entries: true, full_state: true}
@@ -102,13 +106,20 @@ registries:
 		t.Fatal(err)
 	}
 	want := Config{
-		Listen:    Listen{XDS: Listeners{{":1"}}, Admin: Listener{"[::1]:0"}, MCP: Listener{":2"}},
+		Listen: Listen{
+			XDS: Listeners{{
+				Address: ":1", TLS: ListenerTLS{CertFile: "cert", KeyFile: "key", ClientCAFile: "ca", ClientAuth: "request", MinVersion: "1.3"},
+				Allow: []Allow{{Peer: Peer{CIDR: "10.1.0.0/16", SPIFFE: "spiffe://mesh/ns/*/sa/istiod", SAN: "*.example.org", SNI: "bridge", TokenFile: "tokens"}}},
+			}},
+			Admin: Listener{Address: "[::1]:0", Allow: []Allow{{Peer: Peer{PasswordFile: "users"}, Role: "read"}}},
+			MCP:   Listener{Address: ":2", Insecure: true},
+		},
 		PluginDir: dir,
 		Profile:   "tools",
 		Log:       Log{Level: "debug", Format: "json"},
 		State:     State{Dir: "/var/lib/mesh"},
 		Conflicts: []Conflict{{Hosts: []string{"*.example.org", "x"}, Policy: "merge", Weights: map[string]int{"zoo-1": 90}}, {Hosts: []string{"*"}, Policy: "isolate"}},
-		Admin:     Admin{Pprof: true},
+		Admin:     Admin{Pprof: true, GuardProbes: true},
 		Drain:     "20s",
 		Limits:    Limits{ResourcesPerRegistry: 5, BytesPerRegistry: 7, ConnectionsPerPeer: 8, Streams: 9, PluginMemory: 1_000_000_000, Tombstones: 6},
 		MCP:       MCP{Profile: "pilot-1.8", SyntheticEntries: true, FullState: true},
@@ -154,12 +165,12 @@ registries:
 func TestListeners(t *testing.T) {
 	const a, b = "127.0.0.1:1", "127.0.0.1:2"
 	for text, want := range map[string]Listen{
-		"{xds: '127.0.0.1:1', admin: '127.0.0.1:2'}":                             {XDS: Listeners{{a}}, Admin: Listener{b}},
-		"{xds: {address: '127.0.0.1:1'}, admin: {address: '127.0.0.1:2'}}":       {XDS: Listeners{{a}}, Admin: Listener{b}},
-		"{xds: ['127.0.0.1:1', {address: '127.0.0.1:2'}], admin: ':0'}":          {XDS: Listeners{{a}, {b}}, Admin: Listener{":0"}},
-		"{mcp: {address: '127.0.0.1:1'}, admin: '127.0.0.1:2', xds: [':0']}":     {XDS: Listeners{{":0"}}, Admin: Listener{b}, MCP: Listener{a}},
-		"{xds: [{address: ':0'}, {address: ':0'}], admin: ':0', mcp: ':0'}":      {XDS: Listeners{{":0"}, {":0"}}, Admin: Listener{":0"}, MCP: Listener{":0"}},
-		"{xds: ['127.0.0.1:1', '127.0.0.1:2'], admin: {address: 'localhost:0'}}": {XDS: Listeners{{a}, {b}}, Admin: Listener{"localhost:0"}},
+		"{xds: '127.0.0.1:1', admin: '127.0.0.1:2'}":                                            {XDS: Listeners{{Address: a}}, Admin: Listener{Address: b}},
+		"{xds: {address: '127.0.0.1:1'}, admin: {address: '127.0.0.1:2'}}":                      {XDS: Listeners{{Address: a}}, Admin: Listener{Address: b}},
+		"{xds: ['127.0.0.1:1', {address: '127.0.0.1:2'}], admin: '[::1]:0'}":                    {XDS: Listeners{{Address: a}, {Address: b}}, Admin: Listener{Address: "[::1]:0"}},
+		"{mcp: {address: '127.0.0.1:1'}, admin: '127.0.0.1:2', xds: ['[::1]:0']}":               {XDS: Listeners{{Address: "[::1]:0"}}, Admin: Listener{Address: b}, MCP: Listener{Address: a}},
+		"{xds: [{address: '[::1]:0'}, {address: '[::1]:0'}], admin: '[::1]:0', mcp: '[::1]:0'}": {XDS: Listeners{{Address: "[::1]:0"}, {Address: "[::1]:0"}}, Admin: Listener{Address: "[::1]:0"}, MCP: Listener{Address: "[::1]:0"}},
+		"{xds: ['127.0.0.1:1', '127.0.0.1:2'], admin: {address: 'localhost:0'}}":                {XDS: Listeners{{Address: a}, {Address: b}}, Admin: Listener{Address: "localhost:0"}},
 	} {
 		c, err := Parse("f", []byte("listen: "+text+"\nregistries: [{name: a, type: sim}]"), env(nil))
 		if err != nil {
@@ -195,7 +206,7 @@ limits: {tombstones: -1, resources_per_registry: many, bytes_per_registry: 0}
 profile: tool
 log: {}
 `, `
-f:2:10: listen.xds: must be host:port, for example 127.0.0.1:15051, or :15051 for all addresses of the machine
+f:2:10: listen.xds: must be host:port, for example 127.0.0.1:15051, or :15051 for all addresses of the machine, or unix:PATH
 f:2:24: listen.admn: unknown field; did you mean admin?
 f:4:3: registries[0].name: is missing; give the registry a name
 f:4:4: registries[0].nmae: unknown field; did you mean name?
@@ -213,13 +224,41 @@ f:10:50: limits.resources_per_registry: must be a whole number, not text
 f:10:56: limits.bytes_per_registry: must be positive
 f:11:1: profile: there is no profile of this name; did you mean tools?
 f:12:1: log: given twice, first on line 8`},
-		{"same port of blocks", "listen: {xds: [':1', {address: ':2'}, {address: ':1'}], admin: {address: ':2'}}\nregistries: [{name: a, type: sim}]", `
-f:1:40: listen.xds[2].address: is the same as listen.xds[0]; they need a port each
-f:1:65: listen.admin.address: is the same as listen.xds[1].address; they need a port each`},
+		{"same port of blocks", "listen: {xds: ['[::1]:1', {address: '[::1]:2'}, {address: '[::1]:1'}], admin: {address: '[::1]:2'}}\nregistries: [{name: a, type: sim}]", `
+f:1:50: listen.xds[2].address: is the same as listen.xds[0]; they need a port each
+f:1:80: listen.admin.address: is the same as listen.xds[1].address; they need a port each`},
+		{"open to all", "listen: {xds: [':1', {address: '10.0.0.1:2', insecure: true}, {address: 'host:3', allow: [{peer: {cidr: 10.0.0.0/8}}]}], admin: '0.0.0.0:0', mcp: 'unix:/a'}\nregistries: [{name: a, type: sim}]", `
+f:1:16: listen.xds[0]: is not loopback, and everyone who reaches it could use it: give it tls, or rules in allow, or write {address: ":1", insecure: true}
+f:1:122: listen.admin: is not loopback, and everyone who reaches it could use it: give it tls, or rules in allow, or write {address: "0.0.0.0:0", insecure: true}`},
+		{"rules that fit nobody or everybody", `listen:
+  xds:
+    address: ":1"
+    tls: {key_file: key, client_ca_file: ca, client_auth: none, min_version: "1.1"}
+    allow:
+    - {}
+    - {peer: {cidr: 10.1.0.0/33, spiffe: "mesh/*", san: "[", password_file: users}, role: read}
+  admin: {address: ":2", tls: {cert_file: c, key_file: k, client_auth: require}, allow: [{peer: {spiffe: "spiffe://a/b"}, role: root}]}
+  mcp: {address: "unix:/s", allow: [{peer: {cidr: "::1", sni: x}}, {peer: {token_file: t}}]}
+registries: [{name: a, type: sim}]
+`, `
+f:4:5: listen.xds.tls.cert_file: is missing; name the PEM file of the certificate
+f:4:26: listen.xds.tls.client_ca_file: is not used, for client_auth is none; write request or require
+f:4:65: listen.xds.tls.min_version: must be "1.2" or "1.3"
+f:6:7: listen.xds.allow[0].peer: fits everyone; name a cidr, spiffe, san, sni or token_file, or leave allow out
+f:7:15: listen.xds.allow[1].peer.cidr: must be a block of addresses such as 10.1.0.0/16 or fd00::/8, or one address
+f:7:34: listen.xds.allow[1].peer.spiffe: must begin with spiffe://, such as spiffe://cluster.local/ns/istio-system/sa/istiod
+f:7:52: listen.xds.allow[1].peer.san: is no pattern: a [ needs its ], and a \ something behind it
+f:7:62: listen.xds.allow[1].peer.password_file: is for listen.admin; sinks send a token: token_file
+f:7:85: listen.xds.allow[1].role: is for listen.admin; whoever may use this listener may read it
+f:8:26: listen.admin.tls.client_ca_file: is missing; client_auth require needs the authorities of the clients
+f:8:98: listen.admin.allow[0].peer.spiffe: fits nobody without tls.client_ca_file, which certificates of clients are verified with
+f:8:123: listen.admin.allow[0].role: must be read or operate
+f:9:45: listen.mcp.allow[0].peer.cidr: fits nobody, as callers of a unix socket have no address
+f:9:58: listen.mcp.allow[0].peer.sni: fits nobody without tls`},
 		{"no listeners", "listen: {xds: []}\nregistries: [{name: a, type: sim}]", `f:1:10: listen.xds: is an empty list; leave it out for 127.0.0.1:15051`},
 		{"listener of another kind", "listen: {admin: [':1']}\nregistries: [{name: a, type: sim}]", `f:1:17: listen.admin: must be an address as host:port, or a block with one, not a list`},
-		{"same port", "listen: {xds: ':1', admin: ':1'}\nregistries: [{name: a, type: sim}]", `f:1:21: listen.admin: is the same as listen.xds; they need a port each`},
-		{"legacy protocol", `listen: {xds: ":1", mcp: ":1"}
+		{"same port", "listen: {xds: 'localhost:1', admin: 'localhost:1'}\nregistries: [{name: a, type: sim}]", `f:1:30: listen.admin: is the same as listen.xds; they need a port each`},
+		{"legacy protocol", `listen: {xds: "localhost:1", mcp: "localhost:1"}
 registries: [{name: a, type: sim}]
 mcp: {profile: pilot-1.9}
 sinks:
@@ -227,7 +266,7 @@ sinks:
 - {address: x, tls: {ca_file: a}}
 - {address: x, tls: {enabled: true, key_file: k}, metadata: {a: 5}}
 - {address: y, metadata: {a: {b: c}}}`, `
-f:1:21: listen.mcp: is the same as listen.xds; they need a port each
+f:1:30: listen.mcp: is the same as listen.xds; they need a port each
 f:3:7: mcp.profile: there is no profile of this name; did you mean pilot-1.7?
 f:5:3: sinks[0].address: is missing; for example pilot.example.org:9901
 f:5:14: sinks[0].metadata: must be a block of fields, not a list

@@ -23,6 +23,8 @@ type Difference struct {
 	// 127.0.0.1:15051".
 	ListenersAdded   []string `json:"listeners_added"`
 	ListenersRemoved []string `json:"listeners_removed"`
+	// ListenersChanged are those that stay open, with other rules or TLS.
+	ListenersChanged []string `json:"listeners_changed"`
 	// Fields are the paths of all other changed fields.
 	Fields []string `json:"fields"`
 	// NeedRestart are the paths of changed fields that require a restart.
@@ -48,7 +50,7 @@ func (d *RegistryDifference) NeedsPlugin() bool {
 
 // Empty reports whether there are no changes.
 func (d *Difference) Empty() bool {
-	return len(d.Added)+len(d.Removed)+len(d.Changed)+len(d.ListenersAdded)+len(d.ListenersRemoved)+len(d.Fields) == 0 && !d.Reordered
+	return len(d.Added)+len(d.Removed)+len(d.Changed)+len(d.ListenersAdded)+len(d.ListenersRemoved)+len(d.ListenersChanged)+len(d.Fields) == 0 && !d.Reordered
 }
 
 // Renamed returns the old names of renamed registries by their new ones.
@@ -76,11 +78,12 @@ var (
 func (c *Config) Diff(next *Config) Difference {
 	d := Difference{
 		Added: []string{}, Removed: []string{}, Changed: []RegistryDifference{},
-		ListenersAdded: []string{}, ListenersRemoved: []string{}, Fields: []string{}, NeedRestart: []string{},
+		ListenersAdded: []string{}, ListenersRemoved: []string{}, ListenersChanged: []string{}, Fields: []string{}, NeedRestart: []string{},
 	}
 	d.registries(c, next)
-	before, after := c.Listen.all(), next.Listen.all()
-	d.ListenersAdded, d.ListenersRemoved = without(after, before), without(before, after)
+	before, after := c.Listen.All(), next.Listen.All()
+	d.ListenersAdded, d.ListenersRemoved = without(names(after), names(before)), without(names(before), names(after))
+	d.ListenersChanged = changedListeners(before, after)
 
 	// Exclude what is reported above.
 	was, is := *c, *next
@@ -106,17 +109,53 @@ func (c *Config) Restart(d *Difference) (found Problems) {
 	return found.Sort()
 }
 
-// all returns each listener as "FIELD ADDRESS".
-func (l *Listen) all() []string {
-	var all []string
-	for _, x := range l.XDS {
-		all = append(all, "listen.xds "+x.Address)
+// NamedListener is a listener with its place in the configuration.
+type NamedListener struct {
+	// Field is listen.xds, listen.admin or listen.mcp.
+	Field string
+	// Path is the field, with the index of an item of a list.
+	Path string
+	Listener
+}
+
+// String returns the listener as "listen.xds 127.0.0.1:15051".
+func (n NamedListener) String() string { return n.Field + " " + n.Address }
+
+// All returns the configured listeners.
+func (l *Listen) All() (all []NamedListener) {
+	for i, x := range l.XDS {
+		path := "listen.xds"
+		if len(l.XDS) > 1 {
+			path = fmt.Sprintf("listen.xds[%d]", i)
+		}
+		all = append(all, NamedListener{"listen.xds", path, x})
 	}
-	all = append(all, "listen.admin "+l.Admin.Address)
+	all = append(all, NamedListener{"listen.admin", "listen.admin", l.Admin})
 	if l.MCP.Address != "" {
-		all = append(all, "listen.mcp "+l.MCP.Address)
+		all = append(all, NamedListener{"listen.mcp", "listen.mcp", l.MCP})
 	}
 	return all
+}
+
+func names(all []NamedListener) []string {
+	out := make([]string, len(all))
+	for i, l := range all {
+		out[i] = l.String()
+	}
+	return out
+}
+
+// changedListeners returns the listeners of both that differ. One of several
+// with port 0 is compared with the first.
+func changedListeners(before, after []NamedListener) []string {
+	out := []string{}
+	for _, l := range after {
+		i := slices.IndexFunc(before, func(b NamedListener) bool { return b.String() == l.String() })
+		if i >= 0 && !reflect.DeepEqual(before[i].Listener, l.Listener) {
+			out = append(out, l.String())
+		}
+	}
+	return out
 }
 
 // without returns the multiset difference of a and b.

@@ -63,6 +63,10 @@ func TestDiff(t *testing.T) {
 			want: Difference{ListenersAdded: []string{"listen.xds 127.0.0.1:4", "listen.mcp 127.0.0.1:5"}, ListenersRemoved: []string{"listen.xds 127.0.0.1:2"}},
 		},
 		{
+			name: "rules of a listener", edit: []string{"admin: 127.0.0.1:3", "admin: {address: 127.0.0.1:3, allow: [{peer: {token_file: t}}]}"},
+			want: Difference{ListenersChanged: []string{"listen.admin 127.0.0.1:3"}},
+		},
+		{
 			name: "others", edit: []string{"sinks:", "drain: 0s\nlog: {level: debug, format: json}\nlimits: {tombstones: 3}\nsinks:", "authorization: hush", "authorization: other"},
 			want: Difference{
 				Fields:      []string{"log.level", "log.format", "limits.tombstones", "sinks[0].metadata", "drain"},

@@ -2,6 +2,14 @@ package config
 
 import (
 	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"path"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/invopop/jsonschema"
 
@@ -13,8 +21,14 @@ func (Listener) JSONSchemaExtend(s *jsonschema.Schema) {
 	s.Extras = map[string]any{conf.ShortField: "address", conf.ShortText: "an address as host:port, or a block with one"}
 }
 
-// MarshalJSON encodes a listener in its short form.
-func (l Listener) MarshalJSON() ([]byte, error) { return json.Marshal(l.Address) }
+// MarshalJSON encodes a listener in its shortest form.
+func (l Listener) MarshalJSON() ([]byte, error) {
+	if reflect.DeepEqual(l, Listener{Address: l.Address}) {
+		return json.Marshal(l.Address)
+	}
+	type block Listener
+	return json.Marshal(block(l))
+}
 
 // JSONSchemaExtend allows one item in place of the list.
 func (Listeners) JSONSchemaExtend(s *jsonschema.Schema) {
@@ -27,4 +41,126 @@ func (l Listeners) MarshalJSON() ([]byte, error) {
 		return json.Marshal(l[0])
 	}
 	return json.Marshal([]Listener(l))
+}
+
+// ParseCIDR returns the addresses of a block, or of one address.
+func ParseCIDR(text string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(text); err == nil {
+		return addr.Prefix(addr.BitLen())
+	}
+	p, err := netip.ParsePrefix(text)
+	return p.Masked(), err
+}
+
+// loopback reports whether only the machine itself reaches the address.
+func (l Listener) loopback() bool {
+	if _, ok := l.Socket(); ok {
+		return true
+	}
+	host, _, err := net.SplitHostPort(l.Address)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
+}
+
+// listen checks the listeners, and that no two have one address.
+func (d *decoder) listen() {
+	c := d.config
+	d.check(len(c.Listen.XDS) > 0, "listen.xds", "is an empty list; leave it out for %v", Default.Listen.XDS[0])
+	taken := make(map[string]string) // path by address
+	for i := range c.Listen.XDS {
+		path := "listen.xds"
+		if item := fmt.Sprintf("listen.xds[%d]", i); c.doc.Has(item) {
+			path = item
+		}
+		d.listener(path, &c.Listen.XDS[i], taken)
+	}
+	d.listener("listen.admin", &c.Listen.Admin, taken)
+	if !reflect.ValueOf(c.Listen.MCP).IsZero() {
+		d.listener("listen.mcp", &c.Listen.MCP, taken)
+	}
+}
+
+// maxSocket bounds the path of a socket: sun_path has 108 bytes on Linux and
+// 104 elsewhere, with a zero at the end.
+const maxSocket = 103
+
+func (d *decoder) listener(at string, l *Listener, taken map[string]string) {
+	address := at
+	if d.config.doc.Has(at + ".address") {
+		address += ".address"
+	}
+	if socket, ok := l.Socket(); ok {
+		d.check(socket != "" && len(socket) <= maxSocket, address, "must be unix: and a path of at most %d bytes, such as unix:/run/isthmus/xds.sock", maxSocket)
+	} else {
+		_, port, err := net.SplitHostPort(l.Address)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		d.check(err == nil, address, "must be host:port, for example 127.0.0.1:15051, or :15051 for all addresses of the machine, or unix:PATH")
+	}
+	if other := taken[l.Address]; other != "" && !strings.HasSuffix(l.Address, ":0") && !d.bad[address] {
+		d.check(false, address, "is the same as %s; they need a port each", other)
+	} else {
+		taken[l.Address] = address
+	}
+	d.listenerTLS(at+".tls", &l.TLS)
+	for i := range l.Allow {
+		d.allow(fmt.Sprintf("%s.allow[%d]", at, i), at == "listen.admin", l, &l.Allow[i])
+	}
+	if !d.bad[address] {
+		d.check(l.loopback() || l.TLS.Enabled() || len(l.Allow) > 0 || l.Insecure, address,
+			"is not loopback, and everyone who reaches it could use it: give it tls, or rules in allow, or write {address: %q, insecure: true}", l.Address)
+	}
+}
+
+func (d *decoder) listenerTLS(at string, t *ListenerTLS) {
+	if !t.Enabled() {
+		return
+	}
+	d.check(t.CertFile != "", at+".cert_file", "is missing; name the PEM file of the certificate")
+	d.check(t.KeyFile != "", at+".key_file", "is missing; name the PEM file of the certificate's key")
+	modes := []string{ClientAuthNone, ClientAuthRequest, ClientAuthRequire}
+	switch {
+	case t.ClientAuth == "" && t.ClientCAFile != "":
+		t.ClientAuth = ClientAuthRequire
+	case t.ClientAuth == "":
+		t.ClientAuth = ClientAuthNone
+	}
+	d.check(slices.Contains(modes, t.ClientAuth), at+".client_auth", "must be one of %s", strings.Join(modes, ", "))
+	if t.ClientAuth == ClientAuthNone {
+		d.check(t.ClientCAFile == "", at+".client_ca_file", "is not used, for client_auth is none; write request or require")
+	} else {
+		d.check(t.ClientCAFile != "", at+".client_ca_file", "is missing; client_auth %s needs the authorities of the clients", t.ClientAuth)
+	}
+	d.check(slices.Contains([]string{"", "1.2", "1.3"}, t.MinVersion), at+".min_version", `must be "1.2" or "1.3"`)
+}
+
+// allow checks a rule of a listener.
+func (d *decoder) allow(at string, admin bool, l *Listener, a *Allow) {
+	p, peer := &a.Peer, at+".peer"
+	d.check(*p != Peer{}, peer, "fits everyone; name a cidr, spiffe, san, sni or token_file, or leave allow out")
+	if p.CIDR != "" {
+		_, err := ParseCIDR(p.CIDR)
+		d.check(err == nil, peer+".cidr", "must be a block of addresses such as 10.1.0.0/16 or fd00::/8, or one address")
+		_, socket := l.Socket()
+		d.check(!socket, peer+".cidr", "fits nobody, as callers of a unix socket have no address")
+	}
+	for _, f := range []struct{ name, pattern string }{{"spiffe", p.SPIFFE}, {"san", p.SAN}, {"sni", p.SNI}} {
+		_, err := path.Match(f.pattern, "")
+		d.check(err == nil, peer+"."+f.name, `is no pattern: a [ needs its ], and a \ something behind it`)
+	}
+	d.check(p.SPIFFE == "" || strings.HasPrefix(p.SPIFFE, "spiffe://"), peer+".spiffe", "must begin with spiffe://, such as spiffe://cluster.local/ns/istio-system/sa/istiod")
+	verifies := l.TLS.ClientCAFile != ""
+	d.check(p.SPIFFE == "" || verifies, peer+".spiffe", "fits nobody without tls.client_ca_file, which certificates of clients are verified with")
+	d.check(p.SAN == "" || verifies, peer+".san", "fits nobody without tls.client_ca_file, which certificates of clients are verified with")
+	d.check(p.SNI == "" || l.TLS.Enabled(), peer+".sni", "fits nobody without tls")
+	sealed := l.TLS.Enabled() || l.loopback() || l.Insecure
+	d.check(p.TokenFile == "" || sealed, peer+".token_file", "a token would be sent in plaintext; give the listener tls, or write insecure: true")
+	d.check(p.PasswordFile == "" || sealed, peer+".password_file", "a password would be sent in plaintext; give the listener tls, or write insecure: true")
+	d.check(p.PasswordFile == "" || admin, peer+".password_file", "is for listen.admin; sinks send a token: token_file")
+	d.check(a.Role == "" || admin, at+".role", "is for listen.admin; whoever may use this listener may read it")
+	d.check(slices.Contains([]string{"", RoleRead, RoleOperate}, a.Role), at+".role", "must be %s or %s", RoleRead, RoleOperate)
 }

@@ -7,12 +7,10 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"net"
 	"os"
 	"path"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -199,39 +197,6 @@ func (d *decoder) legacy(o Options) {
 		t := &s.TLS
 		d.check((t.CertFile == "") == (t.KeyFile == ""), path+".tls.key_file", "cert_file and key_file go together")
 		d.check(t.Enabled || *t == SinkTLS{}, path+".tls.enabled", "is not true, but there are other fields of tls; set it to true, or remove them")
-	}
-}
-
-// listen checks that each port is an address, and that no two are equal.
-func (d *decoder) listen() {
-	c := d.config
-	taken := make(map[string]string) // path by address
-	check := func(path string, l Listener) {
-		if c.doc.Has(path + ".address") {
-			path += ".address"
-		}
-		_, port, err := net.SplitHostPort(l.Address)
-		if err == nil {
-			_, err = strconv.ParseUint(port, 10, 16)
-		}
-		d.check(err == nil, path, "must be host:port, for example 127.0.0.1:15051, or :15051 for all addresses of the machine")
-		if other := taken[l.Address]; other != "" && port != "0" && err == nil {
-			d.check(false, path, "is the same as %s; they need a port each", other)
-			return
-		}
-		taken[l.Address] = path
-	}
-	d.check(len(c.Listen.XDS) > 0, "listen.xds", "is an empty list; leave it out for %v", Default.Listen.XDS[0])
-	for i, l := range c.Listen.XDS {
-		path := "listen.xds"
-		if item := fmt.Sprintf("listen.xds[%d]", i); c.doc.Has(item) {
-			path = item
-		}
-		check(path, l)
-	}
-	check("listen.admin", c.Listen.Admin)
-	if c.Listen.MCP != (Listener{}) {
-		check("listen.mcp", c.Listen.MCP)
 	}
 }
 

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+)
+
+// client holds the flags of commands that call a bridge.
+type client struct {
+	tls   bool
+	files plugin.TLS
+	token string // file
+}
+
+func (c *client) flags(f *pflag.FlagSet) {
+	f.BoolVar(&c.tls, "tls", false, "dial with TLS; the next four flags imply it")
+	f.StringVar(&c.files.CAFile, "ca-file", "", "PEM `FILE` of the authorities of the listener's certificate (default: the system's)")
+	f.StringVar(&c.files.CertFile, "cert-file", "", "PEM `FILE` of a client certificate")
+	f.StringVar(&c.files.KeyFile, "key-file", "", "PEM `FILE` of its key")
+	f.StringVar(&c.files.ServerName, "server-name", "", "`NAME` in the listener's certificate (default: the host of the address)")
+	f.StringVar(&c.token, "token-file", "", "`FILE` of a bearer token to send")
+}
+
+// check returns the error of flags that contradict each other.
+func (c *client) check() error {
+	if (c.files.CertFile == "") != (c.files.KeyFile == "") {
+		return errors.New("--cert-file and --key-file go together")
+	}
+	return nil
+}
+
+func (c *client) encrypted() bool { return c.tls || c.files != plugin.TLS{} }
+
+// dial returns the options of a gRPC connection. Files are read now.
+func (c *client) dial() (options []grpc.DialOption, err error) {
+	if c.encrypted() {
+		config, err := c.files.Config("")
+		if err != nil {
+			return nil, flagError(err)
+		}
+		options = append(options, grpc.WithTransportCredentials(credentials.NewTLS(config)))
+	}
+	if c.token != "" {
+		if _, err := plugin.ReadSecret(c.token); err != nil {
+			return nil, fmt.Errorf("--token-file: %w", err)
+		}
+		options = append(options, grpc.WithPerRPCCredentials(bearer(c.token)))
+	}
+	return options, nil
+}
+
+// flagError names the flag instead of the field.
+func flagError(err error) error {
+	if f, ok := errors.AsType[*plugin.FieldError](err); ok {
+		return fmt.Errorf("--%s: %s", strings.ReplaceAll(strings.TrimPrefix(f.Field, "."), "_", "-"), f.Reason)
+	}
+	return err
+}
+
+// bearer sends the token of a file, which is read for each stream.
+type bearer string
+
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	token, err := plugin.ReadSecret(string(b))
+	return map[string]string{"authorization": "Bearer " + token}, err
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials. On
+// loopback plaintext is as good.
+func (bearer) RequireTransportSecurity() bool { return false }
+
+// do sends a request to the admin address of a bridge: host:port, a URL, or
+// unix:PATH.
+func (c *client) do(req *http.Request, address string) (*http.Response, error) {
+	if c.token != "" {
+		token, err := plugin.ReadSecret(c.token)
+		if err != nil {
+			return nil, fmt.Errorf("--token-file: %w", err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	t := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // documented
+	t.DisableKeepAlives = true
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}
+	}
+	if c.encrypted() || strings.HasPrefix(address, "https://") {
+		config, err := c.files.Config("")
+		if err != nil {
+			return nil, flagError(err)
+		}
+		t.TLSClientConfig = config
+	}
+	return (&http.Client{Transport: t}).Do(req)
+}
+
+// url returns the URL of a path of the admin address.
+func (c *client) url(address, path string) string {
+	scheme := "http"
+	if c.encrypted() {
+		scheme = "https"
+	}
+	switch {
+	case strings.HasPrefix(address, "unix:"):
+		return scheme + "://localhost" + path
+	case strings.Contains(address, "://"):
+		return strings.TrimSuffix(address, "/") + path
+	default:
+		return scheme + "://" + address + path
+	}
+}
+
+// checkAddress returns an error unless the address is host:port or unix:PATH.
+func checkAddress(address, example string) error {
+	if strings.HasPrefix(address, "unix:") {
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return fmt.Errorf("--address %s: must be host:port, for example %s, or unix:PATH", address, example)
+	}
+	return nil
+}

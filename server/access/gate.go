@@ -1,0 +1,410 @@
+package access
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/isthmus-mesh/isthmus/internal/wait"
+)
+
+// Reasons of a refusal, as the metric has them.
+const (
+	reasonPlaintext = "plaintext" // on a listener with TLS
+	reasonTLS       = "tls"       // on a listener without
+	reasonHandshake = "handshake"
+	reasonRule      = "rule"
+)
+
+// HandshakeTime bounds a TLS handshake.
+const HandshakeTime = 10 * time.Second
+
+// Gate stands before one listener. Its policy can be replaced at any time.
+type Gate struct {
+	listener string // such as "listen.xds 127.0.0.1:15051"
+	policy   atomic.Pointer[Policy]
+	m        *Metrics
+	log      *slog.Logger
+
+	mu      sync.Mutex
+	streams map[*guarded]struct{} // guarded by mu, as the rest
+	told    map[string]time.Time  // of the last line, by address
+}
+
+// NewGate returns the gate of a listener.
+func NewGate(listener string, p *Policy, m *Metrics, log *slog.Logger) *Gate {
+	g := &Gate{listener: listener, m: m, log: log.With("listener", listener), streams: make(map[*guarded]struct{}), told: make(map[string]time.Time)}
+	g.policy.Store(p)
+	m.add(g)
+	return g
+}
+
+// Close removes the gate from the metrics.
+func (g *Gate) Close() { g.m.remove(g) }
+
+// Set replaces the policy, and ends the streams that it does not allow.
+func (g *Gate) Set(p *Policy) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	// A stream that is checked against the policy before is registered by now,
+	// or registers under the lock and is checked again.
+	g.policy.Store(p)
+	for s := range g.streams {
+		if p.Check(s.caller) == None {
+			s.end(errRevoked)
+		}
+	}
+}
+
+var errRevoked = errors.New("the rules of the listener have changed")
+
+// told is forgotten when this many addresses are in it.
+const maxTold = 10_000
+
+// refuse counts a refusal, and logs at most one per address and minute.
+func (g *Gate) refuse(reason, address, why, cure string) {
+	g.m.refused.WithLabelValues(g.field(), reason).Inc()
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = address
+	}
+	g.mu.Lock()
+	now := time.Now()
+	tell := now.Sub(g.told[host]) >= time.Minute
+	if tell {
+		if len(g.told) >= maxTold {
+			clear(g.told)
+		}
+		g.told[host] = now
+	}
+	g.mu.Unlock()
+	if tell {
+		g.log.Warn("a peer was refused", "peer", address, "reason", why, "cure", cure)
+	}
+}
+
+// field returns the listener's field of the configuration.
+func (g *Gate) field() string {
+	field, _, _ := strings.Cut(g.listener, " ")
+	return field
+}
+
+// checkFiles logs why renewed files of the policy cannot be used, at most once
+// a minute.
+func (g *Gate) checkFiles(p *Policy) {
+	if err := p.fault(); err != nil {
+		g.mu.Lock()
+		now := time.Now()
+		tell := now.Sub(g.told[""]) >= time.Minute
+		if tell {
+			g.told[""] = now
+		}
+		g.mu.Unlock()
+		if tell {
+			g.log.Error("renewed files of a listener cannot be used; those read before stay in use", "err", err)
+		}
+	}
+}
+
+// fault returns why a file of the policy is not the one in use.
+func (p *Policy) fault() error {
+	var errs []error
+	if p.tls != nil {
+		errs = append(errs, p.tls.fault())
+	}
+	for i := range p.rules {
+		if t := p.rules[i].tokens; t != nil {
+			errs = append(errs, t.fault())
+		}
+		if u := p.rules[i].users; u != nil {
+			errs = append(errs, u.fault())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Credentials returns the transport security of a gRPC server at this gate.
+func (g *Gate) Credentials() credentials.TransportCredentials { return transport{g} }
+
+type transport struct{ g *Gate }
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (t transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn := &peeked{Conn: raw}
+	encrypted, err := conn.encrypted()
+	if err != nil {
+		return nil, nil, err
+	}
+	p := t.g.policy.Load()
+	address := raw.RemoteAddr().String()
+	switch {
+	case p.tls == nil && encrypted:
+		t.g.refuse(reasonTLS, address, "it speaks TLS, and this listener is plaintext", "set tls in the listener's block, or have the peer dial plaintext")
+		return nil, nil, errors.New("TLS on a plaintext listener")
+	case !encrypted:
+		// On a listener with TLS each of its streams is refused with words,
+		// which a closed connection has not.
+		return conn, plaintext{}, nil
+	}
+	secured, info, err := credentials.NewTLS(p.tls.get()).ServerHandshake(conn)
+	t.g.checkFiles(p)
+	if err != nil {
+		t.g.refuse(reasonHandshake, address, err.Error(), "compare the peer's certificate and authorities with the listener's tls block")
+	}
+	return secured, info, err
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (transport) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("not a client")
+}
+
+// Info implements credentials.TransportCredentials.
+func (transport) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+
+// Clone implements credentials.TransportCredentials.
+func (t transport) Clone() credentials.TransportCredentials { return t }
+
+// OverrideServerName implements credentials.TransportCredentials.
+func (transport) OverrideServerName(string) error { return errors.New("not a client") }
+
+// plaintext is the AuthInfo of a connection without TLS.
+type plaintext struct{ credentials.CommonAuthInfo }
+
+// AuthType implements credentials.AuthInfo.
+func (plaintext) AuthType() string { return "plaintext" }
+
+// tlsRecord is the first byte of a TLS handshake; RFC 8446, section 5.1.
+const tlsRecord = 0x16
+
+// peeked is a connection of which a byte was read ahead.
+type peeked struct {
+	net.Conn
+	first []byte
+}
+
+// encrypted reports whether the peer begins a TLS handshake.
+func (c *peeked) encrypted() (bool, error) {
+	b := make([]byte, 1)
+	if _, err := c.Conn.Read(b); err != nil {
+		return false, err
+	}
+	c.first = b
+	return b[0] == tlsRecord, nil
+}
+
+// Read implements net.Conn.
+func (c *peeked) Read(b []byte) (int, error) {
+	if len(c.first) > 0 && len(b) > 0 {
+		n := copy(b, c.first)
+		c.first = c.first[n:]
+		return n, nil
+	}
+	return c.Conn.Read(b)
+}
+
+// refuseDelay is how long a refused stream of the legacy protocol is kept
+// waiting: Pilots 1.6 to 1.8 come back at once, without end.
+const refuseDelay = time.Second
+
+// Stream is an interceptor that lets only allowed callers open streams, and
+// ends them when they are no longer allowed.
+func (g *Gate) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	s := &guarded{ServerStream: ss, caller: callerOf(ss.Context())}
+	s.ctx, s.end = context.WithCancelCause(ss.Context())
+	defer s.end(nil)
+	g.mu.Lock()
+	p := g.policy.Load()
+	allowed := p.Check(s.caller) != None
+	if allowed {
+		g.streams[s] = struct{}{}
+	}
+	g.mu.Unlock()
+	if !allowed {
+		err := g.denied(p, s)
+		if strings.Contains(info.FullMethod, "istio.mcp") {
+			wait.Pause(ss.Context(), refuseDelay+rand.N(refuseDelay), nil)
+		}
+		return err
+	}
+	defer func() {
+		g.mu.Lock()
+		delete(g.streams, s)
+		g.mu.Unlock()
+	}()
+	err := next(srv, s)
+	if errors.Is(context.Cause(s.ctx), errRevoked) && ss.Context().Err() == nil {
+		return g.denied(g.policy.Load(), s)
+	}
+	return err
+}
+
+// denied counts a refused stream, and returns its status.
+func (g *Gate) denied(p *Policy, s *guarded) error {
+	address := ""
+	if at, ok := peer.FromContext(s.Context()); ok {
+		address = at.Addr.String()
+	}
+	why := "no rule in allow of " + g.field() + " fits: " + s.caller.String()
+	if p.tls != nil && s.caller.TLS == nil {
+		const why = "this port speaks TLS, and the connection is plaintext"
+		g.refuse(reasonPlaintext, address, why, "an istiod before 1.26, and one whose tlsSettings are not mode SIMPLE, dials plaintext: see security.md")
+		return status.Error(codes.Unauthenticated, why+"; dial with TLS: in istiod's configSources tlsSettings of mode SIMPLE, from 1.26 on")
+	}
+	g.refuse(reasonRule, address, why, "add a rule for it to the listener's allow, if it may")
+	code := codes.PermissionDenied
+	if p.wantsSecret() && s.caller.Token == "" && !s.caller.verified() {
+		code = codes.Unauthenticated
+	}
+	return status.Error(code, why)
+}
+
+// wantsSecret reports whether a rule asks for a token, password or certificate.
+func (p *Policy) wantsSecret() bool {
+	for i := range p.rules {
+		if w := &p.rules[i].Peer; cmp.Or(w.TokenFile, w.PasswordFile, w.SPIFFE, w.SAN) != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// guarded is a stream that can be ended.
+type guarded struct {
+	grpc.ServerStream
+	ctx    context.Context //nolint:containedctx // that of the stream
+	end    context.CancelCauseFunc
+	caller Caller
+}
+
+// Context implements grpc.ServerStream.
+func (s *guarded) Context() context.Context { return s.ctx }
+
+// callerOf returns the caller of a stream.
+func callerOf(ctx context.Context) (c Caller) {
+	if p, ok := peer.FromContext(ctx); ok {
+		c.Address = addressOf(p.Addr.String())
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			c.TLS = &info.State
+		}
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	for _, v := range md.Get("authorization") {
+		c.authorize(v)
+	}
+	return c
+}
+
+func addressOf(hostPort string) netip.Addr {
+	a, err := netip.ParseAddrPort(hostPort)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return a.Addr()
+}
+
+// authorize reads an Authorization header: RFC 6750, section 2.1, and RFC 7617.
+func (c *Caller) authorize(header string) {
+	scheme, value, _ := strings.Cut(header, " ")
+	switch value = strings.TrimSpace(value); {
+	case strings.EqualFold(scheme, "Bearer"):
+		c.Token = value
+	case strings.EqualFold(scheme, "Basic"):
+		if text, err := base64.StdEncoding.DecodeString(value); err == nil {
+			c.User, c.Password, _ = strings.Cut(string(text), ":")
+		}
+	}
+}
+
+// Listener returns l with the TLS of the gate, for an HTTP server.
+func (g *Gate) Listener(l net.Listener) net.Listener { return httpListener{l, g} }
+
+type httpListener struct {
+	net.Listener
+	g *Gate
+}
+
+// Accept implements net.Listener. The handshake is that of the HTTP server,
+// which answers plaintext with words.
+func (l httpListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	p := l.g.policy.Load()
+	if p.tls == nil {
+		return conn, nil
+	}
+	c := p.tls.get().Clone()
+	l.g.checkFiles(p)
+	c.NextProtos = []string{"http/1.1"}
+	return tls.Server(conn, c), nil
+}
+
+// Handler returns next for callers that are allowed. Requests for the open
+// paths are not checked. The role of a caller is in the request's context; see
+// [RoleOf].
+func (g *Gate) Handler(next http.Handler, open func(path string) bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p := g.policy.Load()
+		if open(r.URL.Path) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		c := Caller{Address: addressOf(r.RemoteAddr), TLS: r.TLS}
+		c.authorize(r.Header.Get("Authorization"))
+		role := p.Check(c)
+		if role == None {
+			g.refuse(reasonRule, r.RemoteAddr, "no rule in allow of "+g.field()+" fits: "+c.String(), "add a rule for it to the listener's allow, if it may")
+			code := http.StatusForbidden
+			if p.wantsSecret() {
+				code = http.StatusUnauthorized
+				w.Header().Add("WWW-Authenticate", "Bearer")
+				if p.hasUsers() {
+					w.Header().Add("WWW-Authenticate", `Basic realm="admin", charset="UTF-8"`)
+				}
+			}
+			http.Error(w, strings.ToLower(http.StatusText(code)), code)
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), roleKey{}, role)))
+	})
+}
+
+func (p *Policy) hasUsers() bool {
+	for i := range p.rules {
+		if p.rules[i].users != nil {
+			return true
+		}
+	}
+	return false
+}
+
+type roleKey struct{}
+
+// RoleOf returns the role of the caller of a request that passed
+// [Gate.Handler].
+func RoleOf(ctx context.Context) (role Role, ok bool) {
+	role, ok = ctx.Value(roleKey{}).(Role)
+	return role, ok
+}

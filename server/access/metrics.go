@@ -1,0 +1,60 @@
+package access
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+)
+
+// Metrics are the metrics of all gates.
+type Metrics struct {
+	refused *prometheus.CounterVec
+	expiry  *prometheus.Desc
+
+	mu    sync.Mutex
+	gates map[*Gate]struct{} // guarded by mu
+}
+
+// NewMetrics registers the metrics.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		refused: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
+			Name: "isthmus_access_refused_total", Help: "Connections, streams and requests that a listener refused: plaintext where it has TLS, tls where it has none, a failed handshake, no fitting rule.",
+		}, []string{"listener", "reason"}),
+		expiry: prometheus.NewDesc("isthmus_tls_certificate_expiry_timestamp_seconds", "When the certificate in use at a listener ends.", []string{"listener"}, nil),
+		gates:  make(map[*Gate]struct{}),
+	}
+	reg.MustRegister(m)
+	return m
+}
+
+func (m *Metrics) add(g *Gate) {
+	for _, reason := range []string{reasonPlaintext, reasonTLS, reasonHandshake, reasonRule} {
+		m.refused.WithLabelValues(g.field(), reason)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.gates[g] = struct{}{}
+}
+
+func (m *Metrics) remove(g *Gate) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.gates, g)
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) { ch <- m.expiry }
+
+// Collect implements prometheus.Collector. It notices files that were renewed.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for g := range m.gates {
+		if p := g.policy.Load(); p.tls != nil {
+			ch <- prometheus.MustNewConstMetric(m.expiry, prometheus.GaugeValue, float64(p.tls.expires().Unix()), g.listener)
+			g.checkFiles(p)
+		}
+	}
+}
