@@ -83,10 +83,9 @@ func (p *port) open() (net.Listener, error) {
 	return l, nil
 }
 
-// policies reads the files of listeners. The error is a [config.Problems].
-func policies(cfg *config.Config, ports []*port) ([]*access.Policy, error) {
-	all := make([]*access.Policy, len(ports))
-	var found config.Problems
+// policies reads the files of listeners.
+func policies(cfg *config.Config, ports []*port) (all []*access.Policy, found config.Problems) {
+	all = make([]*access.Policy, len(ports))
 	for i, p := range ports {
 		var err error
 		if all[i], err = access.New(p.Listener); err != nil {
@@ -96,17 +95,14 @@ func policies(cfg *config.Config, ports []*port) ([]*access.Policy, error) {
 			}
 		}
 	}
-	if len(found) > 0 {
-		return nil, found.Sort()
-	}
-	return all, nil
+	return all, found.Sort()
 }
 
-// CheckListeners reads the files that the listeners of a configuration need.
-// The error is a [config.Problems].
-func CheckListeners(cfg *config.Config) error {
-	_, err := policies(cfg, wanted(&cfg.Listen))
-	return err
+// CheckListeners reads the files that the listeners of a configuration need, and
+// returns what is wrong with them.
+func CheckListeners(cfg *config.Config) config.Problems {
+	_, found := policies(cfg, wanted(&cfg.Listen))
+	return found
 }
 
 // servePort serves until ctx has ended and the streams have drained, within the

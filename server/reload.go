@@ -143,7 +143,10 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 	ports, opened, going := s.planPorts(&next)
 	var rules []*access.Policy
 	if err == nil {
-		rules, err = policies(&next, wanted(&next.Listen))
+		var found config.Problems
+		if rules, found = policies(&next, wanted(&next.Listen)); len(found) > 0 {
+			err = found
+		}
 	}
 	if err == nil {
 		err = s.open(&next, opened, going)

@@ -200,9 +200,9 @@ func Spec(cfg *config.Config, r *config.Registry) (supervisor.Spec, error) {
 func (s *Server) Listen() error {
 	cfg := s.config()
 	ports := wanted(&cfg.Listen)
-	rules, err := policies(cfg, ports)
-	if err != nil {
-		return err
+	rules, found := policies(cfg, ports)
+	if len(found) > 0 {
+		return found
 	}
 	if err := openPorts(ports, nil); err != nil {
 		return err

@@ -50,7 +50,7 @@ bridge cannot be asked.`,
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(server.CheckListeners(&cfg), checkPlugins(ctx, &cfg, log)); err != nil {
+		if err := checkPlugins(ctx, &cfg, log, server.CheckListeners(&cfg)...); err != nil {
 			return err
 		}
 		n := "registries"
@@ -91,9 +91,11 @@ func configOptions() config.Options {
 const maxChecks = 16
 
 // checkPlugins lets the plugin of each registry check its blocks. Errors, and
-// plugins that cannot be run, are returned as config.Problems.
-func checkPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
+// plugins that cannot be run, are returned as config.Problems, with those known
+// before.
+func checkPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger, known ...*config.Problem) error {
 	found, err := askPlugins(ctx, cfg, log)
+	found = append(found, known...)
 	if len(found) > 0 {
 		err = errors.Join(found.Sort(), err)
 	}
