@@ -98,7 +98,7 @@ func policies(cfg *config.Config, ports []*port) (all []*access.Policy, found co
 	return all, found.Sort()
 }
 
-// CheckListeners reads the files that the listeners of a configuration need, and
+// CheckListeners reads the files that the listeners of a configuration need and
 // returns what is wrong with them.
 func CheckListeners(cfg *config.Config) config.Problems {
 	_, found := policies(cfg, wanted(&cfg.Listen))
