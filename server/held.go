@@ -11,6 +11,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/server/owns"
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
@@ -36,12 +37,16 @@ func (s *Server) tellHeld(srv any, stream grpc.ServerStream, _ *grpc.StreamServe
 }
 
 // registryOptions returns the options of each registry in the state.
-func registryOptions(registries []config.Registry) map[string]state.RegistryOptions {
+func registryOptions(cfg *config.Config) map[string]state.RegistryOptions {
+	registries := cfg.Registries
+	// Sinks that the bridge dials may be anywhere, too.
+	beyond := cfg.Listen.Beyond() || len(cfg.Sinks) > 0
 	out := make(map[string]state.RegistryOptions, len(registries))
 	for i := range registries {
 		r := &registries[i]
 		p := &r.Protect
 		out[r.Name] = state.RegistryOptions{
+			Owns:     owns.New(r.Owns, beyond),
 			Optional: !r.Required, SyncTimeout: time.Duration(r.SyncTimeout),
 			Protect: state.Protect{
 				MinShare: p.MinShare, MinServices: p.MinServices, Hold: time.Duration(p.Hold),

@@ -304,7 +304,7 @@ func (s *Server) replace(ctx context.Context, group *errgroup.Group, next *confi
 		names[i] = next.Registries[i].Name
 	}
 	s.db.Configure(names, d.Renamed(), conflictRules(next.Conflicts))
-	s.db.SetOptions(registryOptions(next.Registries))
+	s.db.SetOptions(registryOptions(next))
 	if s.store != nil {
 		s.store.SetRegistries(keptOf(members))
 	}

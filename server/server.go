@@ -139,7 +139,7 @@ func New(cfg config.Config, o Options) (*Server, error) {
 		Tombstones:   cfg.Limits.Tombstones,
 		Selector:     translate.SelectorValue,
 		Validate:     translate.ValidateBody,
-		Registries:   registryOptions(cfg.Registries),
+		Registries:   registryOptions(&cfg),
 		Conflicts:    conflictRules(cfg.Conflicts),
 	}, o.Log, o.Metrics)
 	s.view = view.New(s.db)

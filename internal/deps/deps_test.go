@@ -101,6 +101,9 @@ var rules = []rule{
 		tests: []string{"internal/testcert", "internal/testwait"},
 	},
 	{
+		folder: "server/owns", own: []string{"server/config"}, others: []string{"google.golang.org/protobuf/...", "istio.io/api/..."},
+	},
+	{
 		folder: "server/admin", own: []string{"server/access", "server/state", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
 		tests: []string{"server/view"},
 	},

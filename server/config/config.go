@@ -126,6 +126,14 @@ type Registry struct {
 	Required    bool     `json:"required" doc:"Whether the types of the registry are held until its first listing is complete, however long that takes. With false they are served without it once it is shown that it cannot be reached, or sync_timeout has passed; what it lists later is added."`
 	SyncTimeout Duration `json:"sync_timeout" doc:"How long a first listing may take, counted from the start of the bridge. After it a registry that is not required is no longer waited for; of a required one the log says that it holds its types, and nothing else changes."`
 	Protect     Protect  `json:"protect" doc:"Which removals look like an accident and are held back; see operations.md."`
+	Owns        Owns     `json:"owns" doc:"What the registry may say. What it says of others is refused and listed; see security.md."`
+}
+
+// Owns configures what a registry may say.
+type Owns struct {
+	Hosts      []string `json:"hosts" doc:"Patterns of its hosts: * stands for any run of characters, as in *.service.consul. Without one any host."`
+	Namespaces []string `json:"namespaces" doc:"Its namespaces. Without one any namespace."`
+	Addresses  []string `json:"addresses" doc:"Blocks of the addresses of its instances and hosts, such as 10.1.0.0/16. Without one any address. Link-local addresses, metadata services of clouds, multicast, and loopback if the bridge listens for other machines, need a block within theirs."`
 }
 
 // Protect configures which removals look accidental.

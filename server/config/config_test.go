@@ -92,6 +92,7 @@ registries:
   plugin: {sha256: `+sum+`}
   required: false
   sync_timeout: 90s
+  owns: {hosts: ["*.zoo"], namespaces: [zoo], addresses: [10.0.0.0/8]}
   protect: {min_share: 0.25, min_services: 3, hold: "${HOLD}", service: {min_share: 1, min_endpoints: 4}}
   config: {b: ~, a: [1, -2.5, 0x10, true, "x", {y: z}], 80: "<&>"}
 `), Options{
@@ -129,6 +130,7 @@ registries:
 		}},
 		Registries: []Registry{{
 			Name: "zoo-1", Type: "zoo", Plugin: Plugin{SHA256: sum}, SyncTimeout: Duration(90 * time.Second),
+			Owns:    Owns{Hosts: []string{"*.zoo"}, Namespaces: []string{"zoo"}, Addresses: []string{"10.0.0.0/8"}},
 			Protect: Protect{MinShare: 0.25, MinServices: 3, Hold: Duration(90 * time.Minute), Service: ProtectService{MinShare: 1, MinEndpoints: 4}},
 			Config:  []byte(`{"b":null,"a":[1,-2.5,16,true,"x",{"y":"z"}],"80":"<&>"}`), Translate: []byte(`{}`),
 		}},

@@ -52,6 +52,11 @@ func ParseCIDR(text string) (netip.Prefix, error) {
 	return p.Masked(), err
 }
 
+// Beyond reports whether a listener can be reached from other machines.
+func (l *Listen) Beyond() bool {
+	return slices.ContainsFunc(l.All(), func(n NamedListener) bool { return n.Field != "listen.admin" && !n.loopback() })
+}
+
 // loopback reports whether only the machine itself reaches the address.
 func (l Listener) loopback() bool {
 	if _, ok := l.Socket(); ok {

@@ -207,6 +207,7 @@ func (d *decoder) registry(path string, r *Registry, names map[string]int) {
 		}
 	}
 	d.protect(path, r)
+	d.owns(path+".owns", &r.Owns)
 	name := path + ".name"
 	switch {
 	case r.Name == "":
@@ -261,6 +262,21 @@ func (d *decoder) protect(path string, r *Registry) {
 	const share = "must be from 0 (off) to 1 (any loss is held back)"
 	d.check(p.MinShare >= 0 && p.MinShare <= 1, path+".protect.min_share", share)
 	d.check(p.Service.MinShare >= 0 && p.Service.MinShare <= 1, path+".protect.service.min_share", share)
+}
+
+// owns checks what a registry may say.
+func (d *decoder) owns(at string, o *Owns) {
+	for i, h := range o.Hosts {
+		_, err := path.Match(h, "")
+		d.check(h != "" && err == nil, fmt.Sprintf("%s.hosts[%d]", at, i), "is no pattern; *.service.consul fits every host of that domain")
+	}
+	for i, n := range o.Namespaces {
+		d.check(len(n) <= maxName && label.MatchString(n), fmt.Sprintf("%s.namespaces[%d]", at, i), "must be lower-case letters, digits and dashes")
+	}
+	for i, a := range o.Addresses {
+		_, err := ParseCIDR(a)
+		d.check(err == nil, fmt.Sprintf("%s.addresses[%d]", at, i), "must be a block of addresses such as 10.1.0.0/16 or fd00::/8, or one address")
+	}
 }
 
 // maxWeight bounds the weight of a registry.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -58,6 +60,11 @@ func (b *batch) parse(upserts []*pluginv1.Upsert) {
 	b.upserts = make([]upsert, len(upserts))
 	var service, selector string // of the previous upsert: instances of a service are adjacent
 	var label []byte
+	owner := *b.r.owns.Load()
+	checks := []func(proto.Message) error{b.db.options.Validate}
+	if owner != nil {
+		checks = append(checks, func(body proto.Message) error { return foreign(owner.Check(body)) })
+	}
 	for n, u := range upserts {
 		b.upserts[n].service = u.GetService()
 		b.upserts[n].part, b.upserts[n].err = encode.Parse(u.GetResource(), func(p *encode.Part) []byte {
@@ -72,8 +79,26 @@ func (b *batch) parse(upserts []*pluginv1.Upsert) {
 				return nil
 			}
 			return label
-		}, b.db.options.Validate)
+		}, checks...)
+		if p := b.upserts[n].part; p != nil && owner != nil {
+			if err := foreign(owner.CheckNamespace(p.Namespace())); err != nil {
+				b.upserts[n].err = &encode.Invalid{Collection: p.Collection, Name: p.Name, Err: err}
+			}
+		}
 	}
+}
+
+// foreignError is the refusal of something that is not the registry's.
+type foreignError struct{ error }
+
+// Unwrap returns the reason.
+func (e *foreignError) Unwrap() error { return e.error }
+
+func foreign(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &foreignError{err}
 }
 
 // selector returns the value of the selector label for the instances of a

@@ -99,8 +99,11 @@ func (d *DB) SetOptions(options map[string]RegistryOptions) {
 
 func (r *Registry) setOptions(o RegistryOptions) {
 	o.SyncTimeout = cmp.Or(o.SyncTimeout, DefaultSyncTimeout)
-	r.overdue = r.overdue && o == r.options
+	same := o
+	same.Owns = r.options.Owns // without effect on the first listing
+	r.overdue = r.overdue && same == r.options
 	r.options, r.guard.protect = o, o.Protect
+	r.owns.Store(&o.Owns)
 }
 
 // reorder assigns each registry its position and sorts the claims on each name

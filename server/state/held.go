@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 )
 
 // RegistryOptions tune one registry. The zero value works.
@@ -18,6 +20,15 @@ type RegistryOptions struct {
 	SyncTimeout time.Duration
 	// Protect selects the removals to hold back.
 	Protect Protect
+	// Owns refuses what the registry may not say; nil refuses nothing.
+	Owns Owner
+}
+
+// Owner decides what a registry may say. Its methods are safe for concurrent
+// use; an error is the reason of the refusal.
+type Owner interface {
+	CheckNamespace(namespace string) error
+	Check(body proto.Message) error
 }
 
 // DefaultSyncTimeout is the default of [RegistryOptions.SyncTimeout].

@@ -47,7 +47,7 @@ type Problem struct {
 }
 
 // fieldInReason matches the fields that a reason names.
-var fieldInReason = regexp.MustCompile(`\b(?:translate|config|limits)(?:\.[a-z_]+(?:\[[0-9]+\])?)+`)
+var fieldInReason = regexp.MustCompile(`\b(?:translate|config|limits|owns)(?:\.[a-z_]+(?:\[[0-9]+\])?)+`)
 
 // fieldOf returns the last field that a reason names, without list indexes, or
 // "".
@@ -200,7 +200,11 @@ func (r *Registry) note(u *upsert) {
 	text := clip.Text(u.err.Error(), maxReason)
 	reason := text + "; refused, the last good one is kept"
 	coll, name := u.id()
-	if u.isNameless() {
+	_, isForeign := errors.AsType[*foreignError](u.err)
+	if isForeign {
+		// One from before the rule goes with the next complete listing.
+		reason = text + "; refused"
+	} else if u.isNameless() {
 		r.nameless = r.listing
 		reason = text + "; refused; as its name cannot be read, a listing with it removes nothing"
 	} else {

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
@@ -49,9 +50,10 @@ type Registry struct {
 	guard guard // state of the removal protection
 
 	options  RegistryOptions
-	begun    time.Time // start of the first listing, from which its collections are held
-	released bool      // collections were opened without it
-	overdue  bool      // the SyncTimeout warning was logged
+	owns     atomic.Pointer[Owner] // that of options, for parse
+	begun    time.Time             // start of the first listing, from which its collections are held
+	released bool                  // collections were opened without it
+	overdue  bool                  // the SyncTimeout warning was logged
 }
 
 // Status describes a registry to operators.
