@@ -379,7 +379,7 @@ func (c *catalog) Synced() {
 func (c *catalog) Degraded(err error) {
 	text := ""
 	if err != nil {
-		text = cmp.Or(clip.Text(err.Error(), maxReasonBytes), "unknown error")
+		text = cmp.Or(clip.Text(redact(err.Error()), maxReasonBytes), "unknown error")
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -395,7 +395,7 @@ func (c *catalog) Degraded(err error) {
 
 // Detail implements [Catalog].
 func (c *catalog) Detail(text string) {
-	text = clip.Text(text, maxIDBytes)
+	text = clip.Text(redact(text), maxIDBytes)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.detail == text {

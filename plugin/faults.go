@@ -62,7 +62,7 @@ func (f *Faults[K]) Set(part string, kind K, err error) {
 		f.Clear(part)
 		return
 	}
-	text := cmp.Or(clip.Text(err.Error(), maxReasonBytes), "unknown error")
+	text := cmp.Or(clip.Text(redact(err.Error()), maxReasonBytes), "unknown error")
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	was := f.parts[part]

@@ -197,7 +197,7 @@ func (c *HTTPClient) do(req *http.Request, read func(*http.Response) error) erro
 	defer res.Body.Close()
 	if res.StatusCode < 200 || res.StatusCode > 299 {
 		text, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody)) // best effort
-		return &StatusError{Status: res.StatusCode, Text: clip.Text(strings.Join(strings.Fields(string(text)), " "), maxStatusText)}
+		return &StatusError{Status: res.StatusCode, Text: clip.Text(redact(strings.Join(strings.Fields(string(text)), " ")), maxStatusText)}
 	}
 	res.Body = &boundedBody{ReadCloser: res.Body, left: c.maxBody, most: c.maxBody}
 	return read(res)
@@ -267,6 +267,7 @@ func (h HTTP) credentials() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	rememberBasic(user, password)
 	r := http.Request{Header: http.Header{}}
 	r.SetBasicAuth(user, password)
 	return r.Header.Get("Authorization"), nil
@@ -291,5 +292,6 @@ func ReadSecret(file string) (string, error) {
 	if len(b) == 0 {
 		return "", fmt.Errorf("%s is empty", file)
 	}
+	remember(string(b))
 	return string(b), nil
 }

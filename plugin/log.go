@@ -93,7 +93,7 @@ func (h *handler) Handle(_ context.Context, r slog.Record) error {
 	}
 	h.out.mu.Lock()
 	defer h.out.mu.Unlock()
-	_, err = h.out.w.Write(append(b, '\n'))
+	_, err = io.WriteString(h.out.w, redact(string(b))+"\n")
 	return err
 }
 

@@ -58,7 +58,7 @@ func newProblems() *problems {
 // set records the reason that source gives for id, or clears it if the reason
 // is empty. It calls changed with each id whose text changed.
 func (p *problems) set(source any, id, reason string, changed func(id string)) {
-	id, reason = clip.Text(id, maxIDBytes), clip.Text(reason, maxReasonBytes)
+	id, reason = clip.Text(id, maxIDBytes), clip.Text(redact(reason), maxReasonBytes)
 	all := p.found[id]
 	i := slices.IndexFunc(all, func(f finding) bool { return f.source == source })
 	if len(all) == 0 && reason != "" && len(p.listed) >= p.max && len(p.unlisted) >= maxSpare {

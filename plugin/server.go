@@ -198,7 +198,7 @@ func (s *server) end(err error) {
 func violations(err error) []*pluginv1.Violation {
 	var out []*pluginv1.Violation
 	for _, f := range conf.FieldErrors(err) {
-		out = append(out, &pluginv1.Violation{Field: clip.Text(f.Field, maxIDBytes), Reason: clip.Text(f.Reason, maxReasonBytes)})
+		out = append(out, &pluginv1.Violation{Field: clip.Text(f.Field, maxIDBytes), Reason: clip.Text(redact(f.Reason), maxReasonBytes)})
 	}
 	slices.SortStableFunc(out, func(a, b *pluginv1.Violation) int { return strings.Compare(a.GetField(), b.GetField()) })
 	return out

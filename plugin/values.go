@@ -48,6 +48,16 @@ func (s Secret) MarshalJSON() ([]byte, error) { return json.Marshal(s.String()) 
 // MarshalYAML encodes the same as String.
 func (s Secret) MarshalYAML() (any, error) { return s.String(), nil }
 
+// UnmarshalJSON decodes a string. Texts that an adapter reports later show the
+// secret as "<secret>".
+func (s *Secret) UnmarshalJSON(b []byte) error {
+	if err := json.Unmarshal(b, (*string)(s)); err != nil {
+		return err
+	}
+	remember(string(*s))
+	return nil
+}
+
 // JSONSchema describes the secret as a write-only string.
 func (Secret) JSONSchema() *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "string", Format: "password", WriteOnly: true}
