@@ -48,6 +48,7 @@ type catalog struct {
 	// at most maxKept entries and tooMany.
 	kept      map[any]*slot
 	problems  *problems
+	leftOut   *problems
 	instances int   // of all services
 	used      usage // of limits
 	refused   bool  // something exceeded a limit, so problems of source limit may exist
@@ -145,6 +146,7 @@ func newCatalog(t translator, collections []string, l limits) *catalog {
 		slots:       make(map[resourceID]*slot),
 		kept:        make(map[any]*slot),
 		problems:    newProblems(),
+		leftOut:     newProblems(),
 	}
 	for _, name := range collections {
 		c.collections[name] = true
@@ -435,10 +437,16 @@ func publishedProblem(id resourceID) string {
 func (c *catalog) setProblemLocked(source any, id, reason string) {
 	c.problems.set(source, id, reason, func(id string) {
 		if r := c.stream; r != nil {
-			r.problems[id] = struct{}{}
-			if _, told := r.told[id]; !told && !c.problems.shows(id) {
-				delete(r.problems, id) // removed before it was sent
-			}
+			r.problems.changed(c.problems, id)
+			r.wakeUp()
+		}
+	})
+}
+
+func (c *catalog) setLeftOutLocked(source any, id, reason string) {
+	c.leftOut.set(source, id, reason, func(id string) {
+		if r := c.stream; r != nil {
+			r.leftOut.changed(c.leftOut, id)
 			r.wakeUp()
 		}
 	})
@@ -486,7 +494,8 @@ func (c *catalog) commitLocked(s *service, result *translate.Result, instances i
 	default:
 		s.result = result
 	}
-	c.findingsLocked(s, old.Problems, result.Problems)
+	c.findingsLocked(s, old.Problems, result.Problems, c.problems, c.setProblemLocked)
+	c.findingsLocked(s, old.LeftOut, result.LeftOut, c.leftOut, c.setLeftOutLocked)
 }
 
 // putRuleLocked publishes the DestinationRule of a service, if it has one.
@@ -622,9 +631,9 @@ func (c *catalog) unserveLocked(s *service, entry string) {
 	s.unsent = 0
 }
 
-// findingsLocked lists the findings of translate.
-func (c *catalog) findingsLocked(s *service, was, is []translate.Problem) {
-	if slices.Equal(was, is) && (len(is) == 0 || !c.problems.wants()) {
+// findingsLocked lists the findings of translate in a list, by set.
+func (c *catalog) findingsLocked(s *service, was, is []translate.Problem, in *problems, set func(source any, id, reason string)) {
+	if slices.Equal(was, is) && (len(is) == 0 || !in.wants()) {
 		return
 	}
 	reasons := make(map[string]string, len(is))
@@ -637,11 +646,11 @@ func (c *catalog) findingsLocked(s *service, was, is []translate.Problem) {
 	}
 	for _, p := range was {
 		if _, ok := reasons[p.ID]; !ok {
-			c.setProblemLocked(s, p.ID, "")
+			set(s, p.ID, "")
 		}
 	}
 	for id, reason := range reasons {
-		c.setProblemLocked(s, id, reason)
+		set(s, id, reason)
 	}
 }
 
@@ -873,14 +882,51 @@ type cursor struct {
 	// queue is the send order of groups. Its length is bounded by the number of
 	// resources.
 	queue    []*group
-	waiting  map[string]*group   // groups in queue that are entirely unsent, by name
-	problems map[string]struct{} // ids whose text is unsent
-	told     map[string]struct{} // ids of which the client has a text
+	waiting  map[string]*group // groups in queue that are entirely unsent, by name
+	problems texts
+	leftOut  texts
 	status   bool
 	counts   bool
 	heard    int64 // last value of catalog.heard that was sent
 	// wake, of capacity one, signals that there is something to send.
 	wake chan struct{}
+}
+
+// texts is what a stream still has to send of a list of problems.
+type texts struct {
+	unsent map[string]struct{} // ids whose text is unsent
+	told   map[string]struct{} // ids of which the client has a text
+}
+
+// textsOf returns the texts of a stream that has sent nothing.
+func textsOf(p *problems) texts {
+	t := texts{unsent: make(map[string]struct{}), told: make(map[string]struct{})}
+	p.each(func(id string) { t.unsent[id] = struct{}{} })
+	return t
+}
+
+// changed schedules the text of an id for sending.
+func (t *texts) changed(p *problems, id string) {
+	t.unsent[id] = struct{}{}
+	if _, told := t.told[id]; !told && !p.shows(id) {
+		delete(t.unsent, id) // removed before it was sent
+	}
+}
+
+// next removes an unsent id and returns it with its text. It returns nil if
+// there is none.
+func (t *texts) next(p *problems) *pluginv1.Problem {
+	for id := range t.unsent { // any of them
+		delete(t.unsent, id)
+		out := &pluginv1.Problem{Id: id, Reason: p.text(id)}
+		if out.Reason == "" {
+			delete(t.told, id)
+		} else {
+			t.told[id] = struct{}{}
+		}
+		return out
+	}
+	return nil
 }
 
 // group is a set of slots that are sent together, or the mark that ends the
@@ -910,8 +956,8 @@ func (c *catalog) read() *cursor {
 		c:        c,
 		number:   c.streams,
 		waiting:  make(map[string]*group),
-		problems: make(map[string]struct{}),
-		told:     make(map[string]struct{}),
+		problems: textsOf(c.problems),
+		leftOut:  textsOf(c.leftOut),
 		status:   true,
 		counts:   true,
 		wake:     make(chan struct{}, 1),
@@ -931,7 +977,6 @@ func (c *catalog) read() *cursor {
 			r.addAllLocked(sl.claims[0].owner, sl.id.name)
 		}
 	}
-	c.problems.each(func(id string) { r.problems[id] = struct{}{} })
 	if c.synced {
 		r.enqueueLocked(&group{synced: true})
 	}
@@ -1078,20 +1123,20 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 			}
 		}
 	}
-	for id := range r.problems {
-		if n >= wire.BatchResources || size >= wire.BatchBytes {
-			break
+	for _, l := range []struct {
+		unsent *texts
+		of     *problems
+		to     *[]*pluginv1.Problem
+	}{{&r.problems, c.problems, &resp.Problems}, {&r.leftOut, c.leftOut, &resp.LeftOut}} {
+		for n < wire.BatchResources && size < wire.BatchBytes {
+			p := l.unsent.next(l.of)
+			if p == nil {
+				break
+			}
+			*l.to = append(*l.to, p)
+			size += len(p.Id) + len(p.Reason)
+			n++
 		}
-		delete(r.problems, id)
-		p := &pluginv1.Problem{Id: id, Reason: c.problems.text(id)}
-		if p.Reason == "" {
-			delete(r.told, id)
-		} else {
-			r.told[id] = struct{}{}
-		}
-		resp.Problems = append(resp.Problems, p)
-		size += len(p.Id) + len(p.Reason)
-		n++
 	}
 	if r.status {
 		r.status = false

@@ -43,6 +43,10 @@ func (plainTranslator) Service(svc registry.Service, instances []registry.Instan
 			r.Problems = append(r.Problems, translate.Problem{ID: "instance " + svc.Key.String() + "/" + i.ID, Reason: "no address"})
 			continue
 		}
+		if i.Disabled {
+			r.LeftOut = append(r.LeftOut, translate.Problem{ID: "instance " + svc.Key.String() + "/" + i.ID, Reason: "disabled"})
+			continue
+		}
 		r.Endpoints = append(r.Endpoints, translate.Encoded{Name: name + "-" + i.ID, Resource: fmt.Appendf(nil, "%s %s", svc.Key, i.Address)})
 	}
 	slices.SortFunc(r.Endpoints, func(a, b translate.Encoded) int { return strings.Compare(a.Name, b.Name) })
@@ -57,25 +61,26 @@ type mirror struct {
 	kept      map[resourceID]bool
 	nameless  bool // something was kept that has no name
 	problems  map[string]string
+	leftOut   map[string]string
 	synced    bool
 	status    *pluginv1.Status
 	counts    [2]uint64
 }
 
 func newMirror() *mirror {
-	return &mirror{resources: map[resourceID]string{}, mentioned: map[resourceID]bool{}, kept: map[resourceID]bool{}, problems: map[string]string{}}
+	return &mirror{resources: map[resourceID]string{}, mentioned: map[resourceID]bool{}, kept: map[resourceID]bool{}, problems: map[string]string{}, leftOut: map[string]string{}}
 }
 
 // begin is what a host does at a new stream.
 func (m *mirror) begin() {
 	m.mentioned, m.problems, m.synced = map[resourceID]bool{}, map[string]string{}, false
-	m.kept, m.nameless = map[resourceID]bool{}, false
+	m.kept, m.nameless, m.leftOut = map[resourceID]bool{}, false, map[string]string{}
 }
 
 // apply applies a batch as the contract says, and returns what is wrong with
 // it.
 func (m *mirror) apply(resp *pluginv1.WatchResponse, idOf func(*pluginv1.Upsert) resourceID) error {
-	if n := len(resp.GetUpserts()) + len(resp.GetRemovals()) + len(resp.GetProblems()) + len(resp.GetKept()); n > wire.BatchResources {
+	if n := len(resp.GetUpserts()) + len(resp.GetRemovals()) + len(resp.GetProblems()) + len(resp.GetLeftOut()) + len(resp.GetKept()); n > wire.BatchResources {
 		return fmt.Errorf("a batch of %d", n)
 	}
 	for _, r := range resp.GetRemovals() {
@@ -118,13 +123,15 @@ func (m *mirror) apply(resp *pluginv1.WatchResponse, idOf func(*pluginv1.Upsert)
 			m.mentioned[id], m.kept[id] = true, true
 		}
 	}
-	for _, p := range resp.GetProblems() {
-		if p.GetReason() == "" {
-			delete(m.problems, p.GetId())
-		} else {
-			m.problems[p.GetId()] = p.GetReason()
+	note := func(list map[string]string, problems []*pluginv1.Problem) {
+		for _, p := range problems {
+			if list[p.GetId()] = p.GetReason(); p.GetReason() == "" {
+				delete(list, p.GetId())
+			}
 		}
 	}
+	note(m.problems, resp.GetProblems())
+	note(m.leftOut, resp.GetLeftOut())
 	if resp.GetSynced() {
 		if m.synced {
 			return errors.New("synced twice")
@@ -607,6 +614,42 @@ func TestCatalogPublishInvalid(t *testing.T) {
 	drain(t, r, m)
 	if _, ok := m.problems["resource networking.istio.io/ServiceEntry ns/pub"]; ok {
 		t.Error("the problem is still listed after the resource was mended")
+	}
+}
+
+// What is left out by intention is listed apart from the problems, on each
+// stream anew, and no longer once it is served or gone.
+func TestCatalogListsWhatIsLeftOut(t *testing.T) {
+	t.Parallel()
+	c := testCatalog()
+	web := registry.Service{Key: registry.Key{Name: "web"}}
+	up := registry.Instance{ID: "a", Address: "10.0.0.1"}
+	down := registry.Instance{ID: "b", Address: "10.0.0.2", Disabled: true}
+	c.Set(web, []registry.Instance{up, down})
+	m := newMirror()
+	r := c.read()
+	drain(t, r, m)
+	want := map[string]string{"instance web/b": "disabled"}
+	if d := cmp.Diff(want, m.leftOut); d != "" || len(m.problems) > 0 {
+		t.Errorf("left out (-want +got):\n%s\nproblems %v", d, m.problems)
+	}
+	again := newMirror()
+	r = c.read()
+	drain(t, r, again)
+	if d := cmp.Diff(want, again.leftOut); d != "" {
+		t.Errorf("left out on a new stream (-want +got):\n%s", d)
+	}
+	c.Set(web, []registry.Instance{up, {ID: "b", Address: "10.0.0.2"}})
+	drain(t, r, again)
+	if len(again.leftOut) > 0 {
+		t.Errorf("left out once it is served: %v", again.leftOut)
+	}
+	c.Set(web, []registry.Instance{down})
+	drain(t, r, again)
+	c.Remove(web.Key)
+	drain(t, r, again)
+	if len(again.leftOut) > 0 || len(c.leftOut.found) > 0 {
+		t.Errorf("left out once the service is gone: %v", again.leftOut)
 	}
 }
 

@@ -120,7 +120,7 @@ func TestProblemsCostLittle(t *testing.T) {
 		problem(many+n, "it comes")
 		problem(many+n, "")
 	}
-	if n := len(r.problems); n > 2 {
+	if n := len(r.problems.unsent); n > 2 {
 		t.Errorf("%d problems are to be sent", n)
 	}
 	for n := range maxProblems + maxSpare {

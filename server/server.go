@@ -590,6 +590,27 @@ func (s *Server) problems(registry string) []state.Problem {
 	return out
 }
 
+// LeftOut returns what the registries have and is not meant to be served, in
+// the order of the configuration.
+func (s *Server) LeftOut() []Problem {
+	var out []Problem
+	for _, st := range s.db.Registries() {
+		for _, p := range s.leftOut(st.Registry) {
+			out = append(out, Problem{st.Registry, p})
+		}
+	}
+	return out
+}
+
+// leftOut returns what one registry has and is not meant to be served.
+func (s *Server) leftOut(registry string) []state.Problem {
+	r := s.db.Registry(registry)
+	if r == nil {
+		return nil
+	}
+	return r.LeftOut()
+}
+
 // supervisor returns the supervisor status of a registry, the zero value if the
 // registry no longer exists.
 func (s *Server) supervisor(registry string) supervisor.Status {
@@ -687,7 +708,7 @@ func (a source) Overview() admin.Overview {
 		if !st.Restored.IsZero() {
 			sup.Phase, sup.Sentence = supervisor.PhaseRestored, "Read from disk: "+s.restoredSince(st)+"."
 		}
-		r := admin.Registry{Plugin: sup, Served: st, Error: cmp.Or(st.Down, st.Error), Problems: s.problems(st.Registry)}
+		r := admin.Registry{Plugin: sup, Served: st, Error: cmp.Or(st.Down, st.Error), Problems: s.problems(st.Registry), LeftOut: s.leftOut(st.Registry)}
 		for _, n := range st.Resources {
 			r.Resources += n
 		}

@@ -17,18 +17,16 @@ func (c *call) choose(instances []*registry.Instance) []*registry.Instance {
 	if len(t.selector)+len(t.cidrs)+len(t.excludeCIDRs) == 0 && !t.instances.filters() {
 		return instances
 	}
-	leave := func(field string) bool {
-		if field != "" {
-			c.about("instances", "some are left out by "+field)
-		}
-		return field != ""
-	}
 	filters := t.instances.filters()
 	return slices.DeleteFunc(instances, func(inst *registry.Instance) bool {
-		if leave(t.notSelected(inst)) {
-			return true
+		field := t.notSelected(inst)
+		if field == "" && filters {
+			field = t.instances.apply(c.instanceValues(inst))
 		}
-		return filters && leave(t.instances.apply(c.instanceValues(inst)))
+		if field != "" {
+			c.leftOut.add(c.instanceID(inst.ID), "left out by "+field)
+		}
+		return field != ""
 	})
 }
 

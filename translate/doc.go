@@ -3,8 +3,9 @@
 // Its functions are pure: equal input gives equal bytes, in every process and
 // for any order of instances, ports and maps. There is no clock and no log;
 // what cannot be used unchanged becomes a [Problem] with what was done and the
-// remedy. No input causes a panic, and the output passes istiod's validation,
-// because istiod rejects silently.
+// remedy, and what is left out by intention is listed in [Result.LeftOut]. No
+// input causes a panic, and the output passes istiod's validation, because
+// istiod rejects silently.
 //
 // A service becomes a ServiceEntry, without endpoints and selector, and a
 // WorkloadEntry for each instance that takes traffic. The spec of a
@@ -90,8 +91,7 @@
 // Rules in the syntax of Prometheus apply to a service after the templates and
 // before names are made legal, and to an instance after the labels block
 // selected labels and before these are made legal. An instance excluded by a
-// rule, a selector or a network does not count for anything; the exclusion is
-// listed once for the service.
+// rule, a selector or a network does not count for anything.
 //
 // # Traffic
 //
@@ -99,11 +99,10 @@
 // translate.health (warning: only critical ones are excluded, as in Consul's
 // DNS; unknown counts as passing), and its weight is not zero. Istio has no
 // field for health and treats weight 0 as unset, so other instances are
-// omitted, silently since the registry intends that. Instances that cannot be
-// served (address, port) are omitted and listed. A service with instances, none
-// of which takes traffic, becomes a ServiceEntry without endpoints: clients get
-// an error at once. A service with neither instances nor ports of its own
-// becomes nothing.
+// omitted. Instances that cannot be served (address, port) are omitted too. A
+// service with instances, none of which takes traffic, becomes a ServiceEntry
+// without endpoints: clients get an error at once. A service with neither
+// instances nor ports of its own becomes nothing.
 //
 // Weights are served unchanged if all of a service are whole numbers. Otherwise
 // all are multiplied by 100 and rounded, to at least 1, to preserve

@@ -125,6 +125,9 @@ func render(t *testing.T, r *Result) []byte {
 	for _, p := range r.Problems {
 		fmt.Fprintf(&b, "# %s: %s\n", p.ID, p.Reason)
 	}
+	for _, p := range r.LeftOut {
+		fmt.Fprintf(&b, "# left out: %s: %s\n", p.ID, p.Reason)
+	}
 	all := r.Endpoints
 	if r.Entry == nil {
 		fmt.Fprintf(&b, "# nothing is served\n")
@@ -160,8 +163,9 @@ func diffResults(a, b *Result) string {
 		Endpoints []Encoded
 		Rule      *Encoded
 		Problems  []Problem
+		LeftOut   []Problem
 	}
-	va, vb := visible{a.Entry, a.Endpoints, a.Rule, a.Problems}, visible{b.Entry, b.Endpoints, b.Rule, b.Problems}
+	va, vb := visible{a.Entry, a.Endpoints, a.Rule, a.Problems, a.LeftOut}, visible{b.Entry, b.Endpoints, b.Rule, b.Problems, b.LeftOut}
 	if reflect.DeepEqual(va, vb) {
 		return ""
 	}

@@ -143,18 +143,19 @@ func (c *call) localityPart(s string) string {
 	return mended
 }
 
-// takesTraffic reports whether the instance is enabled and healthy enough to
-// take traffic.
-func (t *Translator) takesTraffic(inst *registry.Instance) bool {
+// idle returns why the instance is to take no traffic, or "".
+func (t *Translator) idle(inst *registry.Instance) (reason string) {
 	switch {
 	case inst.Disabled:
-		return false
-	case inst.Health == registry.HealthWarning:
-		return t.o.Health != "passing"
-	case inst.Health == registry.HealthCritical:
-		return t.o.Health == "any"
+		return "is disabled in the registry: left out; enable it there"
+	case inst.Health == registry.HealthCritical && t.o.Health != "any":
+		return "fails its check: left out; it is served with any in translate.health"
+	case inst.Health == registry.HealthWarning && t.o.Health == "passing":
+		return "has a check that warns: left out; it is served with warning in translate.health"
+	case inst.Weight != nil && *inst.Weight == 0:
+		return "has weight 0: left out; give it another weight in the registry"
 	}
-	return true
+	return ""
 }
 
 // instance translates one instance. It returns false if the instance is
@@ -172,7 +173,7 @@ func (c *call) instance(inst *registry.Instance, name string) (Encoded, bool) {
 			c.ofInstance(inst.ID, reason)
 		}
 	}
-	if addr.reason != "" || ports != "" || w == 0 || !c.head.served || !c.t.takesTraffic(inst) {
+	if addr.reason != "" || ports != "" || !c.head.served || c.t.idle(inst) != "" {
 		return Encoded{}, false
 	}
 
@@ -292,10 +293,8 @@ func (t *Translator) fingerprint(inst *registry.Instance) uint64 {
 		flags |= 1
 		x = combine(x, math.Float64bits(*inst.Weight))
 	}
-	if t.takesTraffic(inst) {
-		flags |= 2
-	}
 	x = combine(x, flags)
+	x = combine(x, hashString(t.idle(inst)))
 	x = combine(x, hashString(inst.Locality.Region))
 	x = combine(x, hashString(inst.Locality.Zone))
 	x = combine(x, hashString(inst.Locality.SubZone))

@@ -35,6 +35,34 @@ type finding struct {
 	once bool
 }
 
+// leftOut is what is not served although nothing is wrong with it: the registry
+// takes an instance out of traffic, or a filter of the configuration excludes
+// it.
+type leftOut struct {
+	list []Problem // at most maxProblems
+	more int
+}
+
+func (l *leftOut) add(id, reason string) {
+	if len(l.list) >= maxProblems {
+		l.more++
+		return
+	}
+	l.list = append(l.list, Problem{id, reason})
+}
+
+// problems returns the bounded list, sorted by ID.
+func (l *leftOut) problems(c *call) []Problem {
+	if l.more > 0 {
+		l.list = append(l.list, Problem{
+			"service " + c.key() + " more left out",
+			fmt.Sprintf("%d more instances of this service are left out and not listed", l.more),
+		})
+	}
+	slices.SortFunc(l.list, func(a, b Problem) int { return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Reason, b.Reason)) })
+	return slices.CompactFunc(l.list, func(a, b Problem) bool { return a.ID == b.ID })
+}
+
 // list converts findings to problems: sorted by ID, with the reasons of an ID
 // joined, and bounded. The order of findings of one ID must depend on content
 // only.

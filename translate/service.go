@@ -30,6 +30,10 @@ type Result struct {
 	Rule *Encoded
 	// Problems are the bounded findings, sorted by ID, one for each ID.
 	Problems []Problem
+	// LeftOut is what is not served although nothing is wrong with it, as the
+	// registry or the configuration intends that: bounded, sorted by ID, one
+	// for each ID.
+	LeftOut []Problem
 
 	// State for the next call.
 	t        *Translator
@@ -62,9 +66,10 @@ type state struct {
 // names is the result of a service's templates and rules.
 type names struct {
 	host, namespace, name string
-	more                  *more // nil for none
-	ok                    bool  // the service can be served
-	keyOnly               bool  // the templates read only the key and the registry
+	more                  *more  // nil for none
+	ok                    bool   // the service can be served
+	leftOut               string // why it is not meant to be
+	keyOnly               bool   // the templates read only the key and the registry
 	findings              []finding
 }
 
@@ -147,6 +152,7 @@ type call struct {
 	name     string // the service's name for display; see key
 	head     *head
 	findings []finding // of the service or the current instance
+	leftOut  leftOut
 	said     map[Problem]bool
 	labels   labeler
 	buf      []namedPort
@@ -186,8 +192,11 @@ func (c *call) ofService(reason string) {
 }
 
 func (c *call) ofInstance(id, reason string) {
-	c.findings = append(c.findings, finding{Problem{"instance " + c.key() + "/" + plain(id), reason}, false})
+	c.findings = append(c.findings, finding{Problem{c.instanceID(id), reason}, false})
 }
+
+// instanceID returns the ID of problems about an instance.
+func (c *call) instanceID(id string) string { return "instance " + c.key() + "/" + plain(id) }
 
 // Service translates svc. prev is the previous result of the same service, or
 // nil; it saves work without affecting the outcome. Of svc and instances only
@@ -204,14 +213,24 @@ func (t *Translator) Service(svc registry.Service, instances []registry.Instance
 	r := &Result{t: t, key: key, names: c.nameService(prev, sorted)}
 	c.head = c.makeHead(&r.names, sorted)
 	r.head, r.findings = c.head.hash(), c.findings
+	switch {
+	case r.names.leftOut != "":
+		c.leftOut.add("service "+c.key(), r.names.leftOut)
+	case r.names.ok && len(instances) == 0 && !c.head.served:
+		c.leftOut.add("service "+c.key(), "has neither instances nor ports of its own: left out until it has; register an instance")
+	}
 
 	states := make([]state, len(sorted))
 	for i, inst := range sorted {
 		states[i] = state{id: hashString(inst.ID), fingerprint: t.fingerprint(inst), place: -1, found: -1}
+		if reason := t.idle(inst); reason != "" && c.head.served {
+			c.leftOut.add(c.instanceID(inst.ID), reason)
+		}
 	}
+	r.LeftOut = c.leftOut.problems(c)
 	same := prev != nil && prev.head == r.head // instances can be reused
 	switch {
-	case same && slices.Equal(r.findings, prev.findings) && prev.holds(states):
+	case same && slices.Equal(r.findings, prev.findings) && slices.Equal(r.LeftOut, prev.LeftOut) && prev.holds(states):
 		return prev
 	case same:
 		prev.Unpack()
@@ -539,7 +558,7 @@ func (c *call) relabelService(n *names, data *ServiceData, host, namespace, name
 		return ""
 	}
 	if field := c.t.services.apply(&v); field != "" {
-		c.ofService("left out by " + field)
+		n.leftOut = "left out by " + field
 		n.ok = false
 		return
 	}

@@ -366,6 +366,33 @@ func TestProblemsAreBounded(t *testing.T) {
 	if len(r.Problems) != 201 || i < 0 || !strings.HasPrefix(r.Problems[i].Reason, "800 more problems") {
 		t.Errorf("%d problems; the last: %v", len(r.Problems), r.Problems[len(r.Problems)-1])
 	}
+
+	svc, instances = service(1000)
+	for i := range instances {
+		instances[i].Disabled = true
+	}
+	r = mustNew(t, Options{}).Service(svc, instances, nil)
+	decodeResult(t, r)
+	i = slices.IndexFunc(r.LeftOut, func(p Problem) bool { return p.ID == "service web more left out" })
+	if len(r.LeftOut) != 101 || i < 0 || !strings.HasPrefix(r.LeftOut[i].Reason, "900 more instances") {
+		t.Errorf("%d are left out; the last: %v", len(r.LeftOut), r.LeftOut[len(r.LeftOut)-1])
+	}
+}
+
+// Why an instance is left out is told anew when only that changes.
+func TestReasonOfWhatIsLeftOutChanges(t *testing.T) {
+	svc, instances := service(3)
+	tr := mustNew(t, Options{Health: "passing"})
+	instances[1].Health = registry.HealthWarning
+	first := tr.Service(svc, instances, nil)
+	instances[1].Health = registry.HealthCritical
+	second := tr.Service(svc, instances, first)
+	if len(first.LeftOut) != 1 || len(second.LeftOut) != 1 || first.LeftOut[0] == second.LeftOut[0] {
+		t.Errorf("left out with a warning: %v; with a failing check: %v", first.LeftOut, second.LeftOut)
+	}
+	if again := tr.Service(svc, instances, second); again != second {
+		t.Error("equal instances give another result")
+	}
 }
 
 // The hand-written encoder writes what package proto writes.

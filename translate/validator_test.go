@@ -45,16 +45,18 @@ func okHost(s string) bool {
 // input was, and returns its resources.
 func decodeResult(t testing.TB, r *Result) (*networking.ServiceEntry, []*networking.WorkloadEntry) {
 	t.Helper()
-	for i, p := range r.Problems {
-		if p.ID == "" || p.Reason == "" || !utf8.ValidString(p.ID) || !utf8.ValidString(p.Reason) {
-			t.Errorf("problem %q: %q: empty or not UTF-8", p.ID, p.Reason)
+	for _, list := range [][]Problem{r.Problems, r.LeftOut} {
+		for i, p := range list {
+			if p.ID == "" || p.Reason == "" || !utf8.ValidString(p.ID) || !utf8.ValidString(p.Reason) {
+				t.Errorf("problem %q: %q: empty or not UTF-8", p.ID, p.Reason)
+			}
+			if i > 0 && list[i-1].ID >= p.ID {
+				t.Errorf("problems are not sorted by unique IDs: %q before %q", list[i-1].ID, p.ID)
+			}
 		}
-		if i > 0 && r.Problems[i-1].ID >= p.ID {
-			t.Errorf("problems are not sorted by unique IDs: %q before %q", r.Problems[i-1].ID, p.ID)
+		if len(list) > 201 {
+			t.Errorf("%d problems: not bounded", len(list))
 		}
-	}
-	if len(r.Problems) > 201 {
-		t.Errorf("%d problems: not bounded", len(r.Problems))
 	}
 	if r.Entry == nil {
 		if len(r.Endpoints) > 0 {

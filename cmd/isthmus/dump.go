@@ -35,8 +35,9 @@ run beside a bridge with the same configuration.
 A registry that is not required and cannot be reached is left out, which standard error says.
 
 What cannot be served as it is, and was mended or left out, is listed on standard error with the reason. The exit code is 0 then too.
-With --rejected this list is all that is printed, as YAML on standard output: registry, id, the field of the configuration that
-would change it (none where only the registry can), and reason.`,
+With --rejected all that is printed is this list, as YAML on standard output, with what is not meant to be served: instances
+that fail their check, are disabled or have weight 0, and what a filter leaves out. Each item has registry, id, the field of
+the configuration that would change it (none where only the registry can), and reason.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)
@@ -86,7 +87,7 @@ would change it (none where only the registry can), and reason.`,
 				fmt.Fprintln(cmd.ErrOrStderr(), remark)
 			}
 			if rejected {
-				return writeRejected(cmd.OutOrStdout(), s.Problems())
+				return writeRejected(cmd.OutOrStdout(), append(s.Problems(), s.LeftOut()...))
 			}
 			resources, err := s.Resources(shape)
 			if err != nil {
@@ -110,7 +111,7 @@ func writeProblems(w io.Writer, problems []server.Problem) {
 	}
 }
 
-// writeRejected lists what cannot be served as it is, as YAML.
+// writeRejected lists what is not served as the registry has it, as YAML.
 func writeRejected(w io.Writer, problems []server.Problem) error {
 	type entry struct {
 		Registry string `json:"registry"`

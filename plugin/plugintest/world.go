@@ -26,6 +26,8 @@ type World struct {
 	Degraded string
 	// Problems are the listed problems: reasons by id.
 	Problems map[string]string
+	// LeftOut is what is not meant to be served: reasons by id.
+	LeftOut map[string]string
 	// Upserts and Removals count those received.
 	Upserts, Removals int
 
@@ -42,7 +44,7 @@ type entry struct {
 }
 
 func newWorld(collections []string) *World {
-	w := &World{Problems: map[string]string{}, collections: map[string]bool{}, resources: map[id]entry{}, kept: map[id]bool{}}
+	w := &World{Problems: map[string]string{}, LeftOut: map[string]string{}, collections: map[string]bool{}, resources: map[id]entry{}, kept: map[id]bool{}}
 	for _, c := range collections {
 		w.collections[c] = true
 	}
@@ -155,16 +157,20 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 		}
 		w.kept[i] = true
 	}
-	for _, p := range resp.GetProblems() {
-		switch {
-		case p.GetId() == "":
-			bad("a problem without an id: %q", p.GetReason())
-		case p.GetReason() == "":
-			delete(w.Problems, p.GetId())
-		default:
-			w.Problems[p.GetId()] = p.GetReason()
+	note := func(list map[string]string, problems []*pluginv1.Problem) {
+		for _, p := range problems {
+			switch {
+			case p.GetId() == "":
+				bad("a problem without an id: %q", p.GetReason())
+			case p.GetReason() == "":
+				delete(list, p.GetId())
+			default:
+				list[p.GetId()] = p.GetReason()
+			}
 		}
 	}
+	note(w.Problems, resp.GetProblems())
+	note(w.LeftOut, resp.GetLeftOut())
 	if resp.GetSynced() {
 		if w.Synced {
 			bad("synced was sent twice on one stream")

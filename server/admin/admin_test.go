@@ -340,7 +340,7 @@ func TestPage(t *testing.T) {
 		Version: "1.2.3", Started: now.Add(-3 * time.Hour), Revision: 77, NotReady: []string{"registry dc1: <b>"},
 		Registries: []Registry{{
 			Plugin: Plugin{Registry: "dc1", Adapter: "consul", Phase: supervisor.PhaseDegraded, Sentence: "It can not be followed.", Since: now.Add(-5 * time.Minute), LastError: "<script>alert(1)</script>", LastErrorAt: now, LastHeard: now.Add(-6 * time.Minute)},
-			Served: Served{ListingSince: now.Add(-7 * time.Minute), ProblemCount: 61}, Problems: problems,
+			Served: Served{ListingSince: now.Add(-7 * time.Minute), ProblemCount: 61, LeftOutCount: 61}, Problems: problems, LeftOut: []state.Problem{{ID: "instance web/1", Reason: "fails its check"}},
 		}, {Plugin: Plugin{Registry: "dc2", Phase: supervisor.PhaseLive}}},
 		Sinks: []stream.Status{
 			{Node: "sidecar~1", Address: "127.0.0.1:9", Protocol: "sotw", Profile: "istio-1.30", Shape: "inline", Connected: now, Subscriptions: []stream.SubscriptionStatus{{Status: view.Status{Collection: "g/K", State: "sent", SentVersion: "abc", AckedVersion: "def", Bytes: 1_234_567, Nacks: 1, LastNack: "no <i>"}, Lag: 4}}},
@@ -355,7 +355,7 @@ func TestPage(t *testing.T) {
 	if code != 200 || !strings.HasPrefix(header.Get("Content-Type"), "text/html") {
 		t.Fatalf("/ = %d %v", code, header)
 	}
-	for _, want := range []string{"Not ready", "dc1: &lt;b&gt;", "1.2.3, up 3 h, revision 77", "degraded", "It can not be followed.", "5 min", "listing incomplete for 7 min", "last heard from: 6 min ago", "last heard from: not told", "&lt;script&gt;", "service s49", "The others are in the", "sidecar~1", "abc", "def", "1.2 MB", "Last response", "no &lt;i&gt;", "3 stale nonces", "incremental", "too large", "waits for istio/serviceentries", "has asked for nothing yet"} {
+	for _, want := range []string{"Not ready", "instance web/1", "61 are not meant to be served", "dc1: &lt;b&gt;", "1.2.3, up 3 h, revision 77", "degraded", "It can not be followed.", "5 min", "listing incomplete for 7 min", "last heard from: 6 min ago", "last heard from: not told", "&lt;script&gt;", "service s49", "The others are in the", "sidecar~1", "abc", "def", "1.2 MB", "Last response", "no &lt;i&gt;", "3 stale nonces", "incremental", "too large", "waits for istio/serviceentries", "has asked for nothing yet"} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page lacks %q", want)
 		}
@@ -486,7 +486,7 @@ func TestFields(t *testing.T) {
 		object any
 		want   string
 	}{
-		{registry, "adapter bytes detail error explanation held_since holds instances kept last_error last_error_at last_heard listing_since name phase pid problem_count problems protection released required resources restarts restored revision services since synced version"},
+		{registry, "adapter bytes detail error explanation held_since holds instances kept last_error last_error_at last_heard left_out left_out_count listing_since name phase pid problem_count problems protection released required resources restarts restored revision services since synced version"},
 		{registry["problems"].([]any)[0], "id reason"},
 		{registry["protection"], "endpoints of pending resources services since until"},
 		{item("kept"), "collection name reason registry service since until"},

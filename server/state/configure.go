@@ -200,6 +200,6 @@ func (r *Registry) empty() {
 		}
 	}
 	b.commit()
-	r.problems, r.known, r.refused = nil, nil, nil
+	r.problems, r.known, r.refused, r.leftOut.list = nil, nil, nil, nil
 	r.log.Info("the registry is no longer in the configuration; what it had is removed", "resources", len(all))
 }

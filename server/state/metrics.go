@@ -7,7 +7,7 @@ import (
 
 type metrics struct {
 	changes, refused *prometheus.CounterVec
-	resources, bytes, listing, restored, synced, stale, problems, reasons, services, instances,
+	resources, bytes, listing, restored, synced, stale, problems, reasons, leftOut, services, instances,
 	held, protected, kept, conflicts *prometheus.GaugeVec
 }
 
@@ -31,6 +31,7 @@ func newMetrics(d *DB, reg prometheus.Registerer) *metrics {
 		stale:     gauge("isthmus_registry_stale", "1 while the registry cannot be followed; nothing is removed meanwhile."),
 		problems:  gauge("isthmus_registry_problems", "Things in the registry that cannot be served as they are."),
 		reasons:   gauge("isthmus_registry_problem_reasons", "The same by the field of the configuration that would change it, or by what else it is.", "reason"),
+		leftOut:   gauge("isthmus_registry_left_out", "Things in the registry that are not meant to be served, by the field of the configuration that would change it.", "reason"),
 		services:  gauge("isthmus_registry_services", "Services that the registry's plugin knows of."),
 		instances: gauge("isthmus_registry_instances", "Instances that the registry's plugin knows of."),
 	}
@@ -114,6 +115,9 @@ func (m *metrics) setProblems(r *Registry) {
 	for reason, n := range r.reasons {
 		m.reasons.WithLabelValues(r.name, reason).Set(float64(n))
 	}
+	for reason, n := range r.leftOut.by {
+		m.leftOut.WithLabelValues(r.name, reason).Set(float64(n))
+	}
 	m.reasons.WithLabelValues(r.name, ofRefusal).Set(float64(len(r.refused)))
 	m.reasons.WithLabelValues(r.name, ofShadow).Set(float64(r.shadowed + r.disputed))
 }
@@ -133,7 +137,7 @@ func (m *metrics) forget(registry string) {
 	labels := prometheus.Labels{"registry": registry}
 	for _, v := range []interface {
 		DeletePartialMatch(labels prometheus.Labels) int
-	}{m.changes, m.refused, m.resources, m.bytes, m.listing, m.synced, m.stale, m.problems, m.reasons, m.services, m.instances, m.restored, m.protected, m.kept} {
+	}{m.changes, m.refused, m.resources, m.bytes, m.listing, m.synced, m.stale, m.problems, m.reasons, m.leftOut, m.services, m.instances, m.restored, m.protected, m.kept} {
 		v.DeletePartialMatch(labels)
 	}
 }

@@ -73,16 +73,73 @@ const (
 // counted.
 const maxFields = 100
 
-// countReason counts a problem reported by the plugin by its kind.
-func (r *Registry) countReason(reason string, delta int) {
+// kinds counts what a plugin reports by kind.
+type kinds map[string]int
+
+// count adds delta to the number of the kind of a reason; an empty one is none.
+func (k kinds) count(reason string, delta int) {
 	if reason == "" {
 		return
 	}
 	kind := cmp.Or(fieldOf(reason), ofRegistry)
-	if _, known := r.reasons[kind]; !known && len(r.reasons) >= maxFields {
+	if _, known := k[kind]; !known && len(k) >= maxFields {
 		kind = ofOthers
 	}
-	r.reasons[kind] += delta
+	k[kind] += delta
+}
+
+// reset sets all numbers to 0, so that their series remain.
+func (k kinds) reset() {
+	for kind := range k {
+		k[kind] = 0
+	}
+}
+
+// leftOut is what a plugin does not send although nothing is wrong with it.
+type leftOut struct {
+	list map[string]string // reason by id, at most maxProblems
+	by   kinds
+	more bool // something was beyond the limit
+}
+
+func newLeftOut() leftOut { return leftOut{list: make(map[string]string), by: make(kinds)} }
+
+// set lists an id, or removes it if the reason is empty.
+func (l *leftOut) set(id, reason string) {
+	id, reason = clip.Text(id, maxID), clip.Text(reason, maxReason)
+	before, listed := l.list[id]
+	if !listed && reason != "" && len(l.list) >= maxProblems {
+		l.more = true
+		return
+	}
+	l.by.count(before, -1)
+	l.by.count(reason, 1)
+	if l.list[id] = reason; reason == "" {
+		delete(l.list, id)
+	}
+}
+
+// forget clears the list before a new listing.
+func (l *leftOut) forget() {
+	clear(l.list)
+	l.by.reset()
+	l.more = false
+}
+
+// LeftOut returns what the plugin does not send although nothing is wrong with
+// it, as the registry or the configuration intends that, ordered by id.
+func (r *Registry) LeftOut() []Problem {
+	r.db.apply.Lock()
+	defer r.db.apply.Unlock()
+	out := make([]Problem, 0, len(r.leftOut.list))
+	for id, reason := range r.leftOut.list {
+		out = append(out, Problem{ID: id, Reason: reason, Field: fieldOf(reason)})
+	}
+	if r.leftOut.more {
+		out = append(out, Problem{ID: "more", Reason: fmt.Sprintf("more is left out than the %d that are listed", maxProblems)})
+	}
+	slices.SortFunc(out, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })
+	return out
 }
 
 // refusal records why a resource was refused.
@@ -277,7 +334,7 @@ func (r *Registry) keep(coll, name string) {
 func (r *Registry) problem(id, reason string) {
 	id, reason = clip.Text(id, maxID), clip.Text(reason, maxReason)
 	if reason == "" {
-		r.countReason(r.problems[id], -1)
+		r.reasons.count(r.problems[id], -1)
 		delete(r.problems, id)
 		delete(r.known, id)
 		return
@@ -290,8 +347,8 @@ func (r *Registry) problem(id, reason string) {
 		}
 		before = r.known[id]
 	}
-	r.countReason(r.problems[id], -1)
-	r.countReason(reason, 1)
+	r.reasons.count(r.problems[id], -1)
+	r.reasons.count(reason, 1)
 	r.problems[id] = reason
 	if before != reason && r.line() {
 		r.log.Warn("problem in the registry", "id", id, "reason", reason)
@@ -310,13 +367,13 @@ func (r *Registry) forgetProblems() {
 		}
 	}
 	r.known, r.problems, r.unlisted = known, make(map[string]string), 0
-	for kind := range r.reasons { // keep the series
-		r.reasons[kind] = 0
-	}
+	r.reasons.reset()
+	r.leftOut.forget()
 }
 
 func (r *Registry) countProblems() {
 	r.status.ProblemCount = len(r.problems) + len(r.refused) + r.shadowed + r.disputed + min(r.unlisted, 1)
+	r.status.LeftOutCount = len(r.leftOut.list)
 	r.db.metrics.setProblems(r)
 }
 

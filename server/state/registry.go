@@ -37,10 +37,11 @@ type Registry struct {
 	disputed    int             // served ServiceEntries that differ from those of another registry
 
 	problems map[string]string  // reported by the plugin
-	reasons  map[string]int     // number of problems by kind
+	reasons  kinds              // of problems
 	known    map[string]string  // problems before the current listing
 	refused  map[string]refusal // refused by the server
 	unlisted int                // problems and refusals beyond the limit
+	leftOut  leftOut            // reported by the plugin
 	lines    lines              // log lines about problems
 	states   lines              // log lines about the connection state
 	limit    string             // last limit that caused a refusal
@@ -76,6 +77,7 @@ type Status struct {
 	Resources    map[string]int `json:"-"`                      // served, by collection
 	Bytes        int            `json:"bytes"`                  // counted as in [Options.MaxBytes]
 	ProblemCount int            `json:"problem_count"`
+	LeftOutCount int            `json:"left_out_count"`       // not meant to be served
 	Kept         int            `json:"kept"`                 // retained after removal by the registry
 	Protection   *Protection    `json:"protection,omitempty"` // nil if nothing is held back
 	Revision     Revision       `json:"revision"`             // after the last change
@@ -95,7 +97,7 @@ func newRegistry(d *DB, name string, order int) *Registry {
 	r := &Registry{
 		db: d, name: name, order: order, log: d.log.With("registry", name), kinds: make(map[string]*kind),
 		served:   map[string]int{collection.ServiceEntry: 0, collection.WorkloadEntry: 0},
-		problems: make(map[string]string), reasons: make(map[string]int), refused: make(map[string]refusal),
+		problems: make(map[string]string), reasons: make(kinds), refused: make(map[string]refusal), leftOut: newLeftOut(),
 		status: Status{Registry: name, Since: time.Now()},
 		begun:  time.Now(),
 	}
@@ -174,6 +176,9 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) {
 	b.upsert()
 	for _, p := range m.GetProblems() {
 		r.problem(p.GetId(), p.GetReason())
+	}
+	for _, p := range m.GetLeftOut() {
+		r.leftOut.set(p.GetId(), p.GetReason())
 	}
 	opened, listed := false, false
 	if m.GetSynced() {

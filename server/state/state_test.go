@@ -529,6 +529,52 @@ func problem(id, reason string) *pluginv1.WatchResponse {
 	return &pluginv1.WatchResponse{Problems: []*pluginv1.Problem{{Id: id, Reason: reason}}}
 }
 
+// What a plugin leaves out by intention is listed and counted apart from the
+// problems, and not logged: an instance that fails its check is no cause for
+// concern.
+func TestLeftOutIsNoProblem(t *testing.T) {
+	i, log := logged(t, "dc1")
+	r := i.Registry("dc1")
+	leftOut := func(id, reason string) *pluginv1.WatchResponse {
+		return &pluginv1.WatchResponse{LeftOut: []*pluginv1.Problem{{Id: id, Reason: reason}}}
+	}
+	r.Begin(nil)
+	r.Apply(synced)
+	log.Reset()
+	r.Apply(leftOut("instance web/a", "fails its check: left out; it is served with any in translate.health"))
+	r.Apply(leftOut("instance web/b", "is disabled in the registry: left out; enable it there"))
+	r.Apply(leftOut("instance web/c", "left out by translate.relabel.instances[1]"))
+	r.Apply(leftOut("instance web/c", ""))
+	want := []Problem{
+		{ID: "instance web/a", Reason: "fails its check: left out; it is served with any in translate.health", Field: "translate.health"},
+		{ID: "instance web/b", Reason: "is disabled in the registry: left out; enable it there"},
+	}
+	if d := cmp.Diff(want, r.LeftOut()); d != "" {
+		t.Errorf("left out (-want +got):\n%s", d)
+	}
+	if got := r.Status(); got.LeftOutCount != 2 || got.ProblemCount != 0 || len(r.Problems()) != 0 {
+		t.Errorf("%d left out and %d problems, want 2 and 0: %v", got.LeftOutCount, got.ProblemCount, r.Problems())
+	}
+	if d := cmp.Diff(kinds{"translate.health": 1, ofRegistry: 1, "translate.relabel.instances": 0}, r.leftOut.by); d != "" {
+		t.Errorf("counts (-want +got):\n%s", d)
+	}
+	if log.Len() > 0 {
+		t.Errorf("logged:\n%s", log)
+	}
+	for n := range maxProblems + 5 {
+		r.Apply(leftOut(fmt.Sprint("instance web/", n), "is disabled"))
+	}
+	if got := r.LeftOut(); len(got) != maxProblems+1 || got[len(got)-1].ID != "more" {
+		t.Errorf("%d are listed, the last %v", len(got), got[len(got)-1])
+	}
+	r.Down(errors.New("killed"))
+	r.Begin(nil)
+	r.Apply(synced)
+	if got := r.LeftOut(); len(got) > 0 || r.Status().LeftOutCount > 0 {
+		t.Errorf("left out after a listing that leaves nothing out: %v", got)
+	}
+}
+
 // Problems say which field of the configuration would change them, and are
 // counted by it, in a bounded number of series.
 func TestProblemReasons(t *testing.T) {

@@ -455,7 +455,12 @@ type WatchResponse struct {
 	// sent everything by now, this message included, by the names of their
 	// ServiceEntries. Instances of theirs that the present listing did not mention
 	// are gone. It is ignored for a service that is not kept.
-	Relisted      []string `protobuf:"bytes,10,rep,name=relisted" json:"relisted,omitempty"`
+	Relisted []string `protobuf:"bytes,10,rep,name=relisted" json:"relisted,omitempty"`
+	// What is not served although nothing is wrong with it, since the registry or
+	// the configuration intends that: an instance that fails its check or is
+	// disabled, what a filter leaves out. New, changed or (with an empty reason)
+	// over. The host lists it apart from the problems and does not log it.
+	LeftOut       []*Problem `protobuf:"bytes,11,rep,name=left_out,json=leftOut" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -556,6 +561,13 @@ func (x *WatchResponse) GetKept() []*Kept {
 func (x *WatchResponse) GetRelisted() []string {
 	if x != nil {
 		return x.Relisted
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetLeftOut() []*Problem {
+	if x != nil {
+		return x.LeftOut
 	}
 	return nil
 }
@@ -876,7 +888,7 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\tViolation\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x0e\n" +
-	"\fWatchRequest\"\xbd\x03\n" +
+	"\fWatchRequest\"\xf4\x03\n" +
 	"\rWatchResponse\x123\n" +
 	"\aupserts\x18\x01 \x03(\v2\x19.isthmus.plugin.v1.UpsertR\aupserts\x126\n" +
 	"\bremovals\x18\x02 \x03(\v2\x1a.isthmus.plugin.v1.RemovalR\bremovals\x126\n" +
@@ -889,7 +901,8 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"last_heard\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x12+\n" +
 	"\x04kept\x18\t \x03(\v2\x17.isthmus.plugin.v1.KeptR\x04kept\x12\x1a\n" +
 	"\brelisted\x18\n" +
-	" \x03(\tR\brelisted\">\n" +
+	" \x03(\tR\brelisted\x125\n" +
+	"\bleft_out\x18\v \x03(\v2\x1a.isthmus.plugin.v1.ProblemR\aleftOut\">\n" +
 	"\x06Upsert\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\fR\bresource\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\"=\n" +
@@ -952,17 +965,18 @@ var file_isthmus_plugin_v1_adapter_proto_depIdxs = []int32{
 	12, // 5: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
 	13, // 6: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
 	10, // 7: isthmus.plugin.v1.WatchResponse.kept:type_name -> isthmus.plugin.v1.Kept
-	0,  // 8: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
-	2,  // 9: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
-	6,  // 10: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
-	1,  // 11: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
-	4,  // 12: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
-	7,  // 13: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
-	11, // [11:14] is the sub-list for method output_type
-	8,  // [8:11] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	11, // 8: isthmus.plugin.v1.WatchResponse.left_out:type_name -> isthmus.plugin.v1.Problem
+	0,  // 9: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
+	2,  // 10: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
+	6,  // 11: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
+	1,  // 12: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
+	4,  // 13: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
+	7,  // 14: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
+	12, // [12:15] is the sub-list for method output_type
+	9,  // [9:12] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_isthmus_plugin_v1_adapter_proto_init() }
