@@ -303,7 +303,7 @@ func (s *Server) replace(ctx context.Context, group *errgroup.Group, next *confi
 	for i := range members {
 		names[i] = next.Registries[i].Name
 	}
-	s.db.Configure(names, d.Renamed(), conflictRules(next.Conflicts))
+	s.db.Configure(names, d.Renamed(), conflictRules(next.Conflicts), next.Addresses.Network())
 	s.db.SetOptions(registryOptions(next))
 	if s.store != nil {
 		s.store.SetRegistries(keptOf(members))

@@ -141,6 +141,7 @@ func New(cfg config.Config, o Options) (*Server, error) {
 		Validate:     translate.ValidateBody,
 		Registries:   registryOptions(&cfg),
 		Conflicts:    conflictRules(cfg.Conflicts),
+		Addresses:    cfg.Addresses.Network(),
 	}, o.Log, o.Metrics)
 	s.view = view.New(s.db)
 	s.xds, err = xds.New(s.view, xds.Config{Profile: cfg.Profile}, o.Log, o.Metrics)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,6 +33,7 @@ type Config struct {
 	Listen     Listen     `json:"listen" doc:"Where the bridge listens."`
 	Registries []Registry `json:"registries" doc:"The registries that are followed, at least one. Each has a plugin process of its own."`
 	Conflicts  []Conflict `json:"conflicts" doc:"What becomes of hosts that several registries have. The first rule that fits a host holds. Without one the policy is priority."`
+	Addresses  Addresses  `json:"addresses" doc:"The virtual addresses of hosts, by which proxies tell apart hosts that speak raw TCP on one port, and answer DNS."`
 	PluginDir  string     `json:"plugin_dir" doc:"Directory of executables named isthmus-adapter-TYPE, for registries whose type is not built in. A relative path starts at the working directory of the bridge."`
 	Profile    string     `json:"profile" doc:"Name of the profile that every sink gets. Empty: the profile is found by what a sink asks for, which is right unless a sink was built from changed sources; for istiod 1.23 name istio-1.23, see istiod.md."`
 	Log        Log        `json:"log" doc:"The log, which goes to standard error."`
@@ -156,6 +158,17 @@ type Conflict struct {
 	Hosts   []string       `json:"hosts" doc:"The hosts, as patterns: * stands for any run of characters, dots included, ? for one, and [a-c] for one of several; *.example.org fits every host of that domain, * every host."`
 	Policy  string         `json:"policy" doc:"priority: the first registry of the configuration that has the host serves it, the services of the others are kept back and listed, and the next one takes over when the first has it no longer. isolate: the service of each registry is served in its own namespace. merge: the service of the first registry is served with the endpoints of all."`
 	Weights map[string]int `json:"weights" doc:"With merge, the share of traffic by registry, 0 to 1000, at least one above 0: {old: 90, new: 10}. None of the endpoints of a registry with 0 is served; one that is not named is kept back. Without weights every endpoint has its own weight."`
+}
+
+// Addresses configures the addresses of hosts.
+type Addresses struct {
+	CIDR string `json:"cidr" doc:"The network that they are taken from, by a hash of the host: IPv4 or IPv6, used by nothing else, of 256 addresses or more. With 100 times as many addresses as hosts, one host in some 10,000 has none, which is listed. Another network gives every host another address. Empty: 241.0.0.0 to 250.255.255.255, which is reserved and routed nowhere."`
+}
+
+// Network returns the network, the zero value if none is configured.
+func (a Addresses) Network() netip.Prefix {
+	p, _ := netip.ParsePrefix(a.CIDR) // validated by Parse
+	return p
 }
 
 // Plugin pins the executable of a registry whose type is not built in.

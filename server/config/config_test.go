@@ -281,7 +281,7 @@ f:1:51: registries[0].config.token: the environment variable NONE is not set
 f:1:74: registries[0].config.b: ${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${
 f:1:84: registries[0].config.c[0]: ${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${`},
 		{"odd YAML", "x: &x {a: 1}\nregistries: [{name: a, type: sim, config: {<<: *x, [a]: 1, n: .inf, b: !!binary aa, i: 99999999999999999999999}}]", `
-f:1:1: x: unknown field; there are listen, registries, conflicts, plugin_dir, profile, log, state, admin, limits, mcp, sinks, drain
+f:1:1: x: unknown field; there are listen, registries, conflicts, addresses, plugin_dir, profile, log, state, admin, limits, mcp, sinks, drain
 f:2:44: registries[0].config: merge keys (<<) are not supported; write the fields out
 f:2:52: registries[0].config: a key must be a plain word
 f:2:63: registries[0].config.n: .inf is no number that can be used here
@@ -330,6 +330,18 @@ f:6:31: conflicts[3].weights: has no share above 0, so that nothing would be ser
 f:6:49: conflicts[3].weights.new: must be 0 to 1000
 f:7:31: conflicts[4].weights: has no share above 0, so that nothing would be served; give the registry that is to serve the host at least 1
 f:8:41: conflicts[5].weights.old: must be 0 to 1000`},
+		{"addresses 10.0.0.1/8", "addresses: {cidr: '10.0.0.1/8'}\nregistries: [{name: a, type: sim}]", `
+f:1:13: addresses.cidr: is an address in a network; write 10.0.0.0/8 for the network`},
+		{"addresses 10.0.0.0", "addresses: {cidr: '10.0.0.0'}\nregistries: [{name: a, type: sim}]", `
+f:1:13: addresses.cidr: is no network; write it like 10.64.0.0/10`},
+		{"addresses 10.0.0.0/25", "addresses: {cidr: '10.0.0.0/25'}\nregistries: [{name: a, type: sim}]", `
+f:1:13: addresses.cidr: has fewer than 256 addresses; choose a wider network`},
+		{"addresses 240.0.0.0/4", "addresses: {cidr: '240.0.0.0/4'}\nregistries: [{name: a, type: sim}]", `
+f:1:13: addresses.cidr: overlaps with 240.240.0.0/16, which is for addresses that istiod allocates; choose another network`},
+		{"addresses fe80::/64", "addresses: {cidr: 'fe80::/64'}\nregistries: [{name: a, type: sim}]", `
+f:1:13: addresses.cidr: overlaps with fe80::/10, which is for link-local addresses; choose another network`},
+		{"addresses 0.0.0.0/0", "addresses: {cidr: '0.0.0.0/0'}\nregistries: [{name: a, type: sim}]", `
+f:1:13: addresses.cidr: overlaps with 0.0.0.0/8, which is for this host; choose another network`},
 		{"not a mapping", "- 1", `f:1:1: must be a block of fields, not a list`},
 	}
 	for _, tt := range tests {

@@ -57,6 +57,7 @@ func TestDiff(t *testing.T) {
 			name: "conflicts", edit: []string{"sinks:", "conflicts: [{hosts: [x], policy: merge, weights: {b: 1}}]\nsinks:"},
 			want: Difference{Fields: []string{"conflicts"}},
 		},
+		{name: "addresses", edit: []string{"sinks:", "addresses: {cidr: 10.64.0.0/10}\nsinks:"}, want: Difference{Fields: []string{"addresses.cidr"}}},
 		{name: "order", edit: []string{"{name: b, type: sim, config: {services: 3}}", "X", "{name: c, type: sim, config: {services: 4}}", "{name: b, type: sim, config: {services: 3}}", "X", "{name: c, type: sim, config: {services: 4}}"}, want: Difference{Reordered: true}},
 		{
 			name: "listeners", edit: []string{"127.0.0.1:2,", "127.0.0.1:4,", "127.0.0.1:2]", "127.0.0.1:4]", "admin: 127.0.0.1:3", "admin: {address: 127.0.0.1:3}, mcp: 127.0.0.1:5"},

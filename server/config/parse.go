@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path"
 	"regexp"
@@ -151,6 +152,7 @@ func (d *decoder) validate(o Options) {
 	for i := range c.Registries {
 		d.registry(fmt.Sprintf("registries[%d]", i), &c.Registries[i], names)
 	}
+	d.addresses(&c.Addresses)
 	for i := range c.Conflicts {
 		d.conflict(fmt.Sprintf("conflicts[%d]", i), &c.Conflicts[i])
 	}
@@ -312,6 +314,46 @@ func (d *decoder) conflict(at string, r *Conflict) {
 		d.check(n >= 0 && n <= maxWeight, item, "must be 0 to %d", maxWeight)
 	}
 	d.check(sum > 0, weights, "has no share above 0, so that nothing would be served; give the registry that is to serve the host at least 1")
+}
+
+// minHostBits bounds the size of the network of the hosts' addresses.
+const minHostBits = 8
+
+// unusable are networks that hosts cannot have addresses of, with what they are
+// for.
+var unusable = []struct{ network, of string }{
+	{"0.0.0.0/8", "this host"},
+	{"127.0.0.0/8", "loopback"},
+	{"169.254.0.0/16", "link-local addresses"},
+	{"224.0.0.0/4", "multicast"},
+	{"240.240.0.0/16", "addresses that istiod allocates"},
+	{"255.255.255.0/24", "broadcast"},
+	{"::/96", "loopback"},
+	{"::ffff:0:0/96", "IPv4 addresses"},
+	{"2001:2::/48", "addresses that istiod allocates"},
+	{"fe80::/10", "link-local addresses"},
+	{"ff00::/8", "multicast"},
+}
+
+// addresses checks the network of the hosts' addresses.
+func (d *decoder) addresses(a *Addresses) {
+	const at = "addresses.cidr"
+	if a.CIDR == "" {
+		return
+	}
+	p, err := netip.ParsePrefix(a.CIDR)
+	if err != nil {
+		d.check(false, at, "is no network; write it like 10.64.0.0/10")
+		return
+	}
+	d.check(p == p.Masked(), at, "is an address in a network; write %s for the network", p.Masked())
+	d.check(p.Addr().BitLen()-p.Bits() >= minHostBits, at, "has fewer than %d addresses; choose a wider network", 1<<minHostBits)
+	for _, u := range unusable {
+		if n := netip.MustParsePrefix(u.network); n.Overlaps(p) {
+			d.check(false, at, "overlaps with %s, which is for %s; choose another network", n, u.of)
+			return
+		}
+	}
 }
 
 // lookError explains why an executable cannot be examined, with the cure.

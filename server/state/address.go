@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
@@ -32,12 +33,13 @@ func (d *DB) owns(host string, addr netip.Addr) bool {
 }
 
 // addressOf returns the address of a host, or the zero value if other hosts own
-// both addresses that it hashes to. Of 100,000 hosts some 30 need the second.
+// both addresses that it hashes to. Of 100,000 hosts some 30 need the second in
+// the default network.
 func (d *DB) addressOf(host string) hostAddress {
 	if host == "" {
 		return hostAddress{}
 	}
-	for _, addr := range encode.Addresses(host) {
+	for _, addr := range encode.Addresses(d.network, host) {
 		if d.owns(host, addr) {
 			return hostAddress{addr, encode.HashOf([]byte("address"), []byte(addr.String()))}
 		}
@@ -45,10 +47,54 @@ func (d *DB) addressOf(host string) hostAddress {
 	return hostAddress{}
 }
 
+// setNetwork replaces the network of the addresses of hosts, and gives each
+// host one of the new network. The same network changes nothing.
+func (d *DB) setNetwork(network netip.Prefix) {
+	if network == d.network {
+		return
+	}
+	d.network = network
+	clear(d.hosts)
+	if len(d.registries) == 0 {
+		return
+	}
+	b := &batch{r: d.registries[0], db: d}
+	for _, head := range d.tables[collection.ServiceEntry].index {
+		for c := head; c != nil; c = c.next {
+			if c.parts != nil && c.of != nil && c.of.host != "" && !c.is(isDerived) {
+				d.countHost(c.of.host, 1)
+				b.change(c.of)
+			}
+		}
+	}
+	b.commit()
+	for _, r := range d.registries {
+		r.countProblems()
+	}
+}
+
+// setUnaddressed updates the count of services whose host has no address, as
+// others have both that it hashes to.
+func (b *batch) setUnaddressed(s *service, on bool) {
+	if s.unaddressed == on {
+		return
+	}
+	s.unaddressed = on
+	r := s.registry
+	if on {
+		r.unaddressed++
+	} else {
+		r.unaddressed--
+	}
+	if r != b.r && !slices.Contains(b.others, r) {
+		b.others = append(b.others, r)
+	}
+}
+
 // countHost adds delta, 1 or -1, to the number of services with a host. It
 // returns the other hosts of the same addresses whose address may change.
 func (d *DB) countHost(host string, delta int) (others []string) {
-	choices := encode.Addresses(host)
+	choices := encode.Addresses(d.network, host)
 	for n, addr := range choices {
 		if n > 0 && addr == choices[0] {
 			break
@@ -68,7 +114,7 @@ func (d *DB) countHost(host string, delta int) (others []string) {
 			delete(d.hosts, addr)
 		}
 		for _, c := range all {
-			if me.before(&c) && (c.first || !d.owns(c.host, encode.Addresses(c.host)[0])) {
+			if me.before(&c) && (c.first || !d.owns(c.host, encode.Addresses(d.network, c.host)[0])) {
 				others = append(others, c.host)
 			}
 		}

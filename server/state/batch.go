@@ -431,6 +431,7 @@ func (b *batch) removeRecord(c *Record) {
 		})
 		s.added, s.removed = nil, nil
 		b.setHost(s, "")
+		b.setUnaddressed(s, false)
 		b.r.services--
 		if s.counted {
 			s.counted = false
@@ -533,6 +534,7 @@ func (b *batch) compose() {
 		e.place = [shapes]Revision{}
 		e.parts = own
 		e.parts.address = b.db.addressOf(s.host)
+		b.setUnaddressed(s, s.host != "" && !e.parts.address.IsValid())
 		e.kind.collection.put(&e)
 	}
 	for _, m := range b.mergers {

@@ -2,6 +2,7 @@ package state
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 )
 
@@ -22,12 +23,14 @@ func (d *DB) SetRegistries(names []string, renamed map[string]string) {
 }
 
 // Configure combines [DB.SetRegistries] and [DB.SetConflicts]; rules refer to
-// the new names.
-func (d *DB) Configure(names []string, renamed map[string]string, rules []ConflictRule) {
+// the new names. It also replaces the network of [Options.Addresses]: with
+// another one each host has another address.
+func (d *DB) Configure(names []string, renamed map[string]string, rules []ConflictRule, addresses netip.Prefix) {
 	d.apply.Lock()
 	defer d.apply.Unlock()
 	d.rules = slices.Clone(rules)
 	d.setRegistries(names, renamed)
+	d.setNetwork(addresses)
 }
 
 func (d *DB) setRegistries(names []string, renamed map[string]string) {

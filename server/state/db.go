@@ -51,6 +51,9 @@ type Options struct {
 	// Validate returns the error with which istiod would reject a decoded body;
 	// istiod does not report it. Nil accepts everything that decodes.
 	Validate func(body proto.Message) error
+	// Addresses is the network of the addresses of hosts; see
+	// [encode.Addresses].
+	Addresses netip.Prefix
 	// Registries tune single registries, by name.
 	Registries map[string]RegistryOptions
 }
@@ -69,6 +72,7 @@ type DB struct {
 	// before mu.
 	apply      sync.Mutex
 	registries []*Registry               // in the order of the configuration
+	network    netip.Prefix              // of the addresses of hosts
 	hosts      map[netip.Addr][]claimant // the hosts that hash to an address
 	claims     map[string]*hostClaim     // the ServiceEntries of each host
 	rules      []ConflictRule
@@ -109,7 +113,8 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 	}
 	d := &DB{
 		options: o, log: log, tables: make(map[string]*table),
-		hosts: make(map[netip.Addr][]claimant), claims: make(map[string]*hostClaim), rules: slices.Clone(o.Conflicts),
+		network: o.Addresses,
+		hosts:   make(map[netip.Addr][]claimant), claims: make(map[string]*hostClaim), rules: slices.Clone(o.Conflicts),
 		verdicts: make(map[entryID]*verdict), contested: make(map[string]Policy), contestedBy: make(map[Policy]int), changed: make(chan struct{}),
 	}
 	for _, name := range collection.All() {

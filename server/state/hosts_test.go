@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -277,7 +278,7 @@ func TestRenameWithWeights(t *testing.T) {
 	e := twoOfOneHost(t, rule(Merge, map[string]uint32{"a": 0, "b": 1}))
 	before := e.dump(encode.Inline)
 	c, revision := At(e.Revision()), e.Revision()
-	e.Configure([]string{"a", "z"}, map[string]string{"z": "b"}, []ConflictRule{rule(Merge, map[string]uint32{"a": 0, "z": 1})})
+	e.Configure([]string{"a", "z"}, map[string]string{"z": "b"}, []ConflictRule{rule(Merge, map[string]uint32{"a": 0, "z": 1})}, netip.Prefix{})
 	if after := e.dump(encode.Inline); strings.Count(after, "10.2.0.") != 2 || strings.Count(before, "10.2.0.") != 2 {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}

@@ -119,6 +119,7 @@ func (m *metrics) setProblems(r *Registry) {
 		m.leftOut.WithLabelValues(r.name, reason).Set(float64(n))
 	}
 	m.reasons.WithLabelValues(r.name, ofRefusal).Set(float64(len(r.refused)))
+	m.reasons.WithLabelValues(r.name, ofNetwork).Set(float64(r.unaddressed))
 	m.reasons.WithLabelValues(r.name, ofShadow).Set(float64(r.shadowed + r.disputed))
 }
 

@@ -67,6 +67,7 @@ const (
 	ofOthers   = "others"   // fields beyond maxFields
 	ofRefusal  = "refused"
 	ofShadow   = "name taken"
+	ofNetwork  = "addresses.cidr"
 )
 
 // maxFields bounds the fields by which the problems of one registry are
@@ -372,7 +373,7 @@ func (r *Registry) forgetProblems() {
 }
 
 func (r *Registry) countProblems() {
-	r.status.ProblemCount = len(r.problems) + len(r.refused) + r.shadowed + r.disputed + min(r.unlisted, 1)
+	r.status.ProblemCount = len(r.problems) + len(r.refused) + r.shadowed + r.disputed + r.unaddressed + min(r.unlisted, 1)
 	r.status.LeftOutCount = len(r.leftOut.list)
 	r.db.metrics.setProblems(r)
 }
@@ -422,6 +423,16 @@ func (r *Registry) Problems() []Problem {
 				Reason: fmt.Sprintf("registry %q, which comes first in the configuration, has a resource of the same name; %s. %s",
 					t.current(c.Name()).kind.registry.name, what, cure),
 			})
+		})
+	}
+	if r.unaddressed > 0 {
+		r.claims(func(t *table, c *Record) {
+			if t.name == collection.ServiceEntry && c.parts != nil && c.of.unaddressed {
+				out = append(out, Problem{
+					ID: "host " + c.of.host, Field: ofNetwork,
+					Reason: "is served without an address, as other hosts have the two that it hashes to; choose a wider network with addresses.cidr",
+				})
+			}
 		})
 	}
 	for i := range out {

@@ -35,6 +35,7 @@ type Registry struct {
 	served      map[string]int  // served claims by collection
 	shadowed    int             // shadowed claims
 	disputed    int             // served ServiceEntries that differ from those of another registry
+	unaddressed int             // services whose host has no address
 
 	problems map[string]string  // reported by the plugin
 	reasons  kinds              // of problems

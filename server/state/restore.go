@@ -405,6 +405,12 @@ func (l *loader) compose() {
 		})
 	}
 	group.Wait()
+	for _, it := range l.services {
+		if s := it.record.of; s.host != "" && !it.record.parts.address.IsValid() {
+			s.unaddressed = true
+			s.registry.unaddressed++
+		}
+	}
 }
 
 // enter appends the records to the logs, in the order of the items.

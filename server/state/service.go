@@ -18,10 +18,12 @@ type service struct {
 	selector string // the value of [encode.SelectorLabel]
 	label    []byte // the label as a field of WorkloadEntry; immutable
 
-	host     string  // host counted in DB.hosts
-	keptBack bool    // the entry is not served separately, as another registry has precedence
-	merger   *merger // merger that it leads or belongs to, nil for none
-	kept     uint32  // last listing that kept all instances, 0 for none
+	host string // host counted in DB.hosts
+	// unaddressed reports that the host has no address although it should.
+	unaddressed bool
+	keptBack    bool    // the entry is not served separately, as another registry has precedence
+	merger      *merger // merger that it leads or belongs to, nil for none
+	kept        uint32  // last listing that kept all instances, 0 for none
 
 	// Counters of [Protect].
 	live      int   // instances except retained ones

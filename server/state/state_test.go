@@ -1228,12 +1228,12 @@ func TestAddressConflict(t *testing.T) {
 	var small, large string
 	for n := 0; small == ""; n++ {
 		host := fmt.Sprintf("h%07d.example.org", n)
-		addr := encode.Addresses(host)[0]
+		addr := encode.Addresses(netip.Prefix{}, host)[0]
 		if small, large = firsts[addr], host; small == "" {
 			firsts[addr] = host
 		}
 	}
-	shared, second := encode.Addresses(small)[0], encode.Addresses(large)[1]
+	shared, second := encode.Addresses(netip.Prefix{}, small)[0], encode.Addresses(netip.Prefix{}, large)[1]
 	e := newEnv(t, Options{}, "dc1")
 	r := e.Registry("dc1")
 	address := func(name string) string {
