@@ -22,7 +22,8 @@
 // # Names
 //
 // The host comes from a template, by default "{{.Name}}.{{.Registry}}". Upper
-// case is lowered silently. Other illegal parts of a host are replaced and
+// case is lowered silently, or kept with translate.host_case, as Istio accepts
+// it and policies name hosts with it. Illegal parts of a host are replaced and
 // listed: an ASCII character becomes "-"; a name with characters beyond ASCII,
 // or one that is too long, is reduced to a legal one with a hash of the
 // original, so that names stay distinct; a last label of digits gets the prefix

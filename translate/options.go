@@ -22,6 +22,7 @@ type Options struct {
 	Preset string `json:"preset,omitempty" jsonschema:"enum=consul,enum=nacos,enum=istio-consul,enum=aeraki-consul,enum=higress,enum=slime,enum=slime-gateway,enum=nacos-istio,enum=aeraki-dubbo,enum=registry-sync" jsonschema_description:"The conventions of another bridge, which hold where the other fields say nothing; see docs/migrate. Default: consul or nacos, with these adapters."`
 
 	Host      string `json:"host,omitempty" jsonschema_description:"Template of the service's host. What is no legal host is mended and listed. Default: {{.Name}}.{{.Registry}}, unless the adapter has its own."`
+	HostCase  string `json:"host_case,omitempty" jsonschema:"enum=lower,enum=keep" jsonschema_description:"The case of letters of hosts. lower: lower case, as DNS has it. keep: that of the template, for a mesh whose policies name hosts so: a DestinationRule or the destination of a VirtualService applies to a host with the same letters only. Default: lower; keep with the presets whose bridge keeps them."`
 	Namespace string `json:"namespace,omitempty" jsonschema_description:"Template of the namespace of the service's resources. Default: {{.Registry}}."`
 	Name      string `json:"name,omitempty" jsonschema_description:"Template of the name of the service's ServiceEntry within its namespace. Default: the non-empty ones of name, group, namespace, partition, datacenter, joined by dashes."`
 
@@ -172,6 +173,7 @@ func (o Options) over(defaults Options) Options {
 		Adapter:      over(o.Adapter, defaults.Adapter),
 		Preset:       over(o.Preset, defaults.Preset),
 		Host:         over(o.Host, defaults.Host),
+		HostCase:     over(o.HostCase, defaults.HostCase),
 		Namespace:    over(o.Namespace, defaults.Namespace),
 		Name:         over(o.Name, defaults.Name),
 		Aliases:      overList(o.Aliases, defaults.Aliases),
@@ -265,6 +267,7 @@ func overMap(v, fallback map[string]string) map[string]string {
 // field.
 var defaults = Options{
 	Host:         "{{.Name}}.{{.Registry}}",
+	HostCase:     "lower",
 	Namespace:    "{{.Registry}}",
 	FallbackPort: 80,
 	PortPolicy:   "auto",

@@ -25,7 +25,7 @@ var presets = map[string]func(adapter string) Options{
 // istioConsul is the Consul registry of Istio 1.0 to 1.7, and consul-mcp.
 func istioConsul(string) Options {
 	return Options{
-		Host: "{{.Name}}.service.consul", Namespace: "default",
+		Host: "{{.Name}}.service.consul", HostCase: "keep", Namespace: "default",
 		PortPolicy: "instance", PortName: "{{.Protocol}}",
 		Protocol: ProtocolOptions{Tags: []string{"none"}},
 		Labels:   LabelOptions{Meta: []string{"none"}, Tags: "pairs", Separators: "|", Cluster: "none"},
@@ -37,7 +37,7 @@ func istioConsul(string) Options {
 // aerakiConsul is consul2istio.
 func aerakiConsul(string) Options {
 	return Options{
-		Host: "{{.Name}}", Namespace: "istio-system",
+		Host: "{{.Name}}", HostCase: "keep", Namespace: "istio-system",
 		PortPolicy: "instance", PortName: "{{.Protocol}}-{{.Number}}",
 		Protocol:      ProtocolOptions{Tags: []string{"none"}},
 		Labels:        LabelOptions{Meta: []string{"none"}, Tags: "pairs", Separators: "|", Cluster: "none"},
@@ -49,7 +49,7 @@ func aerakiConsul(string) Options {
 // higress is the registry part of Higress (McpBridge).
 func higress(adapter string) Options {
 	o := Options{
-		Namespace: "mcp", PortName: "{{.Protocol}}",
+		HostCase: "keep", Namespace: "mcp", PortName: "{{.Protocol}}",
 		Protocol: ProtocolOptions{Default: "http", Tags: []string{"none"}},
 		Labels:   LabelOptions{Tags: "none", Cluster: "none"},
 		Weights:  "none",
@@ -122,7 +122,7 @@ func registryOf(adapter string) string {
 func nacosIstio(string) Options {
 	const name = `{{.Name}}.{{if eq .Group "DEFAULT_GROUP"}}DEFAULT-GROUP{{else}}{{.Group}}{{end}}.{{.Namespace}}`
 	return Options{
-		Host: `{{with .InstanceMeta "istio.hostname"}}{{.}}{{else}}` + name + `{{end}}.nacos`, Namespace: "{{.Namespace}}", Name: name,
+		Host: `{{with .InstanceMeta "istio.hostname"}}{{.}}{{else}}` + name + `{{end}}.nacos`, HostCase: "keep", Namespace: "{{.Namespace}}", Name: name,
 		PortName:      "{{.Protocol}}",
 		Protocol:      ProtocolOptions{Default: "http", Tags: []string{"none"}},
 		Labels:        LabelOptions{Tags: "none", Illegal: "drop"},

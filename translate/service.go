@@ -500,11 +500,11 @@ func (c *call) nameService(prev *Result, instances []*registry.Instance) (n name
 		case *to == "":
 			c.ofService(fmt.Sprintf("the %s %s cannot be made legal: left out; rename the service, or set translate.%s", what, quote(raw), what))
 			n.ok = false
-		case *to != lower(raw):
+		case lower(*to) != lower(raw):
 			c.ofService(fmt.Sprintf("the %s %s is not legal: served as %s; rename the service, or set translate.%s", what, quote(raw), quote(*to), what))
 		}
 	}
-	set(&n.host, "host", host, mendHost)
+	set(&n.host, "host", host, t.hostOf)
 	set(&n.namespace, "namespace", namespace, mendNamespace)
 	if name != "" || t.name != nil {
 		set(&n.name, "name", name, func(s string) string { return mendSubdomain(s, maxEntryName) })
@@ -518,6 +518,15 @@ func (c *call) nameService(prev *Result, instances []*registry.Instance) (n name
 	return n
 }
 
+// hostOf returns a legal host, or "" if nothing of a label is left.
+func (t *Translator) hostOf(raw string) string {
+	host := mendHost(raw)
+	if as := strings.TrimSuffix(raw, "."); t.o.HostCase == "keep" && lower(as) == host {
+		return as
+	}
+	return host
+}
+
 // nameAlias adds one additional host.
 func (c *call) nameAlias(n *names, data *ServiceData, field string, tmpl *template.Template) {
 	raw, err := execute(tmpl, data)
@@ -529,15 +538,15 @@ func (c *call) nameAlias(n *names, data *ServiceData, field string, tmpl *templa
 	if raw == "" {
 		return
 	}
-	alias := mendHost(raw)
+	alias := c.t.hostOf(raw)
 	switch {
 	case alias == "":
 		c.ofService(fmt.Sprintf("the alias %s cannot be made legal: left out; set %s", quote(raw), field))
 		return
-	case alias != lower(raw):
+	case lower(alias) != lower(raw):
 		c.ofService(fmt.Sprintf("the alias %s is not legal: served as %s; set %s", quote(raw), quote(alias), field))
 	}
-	if m := n.extra(); alias != n.host && !slices.Contains(m.aliases, alias) {
+	if m := n.extra(); !strings.EqualFold(alias, n.host) && !slices.ContainsFunc(m.aliases, func(a string) bool { return strings.EqualFold(a, alias) }) {
 		m.aliases = append(m.aliases, alias)
 	}
 }

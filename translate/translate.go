@@ -128,6 +128,9 @@ func New(registryName string, o Options) (*Translator, error) {
 			bad(field, "another one has its name or its number; keep one")
 		}
 	}
+	if !slices.Contains([]string{"lower", "keep"}, o.HostCase) {
+		bad("host_case", "%s", notOneOf(o.HostCase, "lower", "keep"))
+	}
 	if !slices.Contains([]string{"auto", "instance", "fixed"}, o.PortPolicy) {
 		bad("port_policy", "%s", notOneOf(o.PortPolicy, "auto", "instance", "fixed"))
 	}

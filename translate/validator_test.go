@@ -135,7 +135,7 @@ func decodeEncoded(t testing.TB, e Encoded, body proto.Message) *mcp.Metadata {
 }
 
 func validEntry(e *networking.ServiceEntry) error {
-	if len(e.Hosts) == 0 || slices.ContainsFunc(e.Hosts, func(h string) bool { return !okHost(h) }) {
+	if len(e.Hosts) == 0 || slices.ContainsFunc(e.Hosts, func(h string) bool { return !okHost(lower(h)) }) {
 		return fmt.Errorf("hosts %q", e.Hosts)
 	}
 	if len(e.Hosts) > 1 {

@@ -26,7 +26,7 @@ func newDiff() *cobra.Command {
 		Short: "Compare what two bridges serve, by meaning",
 		Long: `Compare two sources by what clients of the mesh see: hosts, ports, endpoints, weights, labels and localities.
 A source is a file (from kubectl get serviceentries -A -o yaml, or isthmus dump), the address of an xDS server as host:port, or mcp://host:port
-for the legacy Mesh Configuration Protocol. The case of hosts, names of resources, order and the scale of weights mean nothing.
+for the legacy Mesh Configuration Protocol. Names of resources, order and the scale of weights mean nothing.
 
 Each difference is a line: what differs, the rule that made it where that can be told, and the field of the configuration that decides it.
 The last line sums up.

@@ -149,7 +149,11 @@ func (c *comparison) run() {
 	if !legalHost.MatchString(strings.ToLower(c.old.host)) {
 		why = "istiod rejects the old one; it is made legal"
 	}
-	c.fact("host", c.old.host, c.new.host, strings.EqualFold(c.old.host, c.new.host), why, "translate.host")
+	field := "translate.host"
+	if strings.EqualFold(c.old.host, c.new.host) {
+		why, field = "policies apply to a host with the same letters only", "translate.host_case"
+	}
+	c.fact("host", c.old.host, c.new.host, c.old.host == c.new.host, why, field)
 	c.fact("resolution", c.old.resolution, c.new.resolution, c.old.resolution == c.new.resolution, "", "translate.resolution")
 	c.fact("location", c.old.location, c.new.location, c.old.location == c.new.location, "", "translate.location")
 	c.ports()

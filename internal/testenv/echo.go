@@ -37,6 +37,46 @@ func (b Backend) Addr() string { return net.JoinHostPort(b.Address, fmt.Sprint(b
 func StartHTTPBackend(t testing.TB, name string) Backend {
 	t.Helper()
 	l, b := listenBackend(t, name)
+	return startHTTP(t, l, b)
+}
+
+// StartHTTPBackends starts HTTP backends on one port and an address of loopback
+// each, as instances of one service usually are.
+func StartHTTPBackends(t testing.TB, names ...string) []Backend {
+	t.Helper()
+	const attempts = 20
+	for attempt := 1; ; attempt++ {
+		var listeners []net.Listener
+		var all []Backend
+		var failed error
+		port := FreePort(t)
+		for n, name := range names {
+			b := Backend{Name: name, Address: fmt.Sprintf("127.0.0.%d", n+1), Port: port}
+			l, err := net.Listen("tcp", b.Addr())
+			if err != nil {
+				failed = err
+				break
+			}
+			listeners, all = append(listeners, l), append(all, b)
+		}
+		if failed == nil {
+			for n := range all {
+				all[n] = startHTTP(t, listeners[n], all[n])
+			}
+			return all
+		}
+		for _, l := range listeners {
+			l.Close()
+		}
+		if attempt == attempts {
+			t.Fatalf("backends %v: %v", names, failed)
+		}
+	}
+}
+
+func startHTTP(t testing.TB, l net.Listener, b Backend) Backend {
+	t.Helper()
+	name := b.Name
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) })}
 	b.stop = serve(t, name, func() error { return srv.Serve(l) }, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), callTime)

@@ -35,7 +35,7 @@ var (
 	IstiodVersions = []IstiodVersion{Istiod121, Istiod124, IstiodNewest}
 )
 
-// Istiod is a running istiod without a cluster and with a single configSource.
+// Istiod is a running istiod without a cluster.
 type Istiod struct {
 	// Version is its version.
 	Version IstiodVersion
@@ -46,26 +46,37 @@ type Istiod struct {
 
 	proc       *process
 	binary     string
-	source     string
-	settings   string // of the configSource, YAML in flow style
+	sources    []string // the configSources, in YAML
 	kubeconfig string
 	client     *http.Client
 }
 
-// StartIstiod starts istiod with source as its only configSource:
-// "xds://HOST:PORT" or "fs:///FOLDER". It does not wait: istiod opens its ports
-// after its source has answered everything, see WaitReady. An xds source must
-// listen already, or istiod exits.
-func StartIstiod(t testing.TB, version IstiodVersion, source string) *Istiod {
+// StartIstiod starts istiod with the given configSources: "xds://HOST:PORT" or
+// "fs:///FOLDER". It does not wait: istiod opens its ports after its sources
+// have answered everything, see WaitReady. An xds source must listen already,
+// or istiod exits.
+func StartIstiod(t testing.TB, version IstiodVersion, sources ...string) *Istiod {
 	t.Helper()
-	return StartIstiodWith(t, version, source, "")
+	return startIstiod(t, version, configSources(sources))
 }
 
-// StartIstiodWith is [StartIstiod] with fields of the configSource besides its
-// address, such as "tlsSettings: {mode: SIMPLE}".
+// StartIstiodWith is [StartIstiod] of one source, with fields of the
+// configSource besides its address, such as "tlsSettings: {mode: SIMPLE}".
 func StartIstiodWith(t testing.TB, version IstiodVersion, source, settings string) *Istiod {
 	t.Helper()
-	i := &Istiod{Version: version, binary: version.tool.fetch(t), source: source, settings: settings, client: &http.Client{Transport: &http.Transport{}}}
+	return startIstiod(t, version, []string{fmt.Sprintf("{address: %q, %s}", source, settings)})
+}
+
+func configSources(addresses []string) (sources []string) {
+	for _, a := range addresses {
+		sources = append(sources, fmt.Sprintf("{address: %q}", a))
+	}
+	return sources
+}
+
+func startIstiod(t testing.TB, version IstiodVersion, sources []string) *Istiod {
+	t.Helper()
+	i := &Istiod{Version: version, binary: version.tool.fetch(t), sources: sources, client: &http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(i.client.CloseIdleConnections)
 	i.proc = newProcess(t, version.Name)
 	if version.needsKube {
@@ -83,16 +94,12 @@ func (i *Istiod) assignPorts(t testing.TB) {
 
 func (i *Istiod) launch(t testing.TB) {
 	t.Helper()
-	source := fmt.Sprintf("address: %q", i.source)
-	if i.settings != "" {
-		source += ", " + i.settings
-	}
-	mesh := i.proc.writeFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [{%s}]
+	mesh := i.proc.writeFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [%s]
 defaultConfig: {discoveryAddress: %q}
 trustDomain: cluster.local
 rootNamespace: istio-system
 enableAutoMtls: false
-`, source, i.GRPC))
+`, strings.Join(i.sources, ", "), i.GRPC))
 	env := append(os.Environ(),
 		"POD_NAME=istiod-test", "POD_NAMESPACE=istio-system", "REVISION=default",
 		"ENABLE_CA_SERVER=false", "PILOT_CERT_PROVIDER=none",
@@ -157,6 +164,15 @@ func (i *Istiod) Restart(t testing.TB) {
 	t.Helper()
 	i.proc.kill()
 	i.launch(t)
+}
+
+// RestartWith restarts istiod on the same ports with other configSources, and
+// waits until it serves proxies.
+func (i *Istiod) RestartWith(t testing.TB, sources ...string) {
+	t.Helper()
+	i.sources = configSources(sources)
+	i.Restart(t)
+	i.WaitReady(t)
 }
 
 // Pushes counts istiod's pushes by kind: "cds", "eds", "lds", "rds".

@@ -1,15 +1,9 @@
 package nacos
 
 import (
-	"context"
 	"fmt"
-	"io"
-	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/isthmus-mesh/isthmus/internal/migrate"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
 
@@ -48,41 +42,7 @@ func TestPresetNacosIstio(t *testing.T) {
 	isthmus := testenv.StartIsthmus(t, fmt.Sprintf(`- {name: nacos, type: nacos, config: {servers: [%q]}, translate: {preset: nacos-istio}}`, server.Addr))
 	isthmus.WaitReady(t)
 
-	older, err := migrate.Open(server.IstioAddr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	newer, err := migrate.Open(isthmus.XDS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var group sync.WaitGroup
-	defer group.Wait()
-	defer cancel()
-	for _, s := range []*migrate.Source{older, newer} {
-		group.Go(func() { // owned by the test, which waits above
-			if err := s.Run(ctx, io.Discard); err != nil {
-				t.Errorf("follow a source: %v", err)
-			}
-		})
-	}
-	limited, stop := context.WithTimeout(ctx, testenv.Patience)
-	defer stop()
-	for _, s := range []*migrate.Source{older, newer} {
-		if err := s.Wait(limited, time.Second); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var r *migrate.Report
-	testenv.Eventually(t, testenv.Patience, "the two bridges to be equal", func() (string, bool) {
-		r = migrate.Compare(older, newer)
-		var lines []string
-		for _, d := range r.Differences {
-			lines = append(lines, d.String())
-		}
-		return r.String() + "\n" + strings.Join(lines, "\n"), r.Services == services && r.Equal() >= 99.9 && r.Explained == len(r.Differences)
-	})
+	r := waitEqual(t, server.IstioAddr, isthmus.XDS, services)
 	t.Log(r)
 	for _, d := range r.Differences {
 		t.Log(d)

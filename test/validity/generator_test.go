@@ -161,7 +161,7 @@ func translators(t *testing.T) (all []*translate.Translator) {
 			Locality: translate.LocalityOptions{Keys: []string{"version"}, ZoneKey: "team", Region: "eu"}, Health: "passing",
 		},
 		{
-			PortPolicy: "instance", PortName: "{{.Protocol}}-{{.Name}}-{{.Number}}", Aliases: []string{"{{.Name}}", "{{.Name}}.{{.Group}}.alias"},
+			HostCase: "keep", PortPolicy: "instance", PortName: "{{.Protocol}}-{{.Name}}-{{.Number}}", Aliases: []string{"{{.Name}}", "{{.Name}}.{{.Group}}.alias"},
 			ExtraPorts: []translate.ExtraPort{{Name: "http", Number: 80, Protocol: "http"}, {Name: "x", Number: 443, To: "http"}},
 			Protocol:   translate.ProtocolOptions{Default: "http", Guess: []string{"check", "name", "number"}},
 			Revision:   "canary", ClusterID: "c-1", Subsets: translate.SubsetOptions{Key: "version", DestinationRule: true}, Weights: "whole",
