@@ -374,6 +374,33 @@ func (r *Recorder) TCPListeners(port int) map[string][]string {
 	return found
 }
 
+// Localities returns the localities of a cluster's endpoints as "region/zone",
+// by address.
+func (r *Recorder) Localities(clusterName string) map[string]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := map[string]string{}
+	for _, locality := range r.endpoints[clusterName].GetEndpoints() {
+		for _, e := range locality.LbEndpoints {
+			l := locality.GetLocality()
+			out[e.GetEndpoint().GetAddress().GetSocketAddress().GetAddress()] = l.GetRegion() + "/" + l.GetZone()
+		}
+	}
+	return out
+}
+
+// VirtualHosts returns the domains of a route, sorted.
+func (r *Recorder) VirtualHosts(routeName string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []string
+	for _, v := range r.routes[routeName].GetVirtualHosts() {
+		out = append(out, v.GetDomains()...)
+	}
+	slices.Sort(out)
+	return out
+}
+
 // Pushes returns all responses so far, in order of arrival.
 func (r *Recorder) Pushes() []Push {
 	r.mu.Lock()
