@@ -703,6 +703,27 @@ func BenchmarkService(b *testing.B) {
 	}
 }
 
+// BenchmarkPreset translates a service of ten instances for the first time, by
+// the defaults and by each preset.
+func BenchmarkPreset(b *testing.B) {
+	const n = 10
+	svc, instances := service(n)
+	svc.Key.Group, svc.Key.Namespace, svc.Key.Datacenter = "DEFAULT_GROUP", "public", "dc1"
+	for _, preset := range append([]string{""}, sortedNames(presets)...) {
+		b.Run("preset="+preset, func(b *testing.B) {
+			tr, svc := mustNew(b, Options{Preset: preset}), svc
+			if preset == "aeraki-dubbo" { // others are none of Dubbo's
+				svc.Key.Name = "providers:org.example.Shop:1.0.0:"
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				tr.Service(svc, instances, nil)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/instance")
+		})
+	}
+}
+
 // BenchmarkEncode compares the hand-written encoder with package proto.
 func BenchmarkEncode(b *testing.B) {
 	w := workload{
