@@ -52,14 +52,17 @@ func (t *Translator) notSelected(inst *registry.Instance) string {
 // instanceValues returns the values of an instance for rules, including the
 // labels of the labels block in the registry's spelling.
 func (c *call) instanceValues(inst *registry.Instance) *values {
-	t, k := c.t, &c.svc.Key
-	v := &values{set: map[string]string{
-		"__name": k.Name, "__group": k.Group, "__namespace": k.Namespace, "__partition": k.Partition, "__datacenter": k.Datacenter,
-		"__registry": t.registry, "__tags": tagText(inst.Tags), "__id": inst.ID, "__address": inst.Address, "__node": inst.Node,
-		"__cluster": inst.Cluster, "__health": inst.Health.String(), "__region": inst.Locality.Region, "__zone": inst.Locality.Zone, "__sub_zone": inst.Locality.SubZone,
-	}}
-	if len(inst.Ports) > 0 {
-		v.set["__port"] = strconv.Itoa(slices.MinFunc(inst.Ports, comparePorts).Number)
+	t := c.t
+	v := &values{set: make(map[string]string, len(inst.Meta)), more: func(name string) string { return c.instanceFact(inst, name) }}
+	if t.instances.names() {
+		for _, name := range instanceFacts {
+			if fact := c.instanceFact(inst, name); fact != "" {
+				v.set[name] = fact
+			}
+		}
+		for key, value := range inst.Meta {
+			v.set["__meta_"+key] = value
+		}
 	}
 	for _, tag := range slices.Backward(slices.Sorted(slices.Values(inst.Tags))) {
 		if key, value := t.tagLabel(tag); key != "" && !strings.HasPrefix(key, "__") {
@@ -67,7 +70,6 @@ func (c *call) instanceValues(inst *registry.Instance) *values {
 		}
 	}
 	for key, value := range inst.Meta {
-		v.set["__meta_"+key] = value
 		if value != "" && !strings.HasPrefix(key, "__") && t.meta.match(key) {
 			v.set[key] = value
 		}
@@ -78,12 +80,58 @@ func (c *call) instanceValues(inst *registry.Instance) *values {
 	return v
 }
 
+// instanceFact returns what rules read under a name of [instanceFacts], or of
+// an instance's metadata.
+func (c *call) instanceFact(inst *registry.Instance, name string) string {
+	if key, ok := strings.CutPrefix(name, "__meta_"); ok {
+		return inst.Meta[key]
+	}
+	k := &c.svc.Key
+	switch name {
+	case "__name":
+		return k.Name
+	case "__group":
+		return k.Group
+	case "__namespace":
+		return k.Namespace
+	case "__partition":
+		return k.Partition
+	case "__datacenter":
+		return k.Datacenter
+	case "__registry":
+		return c.t.registry
+	case "__tags":
+		return tagText(inst.Tags)
+	case "__id":
+		return inst.ID
+	case "__address":
+		return inst.Address
+	case "__port":
+		if len(inst.Ports) > 0 {
+			return strconv.Itoa(slices.MinFunc(inst.Ports, comparePorts).Number)
+		}
+	case "__node":
+		return inst.Node
+	case "__cluster":
+		return inst.Cluster
+	case "__health":
+		return inst.Health.String()
+	case "__region":
+		return inst.Locality.Region
+	case "__zone":
+		return inst.Locality.Zone
+	case "__sub_zone":
+		return inst.Locality.SubZone
+	}
+	return ""
+}
+
 // relabelInstance applies the rules to an instance and returns its labels. It
 // sets the locality from the rules in inst.
 func (c *call) relabelInstance(inst *registry.Instance) []pair {
 	v := c.instanceValues(inst)
 	c.t.instances.apply(v) // excluded instances were removed before
-	inst.Locality = registry.Locality{Region: v.set["__region"], Zone: v.set["__zone"], SubZone: v.set["__sub_zone"]}
+	inst.Locality = registry.Locality{Region: v.get("__region"), Zone: v.get("__zone"), SubZone: v.get("__sub_zone")}
 	return slices.DeleteFunc(sortedPairs(v.set), func(p pair) bool { return strings.HasPrefix(p.key, "__") })
 }
 

@@ -38,6 +38,11 @@ func (rs rules) filters() bool {
 	})
 }
 
+// names reports whether a rule reads the names of all values.
+func (rs rules) names() bool {
+	return slices.ContainsFunc(rs, func(r rule) bool { return r.action == "labelmap" })
+}
+
 // compile compiles the rules of a field and reports errors by bad.
 func compile(field string, list []RelabelRule, facts []string, bad func(field, format string, args ...any)) rules {
 	known := func(name string) bool {
@@ -116,6 +121,10 @@ func (v *values) get(name string) string {
 }
 
 func (v *values) put(name, value string) {
+	if value == "" && v.more != nil && strings.HasPrefix(name, "__") {
+		v.set[name] = "" // hides what more has
+		return
+	}
 	if value == "" {
 		delete(v.set, name)
 		return

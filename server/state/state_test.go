@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/protobuf/proto"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
@@ -557,6 +558,9 @@ func TestLeftOutIsNoProblem(t *testing.T) {
 	}
 	if d := cmp.Diff(kinds{"translate.health": 1, ofRegistry: 1, "translate.relabel.instances": 0}, r.leftOut.by); d != "" {
 		t.Errorf("counts (-want +got):\n%s", d)
+	}
+	if n := testutil.ToFloat64(i.metrics.leftOut.WithLabelValues("dc1", "translate.health")); n != 1 {
+		t.Errorf("isthmus_registry_left_out for translate.health is %v, want 1", n)
 	}
 	if log.Len() > 0 {
 		t.Errorf("logged:\n%s", log)
