@@ -13,6 +13,7 @@ ALONE    := ^Test(Nacos|Rotation|MillionNames|EurekaMany)$$
 digest   = $(shell cat tools/$(1)/go.mod tools/$(1)/go.sum | cksum | cut -d' ' -f1)
 LINT    := $(CACHE)/tools/lint-$(call digest,lint)-$(GOVER)
 PROTO   := $(CACHE)/tools/proto-$(call digest,proto)-$(GOVER)
+VULN    := $(CACHE)/tools/vuln-$(call digest,vuln)-$(GOVER)
 GOFILES  = $(shell find . -name '*.go' -not -name '*.pb.go' -not -path './.git/*')
 
 .DEFAULT_GOAL := build
@@ -35,7 +36,7 @@ unit: ## the fast tests, without real servers
 	$(GO) test -short $(PKGS)
 
 .PHONY: check
-check: format vet lint deadcode tidy proto generated ## formatting, linters, generated files
+check: format vet lint deadcode tidy proto generated vuln ## formatting, linters, generated files
 
 .PHONY: test
 test: check race e2e fuzz ## all that CI runs
@@ -107,6 +108,14 @@ deadcode: $(LINT)/golangci-lint
 	dead=$$(printf '%s\n%s\n' "$$all" "$$tested" | sed -E '\,^($(FORTESTS)),d; /^$$/d'; echo "$$tested"); \
 	if [ -n "$$dead" ]; then echo "$$dead" | sort -u; exit 1; fi
 
+# Its database is asked over the network. Where it cannot be had, that is said and
+# decides nothing; a vulnerability that the product reaches (exit code 3) does.
+.PHONY: vuln
+vuln: $(VULN)/govulncheck ## known vulnerabilities that the program reaches
+	@$(VULN)/govulncheck ./cmd/...; code=$$?; \
+	if [ $$code -eq 3 ]; then exit 3; fi; \
+	if [ $$code -ne 0 ]; then echo "govulncheck could not ask its database; nothing is known of vulnerabilities"; fi
+
 .PHONY: tidy
 tidy:
 	$(GO) mod tidy -diff
@@ -143,3 +152,6 @@ $(LINT)/golangci-lint:
 
 $(PROTO)/buf:
 	$(call build_tools,proto)
+
+$(VULN)/govulncheck:
+	$(call build_tools,vuln)

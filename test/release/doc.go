@@ -1,0 +1,2 @@
+// Package release tests what is released: the program as a file.
+package release
