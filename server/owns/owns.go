@@ -31,8 +31,9 @@ type block struct {
 }
 
 // always are ranges that no instance of a service has an address in. A proxy
-// that is sent there reaches something of its own machine or of its network that
-// trusts whoever can connect: RFC 6890, and the metadata services of clouds.
+// that is sent there reaches something of its own machine or of its network
+// that trusts whoever can connect: RFC 6890, and the metadata services of
+// clouds.
 var always = []block{
 	{netip.MustParsePrefix("0.0.0.0/8"), "this network"},
 	{netip.MustParsePrefix("::/128"), "unspecified"},
@@ -53,8 +54,8 @@ var loopback = []block{
 	{netip.MustParsePrefix("::1/128"), "loopback, which is another machine for each proxy"},
 }
 
-// New returns the rules of a registry. With beyond the bridge has sinks on other
-// machines, so that loopback addresses are nobody's.
+// New returns the rules of a registry. With beyond the bridge has sinks on
+// other machines, so that loopback addresses are nobody's.
 func New(o config.Owns, beyond bool) *Rules {
 	r := &Rules{hosts: o.Hosts, namespaces: o.Namespaces, denied: always, beyond: beyond}
 	if beyond {
