@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// secrets are the secrets of this process, which texts of registries may repeat:
-// an error of a server or proxy often quotes the request.
+// secrets are the secrets of this process, which texts of registries may
+// repeat: an error of a server or proxy often quotes the request.
 var secrets struct {
 	mu       sync.Mutex
 	known    []string // oldest first, guarded by mu as the rest
@@ -50,7 +50,8 @@ func remember(secret string) {
 	secrets.replacer = strings.NewReplacer(pairs...)
 }
 
-// rememberBasic makes [redact] find a password as basic authentication sends it.
+// rememberBasic makes [redact] find a password as basic authentication sends
+// it.
 func rememberBasic(user, password string) {
 	if len(password) >= minSecret {
 		remember(base64.StdEncoding.EncodeToString([]byte(user + ":" + password)))

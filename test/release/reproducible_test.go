@@ -49,7 +49,8 @@ func TestReproducibleBuild(t *testing.T) {
 	}
 	build := func(dir string) []byte {
 		out := filepath.Join(t.TempDir(), "isthmus")
-		// As in the Dockerfile. The copy has no repository to take a version from.
+		// As in the Dockerfile. The copy has no repository to take a version
+		// from.
 		cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version=v1", "-o", out, "./cmd/isthmus")
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
