@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
+	"github.com/isthmus-mesh/isthmus/adapters/dns"
 	"github.com/isthmus-mesh/isthmus/adapters/eureka"
 	"github.com/isthmus-mesh/isthmus/adapters/file"
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
@@ -21,6 +22,7 @@ import (
 // a plugin, with the version of the program, and does not return.
 var adapters = map[string]func(version string){
 	"consul": consul.Main,
+	"dns":    dns.Main,
 	"eureka": eureka.Main,
 	"file":   file.Main,
 	"nacos":  nacos.Main,
