@@ -16,6 +16,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/file"
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
+	"github.com/isthmus-mesh/isthmus/adapters/static"
 )
 
 // adapters are the built-in ones, by name: the only list of them. Each runs as
@@ -27,6 +28,7 @@ var adapters = map[string]func(version string){
 	"file":   file.Main,
 	"nacos":  nacos.Main,
 	"sim":    sim.Main,
+	"static": static.Main,
 }
 
 // builtIn returns the names of the built-in adapters.
