@@ -46,7 +46,7 @@ race: tools ## every test but the end-to-end ones, with the race detector
 	$(GO) test -race -timeout 20m -skip '$(ALONE)' $(PKGS)
 
 .PHONY: e2e
-e2e: tools ## real Consul, Nacos, Eureka, istiod and Pilot servers, proxies behind them
+e2e: tools ## real Consul, Nacos, Eureka, CoreDNS, istiod and Pilot servers, proxies behind them
 	$(GO) test -count=1 -timeout 30m ./test/...
 	$(GO) test -count=1 -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./server/xds
 

@@ -11,6 +11,7 @@ require (
 	github.com/hashicorp/go-plugin v1.8.0
 	github.com/invopop/jsonschema v0.13.0
 	github.com/klauspost/compress v1.18.6
+	github.com/miekg/dns v1.1.73
 	github.com/nacos-group/nacos-sdk-go/v2 v2.3.5
 	github.com/prometheus/client_golang v1.23.2
 	github.com/prometheus/client_model v0.6.3

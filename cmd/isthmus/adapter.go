@@ -11,20 +11,24 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
+	"github.com/isthmus-mesh/isthmus/adapters/dns"
 	"github.com/isthmus-mesh/isthmus/adapters/eureka"
 	"github.com/isthmus-mesh/isthmus/adapters/file"
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
+	"github.com/isthmus-mesh/isthmus/adapters/static"
 )
 
 // adapters are the built-in ones, by name: the only list of them. Each runs as
 // a plugin, with the version of the program, and does not return.
 var adapters = map[string]func(version string){
 	"consul": consul.Main,
+	"dns":    dns.Main,
 	"eureka": eureka.Main,
 	"file":   file.Main,
 	"nacos":  nacos.Main,
 	"sim":    sim.Main,
+	"static": static.Main,
 }
 
 // builtIn returns the names of the built-in adapters.

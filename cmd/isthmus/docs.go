@@ -207,6 +207,7 @@ type schema struct {
 	Required             []string           `json:"required"`
 	Properties           map[string]*schema `json:"properties"`
 	Items                *schema            `json:"items"`
+	AnyOf                []*schema          `json:"anyOf"`
 	AdditionalProperties json.RawMessage    `json:"additionalProperties"`
 	PatternProperties    map[string]*schema `json:"patternProperties"`
 
@@ -250,8 +251,14 @@ func (s *schema) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// resolve resolves a reference to the definitions of root.
+// resolve resolves a reference to the definitions of root. Text or a block is
+// a block with a short form.
 func (s *schema) resolve(root *schema) *schema {
+	if len(s.AnyOf) == 2 && s.AnyOf[0].Type == "string" && s.AnyOf[1].Type == "object" {
+		r := *s.AnyOf[1]
+		r.Short = "text"
+		return &r
+	}
 	if name, ok := strings.CutPrefix(s.Ref, "#/$defs/"); ok && root.Defs[name] != nil {
 		r := *root.Defs[name]
 		r.Description, r.Default = cmp.Or(s.Description, r.Description), s.Default
