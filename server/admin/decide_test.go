@@ -39,7 +39,7 @@ func TestDecide(t *testing.T) {
 		"an opaque origin":    {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON, "Origin": "null"}, code: 403},
 		"cross-site":          {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON, "Sec-Fetch-Site": "cross-site"}, code: 403},
 		"same site":           {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON, "Sec-Fetch-Site": "same-site"}, code: 403},
-		"get":                 {path: "dc1/accept", method: http.MethodGet, code: 404},
+		"get":                 {path: "dc1/accept", method: http.MethodGet, code: 405, text: "use POST"},
 		"another decision":    {path: "dc1/reboot", header: map[string]string{"Content-Type": asJSON}, code: 405},
 		"a parameter":         {path: "dc1/accept?force=true", header: map[string]string{"Content-Type": asJSON}, code: 400, text: "force"},
 		"preflight":           {path: "dc1/accept", method: http.MethodOptions, header: map[string]string{"Origin": "http://evil.example"}, code: 405},
