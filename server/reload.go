@@ -93,9 +93,7 @@ func (s *Server) reloadLoop(ctx context.Context, group *errgroup.Group) {
 func (s *Server) note(trigger string, d *config.Difference, err error) {
 	now := time.Now()
 	last := &admin.Reload{Time: now, Trigger: trigger, Result: resultSuccess}
-	s.mu.Lock()
-	cfg := s.cfg
-	s.mu.Unlock()
+	cfg := s.config()
 	if err != nil {
 		last.Result, last.Problems = resultFailure, problemsOf(err)
 		s.loads.total.WithLabelValues(resultFailure).Inc()
