@@ -841,12 +841,12 @@ func TestSecondSignal(t *testing.T) {
 	// The program hears a signal for a moment after it began to end.
 	testwait.Eventually(t, patience, "the bridge to end", func() (string, bool) {
 		_ = r.cmd.Process.Signal(syscall.SIGTERM)
-		return "it runs", !testenv.Running(r.cmd.Process.Pid)
+		return "it runs", !testwait.Running(r.cmd.Process.Pid)
 	})
 	if code := r.wait(); code != -1 {
 		t.Errorf("exit code %d, want an end by the signal", code)
 	}
-	testenv.WaitGone(t, slices.Collect(maps.Values(pids))...)
+	testwait.Gone(t, patience, slices.Collect(maps.Values(pids))...)
 }
 
 // What says which registry is waited for, and which removals are held back, is

@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
@@ -226,7 +227,7 @@ func TestGiveUp(t *testing.T) {
 			if err := wait(t, "end of Prepare", done); err == nil {
 				t.Error("no error")
 			}
-			if alive(pid) {
+			if testwait.Running(pid) {
 				t.Error("the plugin is still there")
 			}
 			sup.Close()

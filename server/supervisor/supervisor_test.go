@@ -141,16 +141,6 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	testwait.Eventually(t, deadline, what, func() (string, bool) { return "it is not so", ok() })
 }
 
-// alive says whether there is a process that is no zombie.
-func alive(pid int) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return runtime.GOOS != "linux" && syscall.Kill(pid, 0) == nil
-	}
-	_, state, _ := strings.Cut(string(b), ") ")
-	return !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
-}
-
 // shortDir returns a directory with a short path, for sockets.
 func shortDir(t testing.TB) string {
 	t.Helper()
@@ -429,14 +419,14 @@ func TestStubbornPlugin(t *testing.T) {
 	go func() { done <- sup.Run(ctx) }()
 	s.until(t, "synced", func(s *sink) bool { return s.synced == 1 })
 	pid := sup.Status().PID
-	if !alive(pid) {
+	if !testwait.Running(pid) {
 		t.Error("the plugin is gone before its time")
 	}
 	cancel()
 	if err := wait(t, "end of the supervisor", done); err != nil {
 		t.Error(err)
 	}
-	if alive(pid) {
+	if testwait.Running(pid) {
 		t.Error("the plugin is still there")
 	}
 }
@@ -706,7 +696,7 @@ func TestPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := sup.Status().PID
-	if st := sup.Status(); st.Phase != supervisor.PhaseConfiguring || !alive(pid) || len(s.begun) != 0 {
+	if st := sup.Status(); st.Phase != supervisor.PhaseConfiguring || !testwait.Running(pid) || len(s.begun) != 0 {
 		t.Errorf("status after Prepare: %+v, %d streams", st, len(s.begun))
 	}
 	run(sup, func() {
@@ -721,7 +711,7 @@ func TestPrepare(t *testing.T) {
 	}
 	pid = sup.Status().PID
 	sup.Close()
-	if st := sup.Status(); st.Phase != supervisor.PhaseStopped || st.PID != 0 || alive(pid) {
+	if st := sup.Status(); st.Phase != supervisor.PhaseStopped || st.PID != 0 || testwait.Running(pid) {
 		t.Errorf("status after Close: %+v", st)
 	}
 
@@ -760,7 +750,7 @@ func TestWaiting(t *testing.T) {
 			sup, _ := start(t, h, spec(role, struct{}{}), s)
 			eventually(t, want, func() bool {
 				st := sup.Status()
-				return strings.HasPrefix(st.Waiting, want) && strings.HasSuffix(st.Waiting, " s, of at most 10 s") && st.PID != 0 && alive(st.PID)
+				return strings.HasPrefix(st.Waiting, want) && strings.HasSuffix(st.Waiting, " s, of at most 10 s") && st.PID != 0 && testwait.Running(st.PID)
 			})
 		})
 	}
@@ -913,18 +903,14 @@ func TestHostKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !alive(pid) {
+	if !testwait.Running(pid) {
 		t.Fatal("the plugin does not run")
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	began := time.Now()
-	eventually(t, "end of the plugin", func() bool { return !alive(pid) })
-	if d := time.Since(began); d > 5*time.Second {
-		t.Errorf("the plugin lived for %v", d)
-	}
+	testwait.Gone(t, deadline, pid)
 
 	if entries, _ := os.ReadDir(base); len(entries) != 1 {
 		t.Fatalf("the killed host left %v", entries)
