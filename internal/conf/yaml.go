@@ -69,8 +69,8 @@ func around(positions map[string]Position, path string) Position {
 	}
 }
 
-// Extensions of the schema for values with a shorter form. Schemas for editors
-// show both forms.
+// Extensions of the schema, for schemas for editors: these show both forms of a
+// value that has a shorter one, and the bounds that the program checks itself.
 const (
 	// ShortField names the field whose value may replace the block.
 	ShortField = "x-short"
@@ -78,6 +78,8 @@ const (
 	ShortText = "x-short-text"
 	// SingleItem marks a list that its only item may replace.
 	SingleItem = "x-single"
+	// Zero marks a number that may be 0.
+	Zero = "x-zero"
 )
 
 // ReadYAML reads the only document of a file. It converts values to text where
