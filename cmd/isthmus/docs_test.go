@@ -68,7 +68,7 @@ func TestOperations(t *testing.T) {
 			}
 		}
 	}
-	for _, phase := range supervisor.Phases() {
+	for _, phase := range append(supervisor.Phases(), supervisor.PhaseRestored, supervisor.PhaseProtected) {
 		if !strings.Contains(operations, "| `"+phase.String()+"` |") {
 			t.Errorf("docs/operations.md lacks the phase %s", phase)
 		}

@@ -966,10 +966,11 @@ func TestBackoff(t *testing.T) {
 func TestPhaseWords(t *testing.T) {
 	t.Parallel()
 	names, sentences := map[string]bool{}, map[string]bool{}
-	for _, p := range supervisor.Phases() {
+	all := append(supervisor.Phases(), supervisor.PhaseRestored, supervisor.PhaseProtected)
+	for _, p := range all {
 		names[p.String()], sentences[p.Sentence()] = true, true
 	}
-	if n := len(supervisor.Phases()); len(names) != n || len(sentences) != n {
+	if n := len(all); len(names) != n || len(sentences) != n {
 		t.Errorf("%d phases, %d names, %d sentences", n, len(names), len(sentences))
 	}
 }
