@@ -23,9 +23,13 @@ func Running(pid int) bool {
 	return !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
 }
 
-// Gone waits until none of the processes is running.
+// Gone waits until none of the processes is running. An id of 0, which is no
+// process's, fails the test.
 func Gone(t testing.TB, deadline time.Duration, pids ...int) {
 	t.Helper()
+	if len(pids) == 0 || slices.Min(pids) <= 0 {
+		t.Fatalf("process ids %v", pids)
+	}
 	Eventually(t, deadline, "the end of processes", func() (string, bool) {
 		return fmt.Sprint(pids), !slices.ContainsFunc(pids, Running)
 	})
