@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"math"
 	"regexp"
@@ -84,12 +85,17 @@ const (
 
 // ReadYAML reads the only document of a file. It converts values to text where
 // the type requires it, and replaces environment variables, ${NAME}, in text.
+// With a nil lookup variables stay as they are, and a duration that has one
+// becomes a duration that no other text has.
 func (t *Type[C]) ReadYAML(data []byte, lookup func(name string) (string, bool)) *Document {
 	d := &Document{
 		blocks: make(map[string]json.RawMessage),
 		keys:   map[string]Position{"": {1, 1}}, values: make(map[string]Position),
 	}
-	r := reader{d: d, lookup: lookup}
+	r := reader{d: d, lookup: lookup, bare: lookup == nil}
+	if r.bare {
+		r.lookup = func(name string) (string, bool) { return "${" + name + "}", true }
+	}
 	root := r.document(data)
 	if root == nil {
 		return d
@@ -106,6 +112,7 @@ type reader struct {
 	d      *Document
 	b      bytes.Buffer // JSON
 	lookup func(string) (string, bool)
+	bare   bool // variables stay
 	nodes  int
 	tooBig bool
 }
@@ -261,11 +268,22 @@ func (r *reader) json(n *yaml.Node, path string, s *jsonschema.Schema) {
 		r.b.WriteByte(']')
 	default:
 		if s != nil && s.Type == "string" && !isNull(n) {
+			if r.bare && s.Pattern == DurationPattern && strings.Contains(n.Value, "${") {
+				r.write(durationOf(n.Value))
+				return
+			}
 			r.text(n, path)
 			return
 		}
 		r.scalar(n, path, s != nil && s.Type == "integer")
 	}
+}
+
+// durationOf returns a duration that stands for a text with variables.
+func durationOf(text string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(text))
+	return fmt.Sprintf("%dns", h.Sum64()>>1)
 }
 
 // fieldOf returns the schema of a field of a block, nil if there is none.

@@ -43,11 +43,11 @@ const minPluginMemory = 128 << 20
 // plugins, so that all problems are reported together. A registry without a
 // valid name then has a generated one.
 func Parse(name string, data []byte, o Options) (Config, error) {
-	if o.LookupEnv == nil {
+	switch {
+	case o.Unexpanded:
+		o.LookupEnv = nil
+	case o.LookupEnv == nil:
 		o.LookupEnv = os.LookupEnv
-	}
-	if o.Unexpanded {
-		o.LookupEnv = func(name string) (string, bool) { return "${" + name + "}", true }
 	}
 	d := decoder{config: &Config{file: name, adapters: o.Adapters, text: data, doc: &conf.Document{}}, bad: make(map[string]bool)}
 	c := d.config
