@@ -294,7 +294,7 @@ func (s *Server) Run(ctx context.Context) error {
 	group.Go(func() error {
 		select {
 		case <-ctx.Done():
-			s.drain(s.config().DrainTime())
+			s.drain(time.Duration(s.config().Drain))
 			cancel()
 		case <-inner.Done(): // an error
 			s.drain(0)

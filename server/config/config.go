@@ -42,7 +42,7 @@ type Config struct {
 	Limits     Limits     `json:"limits" doc:"Bounds that keep a registry run wild from using up the machine."`
 	MCP        MCP        `json:"mcp" doc:"The legacy Mesh Configuration Protocol of Istio 1.1 to 1.8."`
 	Sinks      []Sink     `json:"sinks" doc:"Sinks of the legacy protocol that the bridge dials (reverse mode)."`
-	Drain      string     `json:"drain" doc:"How long the end of the bridge may take the streams of its sinks, 0s to 10m: they are ended one after the other, spread over it. The end takes up to 10 seconds more, and Kubernetes ends a pod after 30 unless told otherwise."`
+	Drain      Duration   `json:"drain" doc:"How long the end of the bridge may take the streams of its sinks, 0s to 10m: they are ended one after the other, spread over it. The end takes up to 10 seconds more, and Kubernetes ends a pod after 30 unless told otherwise."`
 
 	file     string
 	text     []byte
@@ -235,7 +235,7 @@ var Default = Config{
 	Listen: Listen{XDS: Listeners{{Address: "127.0.0.1:15051"}}, Admin: Listener{Address: "127.0.0.1:15080"}},
 	State:  State{Dir: AutoDir},
 	Log:    Log{Level: "info", Format: "text"},
-	Drain:  "5s",
+	Drain:  Duration(5 * time.Second),
 	Limits: Limits{ResourcesPerRegistry: 1_000_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, PluginMemory: 4 << 30, Tombstones: 100_000},
 }
 
@@ -348,16 +348,6 @@ func (c *Config) Text() []byte { return c.text }
 // their values.
 func (c *Config) Unexpanded() (Config, error) {
 	return Parse(c.file, c.text, Options{Adapters: c.adapters, Unexpanded: true})
-}
-
-// maxDrain bounds the drain time of streams.
-const maxDrain = 10 * time.Minute
-
-// DrainTime returns the time over which streams are drained at the end of the
-// bridge.
-func (c *Config) DrainTime() time.Duration {
-	d, _ := time.ParseDuration(c.Drain) // validated by Parse
-	return d
 }
 
 // Adapters returns the built-in types of registries, as set in Options.
