@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -81,12 +80,7 @@ func (s *Server) Remarks() []string {
 	var out []string
 	for _, st := range s.db.Registries() {
 		if st.Released {
-			sup := s.supervisor(st.Registry)
-			text := fmt.Sprintf("registry %s: optional, and served without it: the first listing is not complete: %s", st.Registry, sup.Phase)
-			if why := cmp.Or(st.Error, st.Down, sup.LastError); why != "" {
-				text += ": " + why
-			}
-			out = append(out, text)
+			out = append(out, fmt.Sprintf("registry %s: optional, and served without it: the first listing is not complete: %s", st.Registry, s.unlisted(st)))
 		}
 		p := st.Protection
 		switch {

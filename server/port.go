@@ -125,7 +125,7 @@ func (s *Server) servePort(ctx context.Context, p *port) error {
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
-		timer := time.AfterFunc(s.config().DrainTime()+drainWithin, server.Stop)
+		timer := time.AfterFunc(time.Duration(s.config().Drain)+drainWithin, server.Stop)
 		defer timer.Stop()
 		server.GracefulStop()
 	})

@@ -93,9 +93,7 @@ func (s *Server) reloadLoop(ctx context.Context, group *errgroup.Group) {
 func (s *Server) note(trigger string, d *config.Difference, err error) {
 	now := time.Now()
 	last := &admin.Reload{Time: now, Trigger: trigger, Result: resultSuccess}
-	s.mu.Lock()
-	cfg := s.cfg
-	s.mu.Unlock()
+	cfg := s.config()
 	if err != nil {
 		last.Result, last.Problems = resultFailure, problemsOf(err)
 		s.loads.total.WithLabelValues(resultFailure).Inc()
@@ -161,9 +159,6 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 	}
 
 	s.replace(ctx, group, &next, &d, members, fresh)
-	s.mu.Lock()
-	s.cfg, s.ports = next, ports
-	s.mu.Unlock()
 	for i, p := range ports {
 		if p.gate == nil {
 			p.gate = access.NewGate(p.String(), rules[i], s.access, s.log)
@@ -171,9 +166,12 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 			p.gate.Set(rules[i])
 		}
 	}
+	s.mu.Lock()
+	s.cfg, s.ports = next, ports
 	for _, p := range opened {
-		s.start(ctx, group, p)
+		s.start(ctx, group, p) // before drain can see it
 	}
+	s.mu.Unlock()
 	for _, p := range going {
 		p.end()
 	}

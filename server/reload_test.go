@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -152,6 +153,28 @@ func TestReloadMCPPort(t *testing.T) {
 		t.Error("the legacy protocol is served nowhere")
 	}
 	goesOn()
+}
+
+// A bridge that is told to end while a reload opens listeners ends in good
+// order.
+func TestEndWhileReloading(t *testing.T) {
+	const few = "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
+	reloaded := make(chan struct{})
+	t.Cleanup(func() { <-reloaded })
+	s := serveReloadable(t, few, Options{})
+	many := strings.Replace(few, "xds: 127.0.0.1:0", "xds: ["+strings.Repeat("127.0.0.1:0, ", 300)+"]", 1)
+	s.text.Store(&many)
+	go func() { // ends with the server
+		defer close(reloaded)
+		_, _ = s.Reload(context.Background(), "test")
+	}()
+	// The end of the test, which is that of the server, comes right after the
+	// listeners are there.
+	for there := 0; there < 300; runtime.Gosched() {
+		s.mu.Lock()
+		there = len(s.ports)
+		s.mu.Unlock()
+	}
 }
 
 // A server that is ending, or has no file, says so.

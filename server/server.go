@@ -294,7 +294,7 @@ func (s *Server) Run(ctx context.Context) error {
 	group.Go(func() error {
 		select {
 		case <-ctx.Done():
-			s.drain(s.config().DrainTime())
+			s.drain(time.Duration(s.config().Drain))
 			cancel()
 		case <-inner.Done(): // an error
 			s.drain(0)
@@ -417,8 +417,13 @@ func (s *Server) Restored() []string {
 
 // restoredSince explains why a registry is restored.
 func (s *Server) restoredSince(st state.Status) string {
+	return fmt.Sprintf("it is served as it was %s ago, until its first listing is complete: %s", time.Since(st.Restored).Truncate(time.Second), s.unlisted(st))
+}
+
+// unlisted explains why the first listing of a registry is not complete.
+func (s *Server) unlisted(st state.Status) string {
 	sup := s.supervisor(st.Registry)
-	text := fmt.Sprintf("it is served as it was %s ago, until its first listing is complete: %s", time.Since(st.Restored).Truncate(time.Second), sup.Phase)
+	text := sup.Phase.String()
 	if sup.Waiting != "" {
 		text += ", " + sup.Waiting
 	}
@@ -513,14 +518,7 @@ func (s *Server) NotSynced() []string {
 		if st.Listed() || st.Released || st.Late {
 			continue
 		}
-		sup := s.supervisor(st.Registry)
-		reason := fmt.Sprintf("registry %s: the first listing is not complete: %s", st.Registry, sup.Phase)
-		if sup.Waiting != "" {
-			reason += ", " + sup.Waiting
-		}
-		if why := cmp.Or(st.Error, st.Down, sup.LastError); why != "" {
-			reason += ": " + why
-		}
+		reason := fmt.Sprintf("registry %s: the first listing is not complete: %s", st.Registry, s.unlisted(st))
 		if since := time.Since(st.ListingSince).Truncate(time.Second); !st.ListingSince.IsZero() && since > 0 {
 			reason += fmt.Sprintf("; it began %s ago", since)
 		}

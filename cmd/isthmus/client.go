@@ -1,12 +1,17 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
@@ -105,6 +110,52 @@ func (c *client) do(req *http.Request, address string) (*http.Response, error) {
 		t.TLSClientConfig = config
 	}
 	return (&http.Client{Transport: t}).Do(req)
+}
+
+// callTime bounds one call of the admin API: a decision on a million endpoints
+// takes seconds.
+const callTime = time.Minute
+
+// maxAnswer bounds the answer to a call, in bytes.
+const maxAnswer = 16 << 20
+
+// call POSTs a question to a path of a bridge's API and decodes the answer.
+// What the bridge declines is an error in its words.
+func (c *client) call(ctx context.Context, address, path string, question, answer any) error {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	body, err := json.Marshal(question)
+	if err != nil {
+		return err
+	}
+	const cure = "is this the address after admin= in the line \"serving\" of the bridge's log?"
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url(address, path), bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("%w; %s", err, cure)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := c.do(req, address)
+	if _, unreached := errors.AsType[*url.Error](err); unreached {
+		return fmt.Errorf("%w; %s", err, cure)
+	}
+	if err != nil {
+		return err // a flag's
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return fmt.Errorf("%s: %w", req.URL, err)
+	}
+	if resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusUnprocessableEntity {
+		if err = json.Unmarshal(text, answer); err == nil {
+			return nil
+		}
+	}
+	var declined struct{ Error string }
+	if json.Unmarshal(text, &declined) == nil && declined.Error != "" {
+		return errors.New(declined.Error)
+	}
+	return fmt.Errorf("%s answered %s: %.200q; %s", req.URL, resp.Status, text, cure)
 }
 
 // url returns the URL of a path of the admin address.

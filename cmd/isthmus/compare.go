@@ -1,21 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"strings"
-	"time"
 
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
-
-// compareWithin bounds the time in which a bridge has to answer.
-const compareWithin = 30 * time.Second
 
 // errChanges ends the program if a reload would change something.
 var errChanges = errors.New("a reload would change this")
@@ -30,8 +23,8 @@ func compare(ctx context.Context, w io.Writer, cfg *config.Config, c *client, ad
 		Changes        config.Difference
 		Problems       []struct{ Field, Reason string }
 	}
-	if err := ask(ctx, c, address, map[string]string{"config": string(cfg.Text())}, &result); err != nil {
-		return err
+	if err := c.call(ctx, address, "/api/v1/compare", map[string]string{"config": string(cfg.Text())}, &result); err != nil {
+		return fmt.Errorf("--against %s: %w", address, err)
 	}
 	if len(result.Problems) > 0 {
 		var found config.Problems
@@ -78,35 +71,4 @@ func compare(ctx context.Context, w io.Writer, cfg *config.Config, c *client, ad
 		return found
 	}
 	return &exitError{exitChanges, errChanges}
-}
-
-// ask sends a request to the API of a bridge.
-func ask(ctx context.Context, c *client, address string, question, answer any) error {
-	ctx, cancel := context.WithTimeout(ctx, compareWithin)
-	defer cancel()
-	body, err := json.Marshal(question)
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url(address, "/api/v1/compare"), bytes.NewReader(body))
-	if err != nil {
-		return fmt.Errorf("--against %s: %w; give host:port of the admin listener of a running bridge", address, err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := c.do(req, address)
-	if err != nil {
-		return fmt.Errorf("--against %s: %w; give the address of the admin listener of a running bridge", address, err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
-	if err == nil && resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusUnprocessableEntity {
-		err = fmt.Errorf("the answer is %s: %.200s", resp.Status, text)
-	}
-	if err == nil {
-		err = json.Unmarshal(text, answer)
-	}
-	if err != nil {
-		return fmt.Errorf("--against %s: %w; is that the admin listener of a bridge of this version?", address, err)
-	}
-	return nil
 }

@@ -46,7 +46,7 @@ func newDemo() *cobra.Command {
 			if err != nil {
 				return demoError(cmd, err)
 			}
-			cfg.Drain = "0s" // nobody waits for the end of a demo
+			cfg.Drain = 0 // nobody waits for the end of a demo
 			log := cfg.Log.Logger(cmd.ErrOrStderr())
 			ctx, stop := endAtHangup(cmd.Context())
 			defer stop()

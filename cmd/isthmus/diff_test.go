@@ -19,9 +19,7 @@ func TestDiffServers(t *testing.T) {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		replaceFile(t, path, text)
 		return path
 	}
 	services := func(address string) string {

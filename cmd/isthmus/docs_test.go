@@ -15,14 +15,19 @@ import (
 // logged finds messages at Warn and above in the source.
 var logged = regexp.MustCompile(`\.(?:(?:Warn|Error)\(|(?:Warn|Error)Context\([^,]+, |LogAttrs\([^,]+, slog\.Level(?:Warn|Error), )"([^"]+)"`)
 
+// firstCell finds the first cell of a table's row.
+var firstCell = regexp.MustCompile("(?m)^\\| (`[^|]+`) \\|")
+
 // Every message of the bridge and of its adapters that needs somebody is
-// explained in docs/operations.md, and so is every phase.
+// explained in docs/operations.md, and so is every phase; a message that is
+// explained there is one that can come.
 func TestOperations(t *testing.T) {
 	b, err := os.ReadFile("../../docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	operations := string(b)
+	var sources strings.Builder
 	found := 0
 	for _, dir := range []string{"../../server", "../../adapters", "../../plugin", "."} {
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -33,6 +38,7 @@ func TestOperations(t *testing.T) {
 			if err != nil {
 				return err
 			}
+			sources.Write(source)
 			for _, m := range logged.FindAllStringSubmatch(string(source), -1) {
 				found++
 				message, _, _ := strings.Cut(m[1], ":") // what follows is a cure
@@ -49,7 +55,20 @@ func TestOperations(t *testing.T) {
 	if found < 5 {
 		t.Errorf("%d messages were found in the source: the pattern is wrong", found)
 	}
-	for _, phase := range supervisor.Phases() {
+	_, lines, _ := strings.Cut(operations, "\n## Log\n")
+	lines, _, _ = strings.Cut(lines, "\n## ")
+	rows := firstCell.FindAllStringSubmatch(lines, -1)
+	if len(rows) < 50 {
+		t.Errorf("%d rows were found: the pattern is wrong", len(rows))
+	}
+	for _, r := range rows {
+		for message := range strings.SplitSeq(strings.Trim(r[1], "`"), "`, `") {
+			if !strings.Contains(sources.String(), message) {
+				t.Errorf("docs/operations.md explains %q, which nothing logs", message)
+			}
+		}
+	}
+	for _, phase := range append(supervisor.Phases(), supervisor.PhaseRestored, supervisor.PhaseProtected) {
 		if !strings.Contains(operations, "| `"+phase.String()+"` |") {
 			t.Errorf("docs/operations.md lacks the phase %s", phase)
 		}

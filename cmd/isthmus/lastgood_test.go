@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // fileWorld is a configuration with two file registries, on ports that stay the
@@ -95,6 +97,29 @@ func (w *fileWorld) serve() *process {
 	return p
 }
 
+// listed waits for the listings of both registries, and returns a time after
+// them.
+func (w *fileWorld) listed(p *process) time.Time {
+	w.t.Helper()
+	p.findAll(p.stderr, `msg="listing complete" registry=dc1`, `msg="listing complete" registry=dc2`)
+	return time.Now()
+}
+
+// kept waits until all that was there at a time is on disk.
+func (w *fileWorld) kept(at time.Time) {
+	w.t.Helper()
+	written := regexp.MustCompile(`(?m)^isthmus_state_written_timestamp_seconds (\S+)$`)
+	testwait.Eventually(w.t, patience, fmt.Sprintf("the last good state to be written after %v", at), func() (string, bool) {
+		_, body := get(w.t, "http://"+w.api+"/metrics")
+		m := written.FindStringSubmatch(body)
+		if m == nil {
+			return body, false
+		}
+		seconds, err := strconv.ParseFloat(m[1], 64)
+		return m[1], err == nil && seconds > float64(at.UnixMilli())/1000
+	})
+}
+
 // stop ends the program in good order, or at once.
 func (w *fileWorld) stop(p *process, s syscall.Signal) {
 	w.t.Helper()
@@ -156,6 +181,7 @@ func (s *sink) until(n int) []string {
 func TestLastGoodState(t *testing.T) {
 	w := newFileWorld(t, filepath.Join(t.TempDir(), "state"))
 	p := w.serve()
+	listed := w.listed(p)
 	all := []string{
 		"upsert ServiceEntry dc1/db", "upsert ServiceEntry dc1/web", "upsert ServiceEntry dc2/mail",
 		"upsert WorkloadEntry dc1/db-i4", "upsert WorkloadEntry dc1/web-i1", "upsert WorkloadEntry dc1/web-i2", "upsert WorkloadEntry dc1/web-i3",
@@ -173,7 +199,7 @@ func TestLastGoodState(t *testing.T) {
 	if code, body := get(t, "http://"+w.api+"/readyz"); code != http.StatusOK || body != "ready\n" {
 		t.Errorf("/readyz = %d %q", code, body)
 	}
-	time.Sleep(time.Second) // as much as may be lost when the program is killed
+	w.kept(listed)
 
 	w.breakAll()
 	w.stop(p, syscall.SIGKILL)

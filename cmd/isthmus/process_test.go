@@ -120,6 +120,17 @@ func (p *process) find(l *lineReader, pattern string) []string {
 	}
 }
 
+// findAll reads lines until each pattern has matched one, in any order, as
+// lines of different goroutines come in any.
+func (p *process) findAll(l *lineReader, patterns ...string) {
+	p.t.Helper()
+	for len(patterns) > 0 {
+		p.find(l, strings.Join(patterns, "|"))
+		line := l.seen[len(l.seen)-1]
+		patterns = slices.DeleteFunc(slices.Clone(patterns), func(pattern string) bool { return regexp.MustCompile(pattern).MatchString(line) })
+	}
+}
+
 // wait reads the rest of what the process writes and returns its exit code.
 func (p *process) wait() int {
 	p.t.Helper()

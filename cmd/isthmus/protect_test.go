@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -210,15 +209,17 @@ func TestRestartAgainstEmptyRegistries(t *testing.T) {
 	w.write("dc1", "services.yaml", fileServices(large))
 	w.write("dc2", "services.yaml", fileServices(small))
 	p := w.serve()
+	listed := w.listed(p)
 	old := w.sink()
 	old.until(2 * (large + small))
 	before := maps.Clone(old.have)
-	time.Sleep(time.Second) // as much as may be lost when the program is killed
+	w.kept(listed)
 	wantKept := func() {
 		t.Helper()
-		for range 2 { // in any order
-			p.find(p.stderr, fmt.Sprintf(`level=WARN msg="a removal looks like an accident and is held back" registry=dc\d services=(%d of=%[1]d endpoints=%[1]d|%d of=%[2]d endpoints=%[2]d) `, large, small))
+		held := func(registry string, n int) string {
+			return fmt.Sprintf(`level=WARN msg="a removal looks like an accident and is held back" registry=%s services=%d of=%[2]d endpoints=%[2]d `, registry, n)
 		}
+		p.findAll(p.stderr, held("dc1", large), held("dc2", small))
 		await(t, "http://"+w.api+"/api/v1/registries", `(?s)"name": "dc1".*"phase": "protected".*"name": "dc2".*"phase": "protected"`)
 		await(t, "http://"+w.api+"/api/v1/kept", fmt.Sprintf(`"total": %d`, 2*(large+small)), "a complete listing was without it and most other services")
 		await(t, "http://"+w.api+"/readyz", `^ready\nregistry dc1: protected: .*\nregistry dc2: protected: .*\n$`)
@@ -256,9 +257,7 @@ func TestRestartAgainstEmptyRegistries(t *testing.T) {
 	}
 	w.stop(p, syscall.SIGTERM)
 	p = w.serve()
-	for range 2 { // in any order
-		p.find(p.stderr, `msg="listing complete" registry=dc\d`)
-	}
+	w.listed(p)
 	if got := len(served(t, "http://"+w.api)); got != 2*small {
 		t.Errorf("after a restart %d resources are served, want %d", got, 2*small)
 	}
@@ -283,8 +282,9 @@ registries:
 	p := start(t, "serve", "--config", file)
 	at := p.find(p.stderr, `msg=serving xds=(\S+) admin=(\S+)`)
 	admin := "http://" + at[2]
-	p.find(p.stderr, `level=WARN msg="the registry is optional and its first listing is not complete; its types are served without it" registry=extra`)
-	p.find(p.stderr, `level=WARN msg="a required registry holds its types; nothing of them is served to a sink that connects" registry=files held_since=\S+ held="?\[`)
+	p.findAll(p.stderr,
+		`level=WARN msg="the registry is optional and its first listing is not complete; its types are served without it" registry=extra`,
+		`level=WARN msg="a required registry holds its types; nothing of them is served to a sink that connects" registry=files held_since=\S+ held="?\[`)
 	await(t, admin+"/readyz", `^registry files: the first listing is not complete: degraded: .*; it holds .* since \S+Z\n$`)
 	await(t, admin+"/metrics", `(?m)^isthmus_held\{collection="networking.istio.io/ServiceEntry"\} 1$`)
 	_, body := get(t, admin+"/api/v1/registries")

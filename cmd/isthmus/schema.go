@@ -71,6 +71,10 @@ func forEditors(s map[string]any) map[string]any {
 	switch s["type"] {
 	case "integer":
 		s["minimum"] = 1
+		if s[conf.Zero] != nil {
+			s["minimum"] = 0
+			delete(s, conf.Zero)
+		}
 	case "number":
 		s["minimum"], s["maximum"] = 0, 1
 	case "array":

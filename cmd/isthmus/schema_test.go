@@ -119,13 +119,19 @@ func TestExamples(t *testing.T) {
 // refuses, down to the adapters' blocks.
 func TestSchema(t *testing.T) {
 	validate := editorSchema(t)
-	if err := validate([]byte("registries: [{name: a, type: zoo, config: {anything: 1}}]")); err != nil {
-		t.Errorf("a plugin's own block: %v", err)
+	for name, good := range map[string]string{
+		"a plugin's own block": "registries: [{name: a, type: zoo, config: {anything: 1}}]",
+		"no bound of memory":   "registries: [{name: a, type: sim}]\nlimits: {plugin_memory: 0}",
+	} {
+		if err := validate([]byte(good)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 	for name, bad := range map[string]string{
 		"no registries":        "listen: {xds: ':1'}",
 		"unknown field":        "registries: [{name: a, type: sim}]\nlisen: {}",
 		"no type":              "registries: [{name: a}]",
+		"no resource":          "registries: [{name: a, type: sim}]\nlimits: {resources_per_registry: 0}",
 		"adapter's field":      "registries: [{name: a, type: sim, config: {servces: 1}}]",
 		"adapter's field type": "registries: [{name: a, type: sim, config: {services: many}}]",
 		"translate's field":    "registries: [{name: a, type: consul, translate: {hosts: x}}]",

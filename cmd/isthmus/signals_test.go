@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // bridge is a program that serves, with the processes of its plugins and the
@@ -51,7 +51,7 @@ registries:
 	in.env = []string{"TMPDIR=" + tmp}
 	b.process = startWith(t, in, "serve", "--config", b.config)
 	at := b.find(b.stderr, `msg=serving xds=\S+ admin=(\S+)`)
-	testenv.Eventually(t, patience, "the plugins", func() (string, bool) {
+	testwait.Eventually(t, patience, "the plugins", func() (string, bool) {
 		_, body := get(t, "http://"+at[1]+"/api/v1/registries")
 		var all struct{ Items []struct{ PID int } }
 		if err := json.Unmarshal([]byte(body), &all); err != nil {
@@ -65,7 +65,7 @@ registries:
 	})
 	t.Cleanup(func() {
 		for _, pid := range b.plugins {
-			if testenv.Running(pid) {
+			if testwait.Running(pid) {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}
@@ -110,7 +110,7 @@ func TestEnds(t *testing.T) {
 			if code := b.wait(); code != tt.code {
 				t.Errorf("exit code %d, want %d; it wrote:\n%s", code, tt.code, strings.Join(b.stderr.seen[:min(30, len(b.stderr.seen))], "\n"))
 			}
-			testenv.WaitGone(t, b.plugins...)
+			testwait.Gone(t, patience, b.plugins...)
 			if left := b.left(); (left > 0) != tt.left {
 				t.Errorf("%d directories are left", left)
 			}
@@ -161,7 +161,7 @@ func (b *bridge) awaitEnd(code int) {
 	if got := b.cmd.ProcessState; got.ExitCode() != code {
 		b.t.Errorf("it ended with %v, want exit status %d", got, code)
 	}
-	testenv.WaitGone(b.t, b.plugins...)
+	testwait.Gone(b.t, patience, b.plugins...)
 	if left := b.left(); left > 0 {
 		b.t.Errorf("%d directories are left", left)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"math"
 	"regexp"
@@ -69,8 +70,8 @@ func around(positions map[string]Position, path string) Position {
 	}
 }
 
-// Extensions of the schema for values with a shorter form. Schemas for editors
-// show both forms.
+// Extensions of the schema, for schemas for editors: these show both forms of a
+// value that has a shorter one, and the bounds that the program checks itself.
 const (
 	// ShortField names the field whose value may replace the block.
 	ShortField = "x-short"
@@ -78,16 +79,23 @@ const (
 	ShortText = "x-short-text"
 	// SingleItem marks a list that its only item may replace.
 	SingleItem = "x-single"
+	// Zero marks a number that may be 0.
+	Zero = "x-zero"
 )
 
 // ReadYAML reads the only document of a file. It converts values to text where
 // the type requires it, and replaces environment variables, ${NAME}, in text.
+// With a nil lookup variables stay as they are, and a duration that has one
+// becomes a duration that no other text has.
 func (t *Type[C]) ReadYAML(data []byte, lookup func(name string) (string, bool)) *Document {
 	d := &Document{
 		blocks: make(map[string]json.RawMessage),
 		keys:   map[string]Position{"": {1, 1}}, values: make(map[string]Position),
 	}
-	r := reader{d: d, lookup: lookup}
+	r := reader{d: d, lookup: lookup, bare: lookup == nil}
+	if r.bare {
+		r.lookup = func(name string) (string, bool) { return "${" + name + "}", true }
+	}
 	root := r.document(data)
 	if root == nil {
 		return d
@@ -104,6 +112,7 @@ type reader struct {
 	d      *Document
 	b      bytes.Buffer // JSON
 	lookup func(string) (string, bool)
+	bare   bool // variables stay
 	nodes  int
 	tooBig bool
 }
@@ -259,11 +268,22 @@ func (r *reader) json(n *yaml.Node, path string, s *jsonschema.Schema) {
 		r.b.WriteByte(']')
 	default:
 		if s != nil && s.Type == "string" && !isNull(n) {
+			if r.bare && s.Pattern == DurationPattern && strings.Contains(n.Value, "${") {
+				r.write(durationOf(n.Value))
+				return
+			}
 			r.text(n, path)
 			return
 		}
 		r.scalar(n, path, s != nil && s.Type == "integer")
 	}
+}
+
+// durationOf returns a duration that stands for a text with variables.
+func durationOf(text string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(text))
+	return fmt.Sprintf("%dns", h.Sum64()>>1)
 }
 
 // fieldOf returns the schema of a field of a block, nil if there is none.

@@ -280,7 +280,7 @@ func foldLabel(s string) string { return illegal.ReplaceAllString(strings.ToLowe
 
 // services returns the services of a source by normalized host.
 func services(resources map[string]resource) map[string]*service {
-	out := map[string]*service{}
+	out, all := map[string]*service{}, workloads(resources)
 	for _, key := range slices.Sorted(maps.Keys(resources)) {
 		r := resources[key]
 		if r.entry == nil {
@@ -289,7 +289,7 @@ func services(resources map[string]resource) map[string]*service {
 		endpoints := r.entry.GetEndpoints()
 		if sel := r.entry.GetWorkloadSelector().GetLabels(); len(sel) > 0 {
 			namespace, _, _ := strings.Cut(r.name, "/")
-			endpoints = selected(resources, namespace, sel)
+			endpoints = selected(all, namespace, sel)
 		}
 		for _, host := range r.entry.GetHosts() {
 			id := strings.Trim(illegal.ReplaceAllString(strings.ToLower(host), "-"), "-.")
@@ -310,15 +310,33 @@ func services(resources map[string]resource) map[string]*service {
 	return out
 }
 
-// selected returns the WorkloadEntries of a namespace that match the labels.
-func selected(resources map[string]resource, namespace string, sel map[string]string) (out []*networking.WorkloadEntry) {
+// labelled is a label of the WorkloadEntries of a namespace.
+type labelled struct{ namespace, key, value string }
+
+// workloads returns the WorkloadEntries that have each label.
+func workloads(resources map[string]resource) map[labelled][]*networking.WorkloadEntry {
+	out := map[labelled][]*networking.WorkloadEntry{}
 	for _, key := range slices.Sorted(maps.Keys(resources)) {
 		r := resources[key]
-		if r.work == nil || !strings.HasPrefix(r.name, namespace+"/") {
-			continue
+		namespace, _, _ := strings.Cut(r.name, "/")
+		for k, v := range r.work.GetLabels() {
+			out[labelled{namespace, k, v}] = append(out[labelled{namespace, k, v}], r.work)
 		}
-		if !slices.ContainsFunc(slices.Collect(maps.Keys(sel)), func(k string) bool { return r.work.GetLabels()[k] != sel[k] }) {
-			out = append(out, r.work)
+	}
+	return out
+}
+
+// selected returns the WorkloadEntries of a namespace that match the labels.
+func selected(all map[labelled][]*networking.WorkloadEntry, namespace string, sel map[string]string) (out []*networking.WorkloadEntry) {
+	var fewest []*networking.WorkloadEntry
+	for k, v := range sel {
+		if with := all[labelled{namespace, k, v}]; fewest == nil || len(with) < len(fewest) {
+			fewest = with
+		}
+	}
+	for _, w := range fewest {
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(sel)), func(k string) bool { return w.GetLabels()[k] != sel[k] }) {
+			out = append(out, w)
 		}
 	}
 	return out

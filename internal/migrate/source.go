@@ -36,10 +36,9 @@ type Source struct {
 
 // resource is a ServiceEntry or a WorkloadEntry.
 type resource struct {
-	name   string // "namespace/name"
-	labels map[string]string
-	entry  *networking.ServiceEntry
-	work   *networking.WorkloadEntry
+	name  string // "namespace/name"
+	entry *networking.ServiceEntry
+	work  *networking.WorkloadEntry
 }
 
 // Open returns the source of a name: an existing file, else an address,
@@ -117,7 +116,7 @@ func (s *Source) Write(p []byte) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		r := resource{name: l.Name, labels: res.GetMetadata().GetLabels()}
+		r := resource{name: l.Name}
 		switch b := body.(type) {
 		case *networking.ServiceEntry:
 			r.entry = b
@@ -186,16 +185,13 @@ func (s *Source) object(item any) error {
 	}
 	var o struct {
 		Kind     string
-		Metadata struct {
-			Name, Namespace string
-			Labels          map[string]string
-		}
-		Spec json.RawMessage
+		Metadata struct{ Name, Namespace string }
+		Spec     json.RawMessage
 	}
 	if err := sigsyaml.Unmarshal(text, &o); err != nil {
 		return err
 	}
-	r := resource{name: o.Metadata.Namespace + "/" + o.Metadata.Name, labels: o.Metadata.Labels}
+	r := resource{name: o.Metadata.Namespace + "/" + o.Metadata.Name}
 	spec := protojson.UnmarshalOptions{DiscardUnknown: true}
 	switch o.Kind {
 	case "ServiceEntry":

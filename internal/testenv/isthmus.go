@@ -349,6 +349,17 @@ func (i *Isthmus) Metrics(t testing.TB) map[string]*dto.MetricFamily {
 	return parseMetrics(t, "isthmus", body)
 }
 
+// WaitKept waits until all that is there now is on disk, so that
+// [Isthmus.Kill9] loses nothing of it.
+func (i *Isthmus) WaitKept(t testing.TB) {
+	t.Helper()
+	now := float64(time.Now().UnixMilli()) / 1000
+	Eventually(t, Patience, "the last good state to be written", func() (string, bool) {
+		all := i.Metrics(t)["isthmus_state_written_timestamp_seconds"].GetMetric()
+		return fmt.Sprint(all), len(all) == 1 && all[0].GetGauge().GetValue() > now
+	})
+}
+
 func (i *Isthmus) api(t testing.TB, list string, into any) {
 	t.Helper()
 	url := "http://" + i.Admin + "/api/v1/" + list

@@ -27,14 +27,14 @@ func action(next http.HandlerFunc) http.Handler {
 			return
 		}
 		if err := origin.Check(r); err != nil {
-			writeError(w, http.StatusForbidden, err.Error()+": the request comes from a page of another origin")
+			writeError(w, http.StatusForbidden, err.Error()+": a web page of another origin may not do this")
 			return
 		}
 		if !operates(w, r) {
 			return
 		}
 		if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-			writeError(w, http.StatusUnsupportedMediaType, "the header Content-Type must be application/json")
+			writeError(w, http.StatusUnsupportedMediaType, "send the header Content-Type: application/json; nothing was done")
 			return
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)

@@ -73,8 +73,8 @@ func New(source Source, o Options) *Server {
 		mux.Handle("/api/v1/compare", action(func(w http.ResponseWriter, r *http.Request) { compare(w, r, o.Operator) }))
 	}
 	mux.HandleFunc("GET /api/v1/kept", s.kept)
-	mux.Handle("POST /api/v1/registries/{registry}/accept", guarded(s.decide(true)))
-	mux.Handle("POST /api/v1/registries/{registry}/refuse", guarded(s.decide(false)))
+	mux.Handle("/api/v1/registries/{registry}/accept", action(s.decide(true)))
+	mux.Handle("/api/v1/registries/{registry}/refuse", action(s.decide(false)))
 	mux.HandleFunc("/api/", s.noSuchCall)
 	if o.Gatherer != nil {
 		mux.Handle("GET /metrics", promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))

@@ -2,31 +2,10 @@ package admin
 
 import (
 	"errors"
-	"mime"
 	"net/http"
 
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
-
-// guarded keeps web pages of others from making a browser call h: it refuses
-// what a browser says comes from another origin, and what is not declared as
-// JSON, which a page of another origin cannot send without asking first.
-func guarded(h http.Handler) http.Handler {
-	origin := http.NewCrossOriginProtection()
-	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		writeError(w, http.StatusForbidden, "a web page of another origin may not do this")
-	}))
-	return origin.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != "application/json" {
-			writeError(w, http.StatusUnsupportedMediaType, "the header Content-Type: application/json is missing; nothing was done")
-			return
-		}
-		if !operates(w, r) {
-			return
-		}
-		h.ServeHTTP(w, r)
-	}))
-}
 
 // decision is the answer to a decision.
 type decision struct {

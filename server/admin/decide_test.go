@@ -39,7 +39,7 @@ func TestDecide(t *testing.T) {
 		"an opaque origin":    {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON, "Origin": "null"}, code: 403},
 		"cross-site":          {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON, "Sec-Fetch-Site": "cross-site"}, code: 403},
 		"same site":           {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON, "Sec-Fetch-Site": "same-site"}, code: 403},
-		"get":                 {path: "dc1/accept", method: http.MethodGet, code: 404},
+		"get":                 {path: "dc1/accept", method: http.MethodGet, code: 405, text: "use POST"},
 		"another decision":    {path: "dc1/reboot", header: map[string]string{"Content-Type": asJSON}, code: 405},
 		"a parameter":         {path: "dc1/accept?force=true", header: map[string]string{"Content-Type": asJSON}, code: 400, text: "force"},
 		"preflight":           {path: "dc1/accept", method: http.MethodOptions, header: map[string]string{"Origin": "http://evil.example"}, code: 405},
@@ -112,7 +112,7 @@ func TestHeldIsShown(t *testing.T) {
 		Registries: []Registry{
 			{Plugin: Plugin{Registry: "dc1", Phase: supervisor.PhaseProtected}, Served: Served{Required: true, Protection: &state.Protection{Pending: true, Services: 11, Of: 20, Endpoints: 22, Since: now.Add(-time.Minute), Until: now.Add(9 * time.Minute)}}},
 			{Plugin: Plugin{Registry: "dc2", Phase: supervisor.PhaseSyncing}, Served: Served{Holds: []string{"networking.istio.io/ServiceEntry", "networking.istio.io/WorkloadEntry"}, HeldSince: now.Add(-50 * time.Second)}},
-			{Plugin: Plugin{Registry: "dc3", Phase: supervisor.PhaseDegraded}, Served: Served{Released: true, Protection: &state.Protection{Services: 3, Of: 9}}},
+			{Plugin: Plugin{Registry: "dc3", Phase: supervisor.PhaseDegraded}, Served: Served{Released: true, Protection: &state.Protection{Services: 3, Of: 9}}, Error: "connection refused"},
 		},
 	}}, Options{})
 	if code, body, _ := get(t, s, "/readyz"); code != 200 || body != "ready\nregistry dc1: protected: <b>\n" {
@@ -121,7 +121,7 @@ func TestHeldIsShown(t *testing.T) {
 	_, page, _ := get(t, s, "/")
 	for _, want := range []string{
 		"would remove 11 of 20 services, 22 endpoints", "since 60 s, until " + now.Add(9*time.Minute).UTC().Format("15:04:05"),
-		"holds for 50 s: ServiceEntry, WorkloadEntry", "optional: served without it", "refused: would remove 3 of 9 services", "protected: &lt;b&gt;",
+		"holds for 50 s: ServiceEntry, WorkloadEntry", "optional: served without it", "last heard from: not since the start", "refused: would remove 3 of 9 services", "protected: &lt;b&gt;",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q:\n%s", want, page)

@@ -42,7 +42,7 @@ type Config struct {
 	Limits     Limits     `json:"limits" doc:"Bounds that keep a registry run wild from using up the machine."`
 	MCP        MCP        `json:"mcp" doc:"The legacy Mesh Configuration Protocol of Istio 1.1 to 1.8."`
 	Sinks      []Sink     `json:"sinks" doc:"Sinks of the legacy protocol that the bridge dials (reverse mode)."`
-	Drain      string     `json:"drain" doc:"How long the end of the bridge may take the streams of its sinks, 0s to 10m: they are ended one after the other, spread over it. The end takes up to 10 seconds more, and Kubernetes ends a pod after 30 unless told otherwise."`
+	Drain      Duration   `json:"drain" doc:"How long the end of the bridge may take the streams of its sinks, 0s to 10m: they are ended one after the other, spread over it. The end takes up to 10 seconds more, and Kubernetes ends a pod after 30 unless told otherwise."`
 
 	file     string
 	text     []byte
@@ -197,13 +197,13 @@ type Admin struct {
 	GuardProbes bool `json:"guard_probes" doc:"Whether the rules of listen.admin hold for /healthz and /readyz, too. /readyz names registries and what is wrong with them."`
 }
 
-// Limits are bounds. Each must be positive.
+// Limits are bounds. Each is positive, unless it says what 0 means.
 type Limits struct {
 	ResourcesPerRegistry int `json:"resources_per_registry" doc:"How many resources one registry may have. What comes above is left out and listed."`
 	BytesPerRegistry     int `json:"bytes_per_registry" doc:"How many bytes the resources of one registry may have together, as its plugin encodes them; one instance has some 300. What comes above is left out and listed; nothing that is served is removed for it. The bridge takes about three times as much memory, besides 1 kB for each resource."`
 	ConnectionsPerPeer   int `json:"connections_per_peer" doc:"How many connections one IP address may have, on all ports together. More are closed at once."`
 	Streams              int `json:"streams" doc:"How many streams all sinks may have together. More are refused with ResourceExhausted. One that asks for twenty names takes some 20 kB."`
-	PluginMemory         int `json:"plugin_memory" doc:"How many bytes of memory one plugin process may take, on Linux. One that needs more ends, is started again after a pause, and is shown with the reason; what it had listed stays. It holds 1,000,000 instances in some 1 GB. 0: no bound."`
+	PluginMemory         int `json:"plugin_memory" jsonschema_extras:"x-zero=true" doc:"How many bytes of memory one plugin process may take, on Linux. One that needs more ends, is started again after a pause, and is shown with the reason; what it had listed stays. It holds 1,000,000 instances in some 1 GB. 0: no bound."`
 	Tombstones           int `json:"tombstones" doc:"How many removed names each collection remembers, so that a delta sink that comes back within them gets exactly what it lacks. One costs some 150 bytes."`
 }
 
@@ -235,7 +235,7 @@ var Default = Config{
 	Listen: Listen{XDS: Listeners{{Address: "127.0.0.1:15051"}}, Admin: Listener{Address: "127.0.0.1:15080"}},
 	State:  State{Dir: AutoDir},
 	Log:    Log{Level: "info", Format: "text"},
-	Drain:  "5s",
+	Drain:  Duration(5 * time.Second),
 	Limits: Limits{ResourcesPerRegistry: 1_000_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, PluginMemory: 4 << 30, Tombstones: 100_000},
 }
 
@@ -348,16 +348,6 @@ func (c *Config) Text() []byte { return c.text }
 // their values.
 func (c *Config) Unexpanded() (Config, error) {
 	return Parse(c.file, c.text, Options{Adapters: c.adapters, Unexpanded: true})
-}
-
-// maxDrain bounds the drain time of streams.
-const maxDrain = 10 * time.Minute
-
-// DrainTime returns the time over which streams are drained at the end of the
-// bridge.
-func (c *Config) DrainTime() time.Duration {
-	d, _ := time.ParseDuration(c.Drain) // validated by Parse
-	return d
 }
 
 // Adapters returns the built-in types of registries, as set in Options.

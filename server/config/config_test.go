@@ -121,7 +121,7 @@ registries:
 		State:     State{Dir: "/var/lib/mesh"},
 		Conflicts: []Conflict{{Hosts: []string{"*.example.org", "x"}, Policy: "merge", Weights: map[string]int{"zoo-1": 90}}, {Hosts: []string{"*"}, Policy: "isolate"}},
 		Admin:     Admin{Pprof: true, GuardProbes: true},
-		Drain:     "20s",
+		Drain:     Duration(20 * time.Second),
 		Limits:    Limits{ResourcesPerRegistry: 5, BytesPerRegistry: 7, ConnectionsPerPeer: 8, Streams: 9, PluginMemory: 1_000_000_000, Tombstones: 6},
 		MCP:       MCP{Profile: "pilot-1.8", SyntheticEntries: true, FullState: true},
 		Sinks: []Sink{{

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -112,6 +113,20 @@ func TestUnexpanded(t *testing.T) {
 	got, err := json.Marshal(bare.Diff(&next))
 	if err != nil || strings.Contains(string(got), "hush") || !strings.Contains(string(got), `"registries_removed":["${T}"]`) {
 		t.Errorf("Diff = %s, %v", got, err)
+	}
+	waits := func(timeout, hold string) Config {
+		return parse(t, fmt.Sprintf("registries: [{name: a, sync_timeout: '%s', protect: {hold: '%s'}}]", timeout, hold), Options{Unexpanded: true})
+	}
+	first := waits("${T}", "${N}m")
+	for _, tt := range []struct{ timeout, hold, want string }{
+		{"${T}", "${N}m", "[]"},
+		{"${U}", "${N}m", "[{a  [sync_timeout]}]"},
+		{"1m", "${N}h", "[{a  [sync_timeout protect.hold]}]"},
+	} {
+		next := waits(tt.timeout, tt.hold)
+		if got := fmt.Sprint(first.Diff(&next).Changed); got != tt.want {
+			t.Errorf("with %s and %s changed: %s, want %s", tt.timeout, tt.hold, got, tt.want)
+		}
 	}
 	if _, err := Parse("f", []byte("registries: [{name: a}, {name: a}, {}]"), Options{Unexpanded: true}); err == nil || strings.Count(err.Error(), "\n") != 1 {
 		t.Errorf("names that are not unique: %v", err)

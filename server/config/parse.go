@@ -43,11 +43,11 @@ const minPluginMemory = 128 << 20
 // plugins, so that all problems are reported together. A registry without a
 // valid name then has a generated one.
 func Parse(name string, data []byte, o Options) (Config, error) {
-	if o.LookupEnv == nil {
+	switch {
+	case o.Unexpanded:
+		o.LookupEnv = nil
+	case o.LookupEnv == nil:
 		o.LookupEnv = os.LookupEnv
-	}
-	if o.Unexpanded {
-		o.LookupEnv = func(name string) (string, bool) { return "${" + name + "}", true }
 	}
 	d := decoder{config: &Config{file: name, adapters: o.Adapters, text: data, doc: &conf.Document{}}, bad: make(map[string]bool)}
 	c := d.config
@@ -164,8 +164,7 @@ func (d *decoder) validate(o Options) {
 		d.check(slices.Contains(o.Profiles, c.Profile), "profile", "there is no profile of this name; %s", suggest(c.Profile, o.Profiles))
 	}
 	d.legacy(o)
-	drain, err := time.ParseDuration(c.Drain)
-	d.check(err == nil && drain >= 0 && drain <= maxDrain, "drain", "must be a time from 0s to %s, such as 5s", maxDrain)
+	d.check(c.Drain >= 0 && c.Drain <= maxDrain, "drain", "must be 0s to %s", maxDrain)
 	d.check(c.Limits.ResourcesPerRegistry > 0, "limits.resources_per_registry", "must be positive")
 	d.check(c.Limits.BytesPerRegistry > 0, "limits.bytes_per_registry", "must be positive")
 	d.check(c.Limits.PluginMemory == 0 || c.Limits.PluginMemory >= minPluginMemory, "limits.plugin_memory", "must be 0 for no bound, or at least 134217728 (128 MiB), which a plugin needs to start")
@@ -250,8 +249,9 @@ func (d *decoder) registry(path string, r *Registry, names map[string]int) {
 
 // Bounds of durations.
 const (
-	minHold = Duration(time.Second)
-	maxTime = Duration(365 * 24 * time.Hour)
+	minHold  = Duration(time.Second)
+	maxTime  = Duration(365 * 24 * time.Hour)
+	maxDrain = Duration(10 * time.Minute)
 )
 
 // protect checks the fields about the start of a registry and its removals.

@@ -6,18 +6,25 @@ import (
 	"time"
 )
 
-// Hurry shortens the host's limits for tests with plugins that misbehave.
+// Hurry shortens the host's pauses for tests with plugins that misbehave. Steps
+// may take as long as a busy machine needs.
 func (h *Host) Hurry() {
 	h.limits = limits{
-		start:      8 * time.Second,
-		answer:     4 * time.Second,
+		start:      time.Minute,
+		answer:     time.Minute,
 		end:        time.Second,
-		silence:    6 * time.Second,
+		silence:    time.Minute,
 		minBackoff: 20 * time.Millisecond,
 		maxBackoff: 200 * time.Millisecond,
 		refused:    200 * time.Millisecond,
 		healthy:    time.Minute,
 	}
+}
+
+// HurryHung is Hurry for tests with plugins that hang, which are given up soon.
+func (h *Host) HurryHung() {
+	h.Hurry()
+	h.limits.start, h.limits.answer, h.limits.silence = 8*time.Second, 4*time.Second, 6*time.Second
 }
 
 // Dir returns the directory of the sockets.

@@ -48,6 +48,11 @@ func TestMoveBetweenRegistries(t *testing.T) {
 	// Callers end with the test; each failed call fails it.
 	stop := make(chan struct{})
 	var callers sync.WaitGroup
+	end := sync.OnceFunc(func() {
+		close(stop)
+		callers.Wait()
+	})
+	defer end()
 	calls := make([]int, 4)
 	for n := range calls {
 		callers.Go(func() {
@@ -100,7 +105,6 @@ func TestMoveBetweenRegistries(t *testing.T) {
 		return page, left == 0
 	})
 	envoy.WaitReaches(t, cluster, "new-1", "new-2")
-	close(stop)
-	callers.Wait()
+	end()
 	t.Logf("calls: %v; %d of %d reached the new registry at 90/10", calls, moved, sample)
 }

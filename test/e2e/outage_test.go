@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // state is what istiod holds besides the fence, and what it did about it.
@@ -76,7 +76,7 @@ func TestOutageRemovesNothing(t *testing.T) {
 				before, from := m.state(t), m.mark()
 				plugin := m.isthmus.Registry(t, registryName).PID
 				m.isthmus.Kill9()
-				waitGone(t, "the plugin of the killed isthmus", plugin)
+				testwait.Gone(t, testenv.Patience, plugin)
 				m.isthmus.Restart(t)
 				m.isthmus.WaitSink(t, "ServiceEntry", "current")
 				m.wantUntouched(t, before, from)
@@ -157,20 +157,8 @@ func TestOutageRemovesNothing(t *testing.T) {
 			t.Run("isthmus ends when asked", func(t *testing.T) {
 				plugin := m.isthmus.Registry(t, registryName).PID
 				m.isthmus.Stop(t)
-				waitGone(t, "the plugin of the stopped isthmus", plugin)
+				testwait.Gone(t, testenv.Patience, plugin)
 			})
 		})
 	}
-}
-
-// waitGone waits until there is no process of that id.
-func waitGone(t *testing.T, what string, pid int) {
-	t.Helper()
-	if pid <= 0 {
-		t.Fatalf("process id of %s is %d", what, pid)
-	}
-	testenv.Eventually(t, testenv.Patience, what+" to be gone", func() (string, bool) {
-		err := syscall.Kill(pid, 0)
-		return fmt.Sprintf("process %d runs, error %v", pid, err), errors.Is(err, syscall.ESRCH)
-	})
 }

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -96,7 +95,7 @@ func TestRestartAgainstEmptyConsul(t *testing.T) {
 	if len(before) != 20 {
 		t.Fatalf("%d services are served", len(before))
 	}
-	time.Sleep(time.Second) // as much as may be lost when it is killed
+	isthmus.WaitKept(t)
 	isthmus.Kill9()
 	consul.RestartEmpty(t)
 	isthmus.Restart(t)

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/internal/watch"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
@@ -281,5 +282,5 @@ func TestServe(t *testing.T) {
 
 	pid := i.Registry(t, "shop").PID
 	i.Kill9()
-	testenv.WaitGone(t, pid)
+	testwait.Gone(t, testenv.Patience, pid)
 }
