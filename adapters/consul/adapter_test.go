@@ -733,7 +733,7 @@ func TestNewRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for field, configs := range map[string][]Config{
-		"tls.ca_file": {{Address: "https://x", TLS: TLSConfig{CAFile: "/does/not/exist"}}, {Address: "https://x", TLS: TLSConfig{CAFile: empty}}},
+		"tls.ca_file": {{Address: "https://x", TLS: plugin.TLS{CAFile: "/does/not/exist"}}, {Address: "https://x", TLS: plugin.TLS{CAFile: empty}}},
 		"token_file":  {{TokenFile: "/does/not/exist"}, {TokenFile: empty}},
 	} {
 		for _, c := range configs {

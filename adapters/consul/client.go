@@ -65,8 +65,7 @@ func newClients(c Config) (*clients, error) {
 	if err != nil {
 		return nil, &plugin.FieldError{Field: "address", Reason: err.Error()}
 	}
-	tlsConfig, err := plugin.TLS(c.TLS).Config("tls")
-	if err != nil {
+	if _, err := c.TLS.Config("tls"); err != nil {
 		return nil, err
 	}
 	cl := &clients{target: t, turns: newTurns(c.MaxConnections, c.scopes())}
@@ -82,8 +81,7 @@ func newClients(c Config) (*clients, error) {
 	}
 	cl.newTransport = func() http.RoundTripper {
 		transport := &http.Transport{
-			TLSClientConfig:     tlsConfig.Clone(),
-			TLSHandshakeTimeout: 10 * time.Second,
+			DialTLSContext:      c.TLS.DialHTTP("tls", dialer),
 			ForceAttemptHTTP2:   true,
 			MaxConnsPerHost:     cl.turns.connections,
 			MaxIdleConnsPerHost: cl.turns.connections,

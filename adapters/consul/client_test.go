@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
@@ -63,7 +64,7 @@ func TestHTTPSConnections(t *testing.T) {
 	if err := os.WriteFile(ca, block, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := startHTTP(t, server, func(c *Config) { c.TLS = TLSConfig{CAFile: ca, ServerName: "example.com"} })
+	r := startHTTP(t, server, func(c *Config) { c.TLS = plugin.TLS{CAFile: ca, ServerName: "example.com"} })
 	r.await(t, 30*time.Second, "synced", func() bool { _, _, synced := r.counts(); return synced })
 	f.set("svc7", entry("svc", "i", 81))
 	r.await(t, 30*time.Second, "the change", func() bool { sets, _, _ := r.counts(); return sets == n+1 })
@@ -82,6 +83,32 @@ func TestUntrustedCertificate(t *testing.T) {
 	r := startHTTP(t, server)
 	r.await(t, 30*time.Second, "degraded", func() bool { reason, _ := r.state(); return reason != "" })
 	wantState(t, r, "certificate")
+}
+
+// TestAuthorityRotated shows that an authority that is exchanged in its file
+// counts from the next connection on.
+func TestAuthorityRotated(t *testing.T) {
+	f := newFake(t)
+	f.set("web", entry("web", "web-1", 80))
+	server := httptest.NewUnstartedServer(f)
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	other, err := os.ReadFile(testcert.New(t, "example.com").Cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	write := func(pem []byte) {
+		if err := os.WriteFile(ca, pem, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(other)
+	r := startHTTP(t, server, func(c *Config) { c.TLS.CAFile, c.TLS.ServerName = ca, "example.com" })
+	r.await(t, 30*time.Second, "degraded", func() bool { reason, _ := r.state(); return strings.Contains(reason, "certificate") })
+	write(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
+	r.await(t, 30*time.Second, "synced", func() bool { _, _, synced := r.counts(); return synced })
 }
 
 // TestRequests shows that the token file is read again for each request, and

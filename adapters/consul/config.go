@@ -25,7 +25,7 @@ type Config struct {
 	Peering   PeeringConfig `json:"peering,omitempty" jsonschema_description:"For mode: peering."`
 	Token     plugin.Secret `json:"token,omitempty" jsonschema_description:"ACL token, usually as ${NAME} from the environment. It needs service_prefix \"\" read and node_prefix \"\" read."`
 	TokenFile string        `json:"token_file,omitempty" jsonschema_description:"File that holds the ACL token. It must be there at the start, and is read again for every request, so a rotated token is picked up."`
-	TLS       TLSConfig     `json:"tls,omitempty" jsonschema_description:"TLS towards Consul, for https."`
+	TLS       plugin.TLS    `json:"tls,omitempty" jsonschema_description:"TLS towards Consul, for https."`
 
 	Datacenters []string `json:"datacenters,omitempty" jsonschema_description:"Datacenters to follow. Empty: the agent's own, whose services then carry no datacenter in their key and host."`
 	Namespaces  []string `json:"namespaces,omitempty" jsonschema_description:"Namespaces to follow (Consul Enterprise). Empty: the token's own; then keys carry no namespace."`
@@ -44,16 +44,6 @@ type Config struct {
 	MaxConnections int             `json:"max_connections,omitempty" jsonschema:"minimum=16" jsonschema_description:"Most connections to Consul over plain HTTP, where each query that waits takes one. Services beyond them share connections: see the registry's page. Keep it well below limits.http_max_conns_per_client of the agent, which are 200 from one address for all programs there together. Over https (HTTP/2) a few connections carry everything. Default: 128."`
 	RemoveGrace    plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, or after the agent was replaced, what is missing is kept, so that agents can register again. 0s removes at once. Default: 30s."`
 	AcceptFiltered bool            `json:"accept_filtered,omitempty" jsonschema_description:"Say true for a token that is meant to see only a part of the registry: that part then counts as the whole. Otherwise an answer that Consul filtered by ACL removes nothing and leaves the registry degraded."`
-}
-
-// TLSConfig configures TLS to Consul.
-type TLSConfig struct {
-	CAFile             string `json:"ca_file,omitempty" jsonschema_description:"PEM file of the authorities that may sign Consul's certificate. Default: the system's."`
-	CAPath             string `json:"ca_path,omitempty" jsonschema_description:"Folder of such PEM files. Not together with ca_file."`
-	CertFile           string `json:"cert_file,omitempty" jsonschema_description:"PEM file of the client's certificate, read again for every connection. Needs key_file."`
-	KeyFile            string `json:"key_file,omitempty" jsonschema_description:"PEM file of the client certificate's key."`
-	ServerName         string `json:"server_name,omitempty" jsonschema_description:"Name that Consul's certificate must carry, for example server.dc1.consul. Default: the host of address."`
-	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty" jsonschema_description:"Do not verify Consul's certificate. For trials only: whoever sits between can then add instances."`
 }
 
 // PeeringConfig configures the mode peering.
@@ -105,12 +95,7 @@ func (c Config) Validate() error {
 		bad("token_file", "token is set too; keep one of them")
 	}
 
-	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
-		bad("tls.cert_file", "cert_file and key_file go together; set both or none")
-	}
-	if c.TLS.CAFile != "" && c.TLS.CAPath != "" {
-		bad("tls.ca_path", "ca_file is set too; keep one of them")
-	}
+	errs = append(errs, c.TLS.Check("tls")...)
 	switch c.Mode {
 	case "", modeAuto, modeAddress:
 		if c.Peering != (PeeringConfig{}) {
@@ -121,7 +106,7 @@ func (c Config) Validate() error {
 	default:
 		bad("mode", "%q is none of auto, address, peering", c.Mode)
 	}
-	if err == nil && target.scheme != "https" && c.TLS != (TLSConfig{}) && c.Mode != modeAuto && c.Mode != modePeering {
+	if err == nil && target.scheme != "https" && c.TLS != (plugin.TLS{}) && c.Mode != modeAuto && c.Mode != modePeering {
 		bad("tls", "address %q is not https, so TLS would not be used; write https://, or mode: auto if the agent has an https port, or remove the tls block", c.Address)
 	}
 
@@ -185,7 +170,7 @@ func (c Config) validatePeering(bad func(field, format string, args ...any)) {
 		{"address", c.Address != "" && c.Address != DefaultConfig.Address},
 		{"token", c.Token != ""},
 		{"token_file", c.TokenFile != ""},
-		{"tls", c.TLS != (TLSConfig{})},
+		{"tls", c.TLS != (plugin.TLS{})},
 		{"datacenters", len(c.Datacenters) > 0},
 		{"namespaces", len(c.Namespaces) > 0},
 		{"partition", c.Partition != ""},

@@ -579,7 +579,7 @@ func TestConsulPrefersHTTPS(t *testing.T) {
 		used   bool
 	}{
 		"trusted": {func(c *consul.Config) {
-			c.Mode, c.TLS = "auto", consul.TLSConfig{CAFile: cert.Cert, ServerName: "localhost"}
+			c.Mode, c.TLS = "auto", plugin.TLS{CAFile: cert.Cert, ServerName: "localhost"}
 		}, true},
 		"not trusted": {func(*consul.Config) {}, false},
 		"not wanted":  {func(c *consul.Config) { c.Mode = "address" }, false},
