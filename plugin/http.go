@@ -199,8 +199,12 @@ func (c *HTTPClient) do(req *http.Request, read func(*http.Response) error) erro
 		text, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody)) // best effort
 		return &StatusError{Status: res.StatusCode, Text: clip.Text(redact(strings.Join(strings.Fields(string(text)), " ")), maxStatusText)}
 	}
-	res.Body = &boundedBody{ReadCloser: res.Body, left: c.maxBody, most: c.maxBody}
-	return read(res)
+	res.Body = http.MaxBytesReader(nil, res.Body, c.maxBody)
+	err = read(res)
+	if _, tooLong := errors.AsType[*http.MaxBytesError](err); tooLong {
+		return fmt.Errorf("the answer is longer than %d MiB", c.maxBody>>20)
+	}
+	return err
 }
 
 // GetJSON requests a URL and decodes the response, one JSON value, into v.
@@ -220,24 +224,6 @@ func (c *HTTPClient) GetJSON(ctx context.Context, target string, v any) error {
 		}
 		return nil
 	})
-}
-
-// boundedBody is a body that fails beyond a number of bytes.
-type boundedBody struct {
-	io.ReadCloser
-	left, most int64
-}
-
-// Read implements io.Reader.
-func (b *boundedBody) Read(p []byte) (int, error) {
-	if int64(len(p)) > b.left+1 {
-		p = p[:b.left+1]
-	}
-	n, err := b.ReadCloser.Read(p)
-	if b.left -= int64(n); b.left < 0 {
-		return 0, fmt.Errorf("the answer is longer than %d MiB", b.most>>20)
-	}
-	return n, err
 }
 
 // credentials returns the value of the Authorization header, or "".
