@@ -5,12 +5,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,9 +34,6 @@ const (
 
 // httpTokenHeader is the header that carries the ACL token.
 const httpTokenHeader = "X-Consul-Token"
-
-// errTooLong reports an answer larger than maxBody.
-var errTooLong = fmt.Errorf("answer is longer than %d MiB", maxBody>>20)
 
 // clients provides API clients that share connections: over HTTP/2 perTransport
 // users per transport, over HTTP/1.1 all users one transport.
@@ -190,13 +185,9 @@ func (a auth) current() (string, error) {
 	if a.tokenFile == "" {
 		return a.token, nil
 	}
-	b, err := os.ReadFile(a.tokenFile)
+	token, err := plugin.ReadSecret(a.tokenFile)
 	if err != nil {
 		return "", &tokenError{err}
-	}
-	token := strings.TrimSpace(string(b))
-	if token == "" {
-		return "", &tokenError{fmt.Errorf("%s is empty", a.tokenFile)}
 	}
 	return token, nil
 }
@@ -252,7 +243,7 @@ func (t *authTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if shared := res.ProtoMajor >= 2; shared != t.multiplexed.Load() {
 		t.multiplexed.Store(shared)
 	}
-	res.Body = &boundedBody{ReadCloser: res.Body, left: maxBody}
+	res.Body = http.MaxBytesReader(nil, res.Body, maxBody)
 	return res, nil
 }
 
@@ -279,21 +270,6 @@ func (t *authTransport) send(r *http.Request) (*http.Response, error) {
 		done()
 	}}
 	return t.next.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
-}
-
-// boundedBody fails when more than its bound has been read.
-type boundedBody struct {
-	io.ReadCloser
-	left int64
-}
-
-func (b *boundedBody) Read(p []byte) (int, error) {
-	if b.left <= 0 {
-		return 0, errTooLong
-	}
-	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
-	b.left -= int64(n)
-	return n, err
 }
 
 // clientConn detects a server that responds before a request was sent, and so
@@ -401,13 +377,15 @@ func classify(err error, t target) *fault {
 		op = &net.OpError{Op: op.Op, Net: op.Net, Source: op.Source, Addr: op.Addr, Err: errors.New("it broke")}
 		err = op
 	}
+	_, tooLong := errors.AsType[*http.MaxBytesError](err)
 	switch {
 	case errors.Is(err, errAnswerTimeout) || errors.Is(err, context.DeadlineExceeded):
 		err = errAnswerTimeout
 	case op != nil && op.Op == "dial":
 		err = op // without the local port
-	case errors.Is(err, errTooLong):
+	case tooLong:
 		f.kind, f.outage = faultServer, false
+		err = fmt.Errorf("answer is longer than %d MiB", maxBody>>20)
 	case isTLS(err):
 	default:
 		f.interrupted = true

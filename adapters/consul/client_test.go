@@ -250,3 +250,13 @@ func TestClassifyWithoutCause(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 }
+
+// TestClassifyTooLong shows that an answer without end is the server's fault,
+// and no outage.
+func TestClassifyTooLong(t *testing.T) {
+	body := http.MaxBytesReader(nil, io.NopCloser(strings.NewReader("too long")), 3)
+	_, err := io.ReadAll(body)
+	if f := classify(err, target{scheme: "http", host: "x:1"}); f.kind != faultServer || f.outage || f.interrupted || !strings.Contains(f.Error(), "longer than 512 MiB") {
+		t.Errorf("%+v", f)
+	}
+}

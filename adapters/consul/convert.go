@@ -37,8 +37,7 @@ func (c converter) instances(entries []*api.ServiceEntry) []registry.Instance {
 		}
 		out = append(out, c.instance(e))
 	}
-	slices.SortFunc(out, func(a, b registry.Instance) int { return cmp.Compare(a.ID, b.ID) })
-	return slices.CompactFunc(out, func(a, b registry.Instance) bool { return a.ID == b.ID })
+	return plugin.SortInstances(out)
 }
 
 // selects reports whether the configuration selects the instance.

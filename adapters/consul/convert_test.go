@@ -144,9 +144,9 @@ func TestConvert(t *testing.T) {
 			answer: `[{` + node + `,"Service":{"ID":"x","Port":1,"Meta":{"mesh":"yes"}}},{` + node + `,"Service":{"ID":"web-1","Address":"10.1.0.1","Port":80,"Meta":{"mesh":"yes","e":""},` + weights + `},` + ok + `}]`,
 			want:   with(func(i *registry.Instance) { i.Meta = map[string]string{"mesh": "yes", "e": ""} }),
 		},
-		"entries that say nothing":       {answer: `[null,{"Node":null,"Service":{"ID":"x"}},{"Node":{"Node":"n1"}}]`, want: []registry.Instance{}},
-		"one id on two nodes, in order":  {answer: `[{"Node":{"Node":"n2"},"Service":{"ID":"i"}},{"Node":{"Node":"n1"},"Service":{"ID":"i"}}]`, want: []registry.Instance{{ID: "n1/i", Node: "n1"}, {ID: "n2/i", Node: "n2"}}},
-		"one id twice is one, the first": {answer: `[{"Node":{"Node":"n1"},"Service":{"ID":"i","Port":1}},{"Node":{"Node":"n1"},"Service":{"ID":"i","Port":2}}]`, want: []registry.Instance{{ID: "n1/i", Node: "n1", Ports: []registry.Port{{Number: 1}}}}},
+		"entries that say nothing":      {answer: `[null,{"Node":null,"Service":{"ID":"x"}},{"Node":{"Node":"n1"}}]`, want: []registry.Instance{}},
+		"one id on two nodes, in order": {answer: `[{"Node":{"Node":"n2"},"Service":{"ID":"i"}},{"Node":{"Node":"n1"},"Service":{"ID":"i"}}]`, want: []registry.Instance{{ID: "n1/i", Node: "n1"}, {ID: "n2/i", Node: "n2"}}},
+		"one id twice is one, the last": {answer: `[{"Node":{"Node":"n1"},"Service":{"ID":"i","Port":1}},{"Node":{"Node":"n1"},"Service":{"ID":"i","Port":2}}]`, want: []registry.Instance{{ID: "n1/i", Node: "n1", Ports: []registry.Port{{Number: 2}}}}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

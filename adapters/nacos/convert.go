@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"slices"
 	"strconv"
 
 	"github.com/nacos-group/nacos-sdk-go/v2/model"
 
+	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -46,17 +46,7 @@ func (c converter) instances(hosts []model.Instance) []registry.Instance {
 	for i := range hosts {
 		out = append(out, c.instance(&hosts[i]))
 	}
-	slices.SortStableFunc(out, func(a, b registry.Instance) int { return cmp.Compare(a.ID, b.ID) })
-	n := 0
-	for i := range out {
-		if i+1 < len(out) && out[i].ID == out[i+1].ID {
-			continue
-		}
-		out[n] = out[i]
-		n++
-	}
-	clear(out[n:])
-	return out[:n]
+	return plugin.SortInstances(out)
 }
 
 // badPorts describes invalid port metadata: the first such value and the number
