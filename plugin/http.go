@@ -42,8 +42,8 @@ const (
 	maxSecretBytes = 64 << 10
 	// maxErrorBody bounds how much of an error response is read.
 	maxErrorBody = 4 << 10
-	// maxStatusText bounds how much of it is shown.
-	maxStatusText = 200
+	// maxExcerpt bounds how much of an answer is shown, in bytes.
+	maxExcerpt = 300
 )
 
 // Check validates the fields and returns each error as a *[FieldError]. It
@@ -197,7 +197,7 @@ func (c *HTTPClient) do(req *http.Request, read func(*http.Response) error) erro
 	defer res.Body.Close()
 	if res.StatusCode < 200 || res.StatusCode > 299 {
 		text, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody)) // best effort
-		return &StatusError{Status: res.StatusCode, Text: clip.Text(redact(strings.Join(strings.Fields(string(text)), " ")), maxStatusText)}
+		return &StatusError{Status: res.StatusCode, Text: Excerpt(string(text))}
 	}
 	res.Body = http.MaxBytesReader(nil, res.Body, c.maxBody)
 	err = read(res)
@@ -205,6 +205,12 @@ func (c *HTTPClient) do(req *http.Request, read func(*http.Response) error) erro
 		return fmt.Errorf("the answer is longer than %d MiB", c.maxBody>>20)
 	}
 	return err
+}
+
+// Excerpt returns the beginning of what a server says, on one line and without
+// the secrets of this process, for an error or a log.
+func Excerpt(text string) string {
+	return clip.Text(redact(strings.Join(strings.Fields(text), " ")), maxExcerpt)
 }
 
 // GetJSON requests a URL and decodes the response, one JSON value, into v.

@@ -410,10 +410,7 @@ func isTLS(err error) bool {
 
 // classifyStatus converts an answer with a status other than 200 to a fault.
 func classifyStatus(s api.StatusError) *fault {
-	body := s.Body
-	if len(body) > 300 {
-		body = body[:300] + "..."
-	}
+	body := plugin.Excerpt(s.Body)
 	switch {
 	case s.Code == http.StatusForbidden || s.Code == http.StatusUnauthorized:
 		return &fault{kind: faultDenied, err: fmt.Errorf(

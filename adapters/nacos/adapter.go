@@ -247,7 +247,7 @@ func (r *run) receive(d *discovery, session uint64, typ string, req *serverReque
 		}
 	}
 	if err != nil {
-		r.log.Warn("the server sent something that cannot be read", slog.String("type", clip(typ)), slog.Any("err", err))
+		r.log.Warn("the server sent something that cannot be read", slog.String("type", plugin.Excerpt(typ)), slog.Any("err", err))
 	}
 }
 

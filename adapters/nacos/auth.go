@@ -277,7 +277,7 @@ func parseLogin(status int, body []byte) (token string, ttl time.Duration, err e
 	err = json.Unmarshal(body, &answer)
 	switch {
 	case status != http.StatusOK:
-		return "", 0, fmt.Errorf("status %d %q", status, clip(saying(body)))
+		return "", 0, fmt.Errorf("status %d %q", status, plugin.Excerpt(saying(body)))
 	case err != nil:
 		return "", 0, fmt.Errorf("the answer is no JSON: %w", err)
 	case answer.AccessToken == "":

@@ -204,7 +204,7 @@ func (c *conn) awaitSetupAck(ctx context.Context, cancelStream context.CancelFun
 		return fmt.Errorf("wait for the server's abilities: %w", err)
 	}
 	if p.GetMetadata().GetType() != typeSetupAck {
-		return fmt.Errorf("wait for the server's abilities: it sent %q", clip(p.GetMetadata().GetType()))
+		return fmt.Errorf("wait for the server's abilities: it sent %q", plugin.Excerpt(p.GetMetadata().GetType()))
 	}
 	r, err := decodeRequest(p)
 	if err != nil {
@@ -334,7 +334,7 @@ func (c *conn) receive(handle func(typ string, r *serverRequest, err error)) err
 		r, err := decodeRequest(p)
 		handle(typ, r, err)
 		if err := c.send(encodeAck(typ, r.RequestID)); err != nil {
-			return fmt.Errorf("answer %s: %w", clip(typ), err)
+			return fmt.Errorf("answer %s: %w", plugin.Excerpt(typ), err)
 		}
 		if typ == typeConnectReset {
 			to := ""

@@ -64,7 +64,7 @@ func (c converter) badPorts(instances []registry.Instance) string {
 			}
 			if n++; n == 1 {
 				first = fmt.Sprintf("instance %s has %q as %s in its metadata, which is no port number, so it is served without the port %q: register it with 1 to 65535, "+
-					"or change config.ports", instances[i].ID, clip(text), p.Key, p.Name)
+					"or change config.ports", instances[i].ID, plugin.Excerpt(text), p.Key, p.Name)
 			}
 		}
 	}

@@ -104,7 +104,7 @@ type errStatus struct {
 
 // Error implements error.
 func (e *errStatus) Error() string {
-	return fmt.Sprintf("%s: nacos answers status %d %q", e.path, e.status, clip(e.text))
+	return fmt.Sprintf("%s: nacos answers status %d %q", e.path, e.status, plugin.Excerpt(e.text))
 }
 
 // saying returns the message of an error answer. Of JSON it returns the message

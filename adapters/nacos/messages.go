@@ -11,6 +11,8 @@ import (
 	"github.com/nacos-group/nacos-sdk-go/v2/common/remote/rpc/rpc_response"
 	"github.com/nacos-group/nacos-sdk-go/v2/model"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
 // Error codes in the body of an answer.
@@ -117,7 +119,7 @@ type serverError struct {
 
 // Error implements error.
 func (e *serverError) Error() string {
-	return fmt.Sprintf("nacos answers %d %q", e.code, clip(e.message))
+	return fmt.Sprintf("nacos answers %d %q", e.code, plugin.Excerpt(e.message))
 }
 
 // errNoHosts reports an answer or a push without a list of instances. A service
@@ -133,16 +135,6 @@ func hasCode(err error, code int) bool {
 // isForbidden reports whether the server denied access.
 func isForbidden(err error) bool {
 	return hasCode(err, codeForbidden) || hasCode(err, 401)
-}
-
-// clip bounds the length of the server's text in an error.
-func clip(s string) string {
-	const most = 300
-	s = strings.Join(strings.Fields(strings.ToValidUTF8(s, "?")), " ")
-	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "") + "..."
-	}
-	return s
 }
 
 // encodeRequest encodes the payload of a request. headers carry the
