@@ -6,10 +6,10 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -73,16 +73,15 @@ func FuzzPeeringResource(f *testing.F) {
 		r := newRecorder()
 		a := &Adapter{config: DefaultConfig, convert: newConverter(DefaultConfig.withDefaults()), env: plugin.Env{Log: slog.New(slog.DiscardHandler)}}
 		p := newPeer(a, newState(r), r)
-		p.stream = 1
 		p.list([]string{"web"})
 		p.tell("web", p.convert.instances(entries([]*consulv1.CheckServiceNode{{Node: &consulv1.Node{Node: "n"}, Service: &consulv1.NodeService{Id: "web-1", Port: 80}}})))
-		before := slices.Clone(p.services["web"].known)
-		if len(before) != 1 {
-			t.Fatalf("known: %v", before)
+		before := r.view()
+		if len(before["web"]) != 1 {
+			t.Fatalf("the catalog holds %v", before)
 		}
 		if _, err := p.take(&consulv1.Response{ResourceUrl: url, ResourceId: id, Resource: &anypb.Any{Value: body}}); err != nil {
-			if !plugin.EqualInstances(before, p.services["web"].known) || !maps.Equal(p.listed, map[string]bool{"web": true}) {
-				t.Errorf("%v, and yet something changed", err)
+			if diff := cmp.Diff(before, r.view()); diff != "" || !maps.Equal(p.services, map[string]bool{"web": true}) {
+				t.Errorf("%v, and yet something changed: %s", err, diff)
 			}
 		}
 	})

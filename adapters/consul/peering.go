@@ -50,8 +50,9 @@ const (
 	silentMost = time.Minute
 	// openMost bounds the opening of a stream.
 	openMost = 15 * time.Second
-	// peeringPart is the key of the peering in the state.
+	// Keys in the state: of the peering, and of what is retained.
 	peeringPart = "peering"
+	heldPart    = "peering grace"
 )
 
 // peeringToken is the output of consul peering generate-token, in base64.
@@ -173,30 +174,20 @@ type peer struct {
 	catalog plugin.Catalog
 	arrived func() // must be called with each complete listing
 
-	turn     int // number of changes of server
-	stream   int // number of streams
-	begun    bool
-	services map[string]*exported
-	listed   map[string]bool // exported services, nil before the first list
-	awaited  int             // how many of those the stream has not sent yet
-	// until is when services are removed that earlier streams sent and this one
-	// did not.
-	until time.Time
-}
+	grace *plugin.Grace
 
-// exported is one exported service.
-type exported struct {
-	told
-	key    registry.Key
-	next   []registry.Instance // of the last message
-	stream int                 // the stream of that message
+	turn  int // number of changes of server
+	begun bool
+	// services are the exported services, each with whether the stream has sent
+	// it; nil before the first list.
+	services map[string]bool
+	awaited  int // number of those that the stream has not sent
 }
 
 func newPeer(a *Adapter, st *state, catalog plugin.Catalog) *peer {
-	return &peer{
-		config: a.config, log: a.env.Log, convert: a.convert, state: st, catalog: catalog,
-		arrived: st.listing.Expect(), services: map[string]*exported{},
-	}
+	p := &peer{config: a.config, log: a.env.Log, convert: a.convert, state: st, catalog: catalog, arrived: st.listing.Expect()}
+	p.grace = plugin.NewGrace(catalog, time.Duration(p.config.RemoveGrace), func(err error) { st.faults.Set(heldPart, faultHeld, err) })
+	return p
 }
 
 // errNotLeader reports a server that is not the leader.
@@ -204,9 +195,14 @@ var errNotLeader = errors.New("the server does not lead")
 
 // run follows the exported services until ctx ends.
 func (p *peer) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	// Owned by run; ends with ctx.
+	wg.Go(func() { p.grace.Run(ctx) })
 	retry := plugin.Backoff{First: 250 * time.Millisecond, Most: 5 * time.Second}
 	for tried := 1; ; tried++ {
 		servers, err := p.dial(ctx)
+		p.grace.Away()
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -343,16 +339,11 @@ func (p *peer) follow(ctx context.Context, conn *grpc.ClientConn, token peeringT
 	for _, url := range []string{urlServices, urlService, urlServers} {
 		request(url, "")
 	}
-	p.stream++
 	heartbeat := time.NewTicker(heartbeatEvery)
 	defer heartbeat.Stop()
 	silent := time.NewTimer(openMost)
 	defer silent.Stop()
 	for {
-		var grace <-chan time.Time
-		if left := time.Until(p.until); p.begun && left > 0 {
-			grace = time.After(left)
-		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -360,8 +351,6 @@ func (p *peer) follow(ctx context.Context, conn *grpc.ClientConn, token peeringT
 			return &fault{kind: faultUnreachable, err: errors.New("consul was silent for too long on the peering stream")}
 		case <-heartbeat.C:
 			send(&consulv1.ReplicationMessage{Payload: &consulv1.ReplicationMessage_Heartbeat{Heartbeat: &consulv1.Heartbeat{}}})
-		case <-grace:
-			p.settle()
 		case r := <-messages:
 			switch {
 			case grpcstatus.Code(r.err) == codes.FailedPrecondition:
@@ -425,80 +414,53 @@ func (p *peer) list(names []string) {
 			"consul exports no service to this peering, so nothing is removed; write an exported-services entry with the peering as a consumer")})
 		return
 	}
-	if !p.begun && p.listed != nil {
-		p.until = time.Now().Add(time.Duration(p.config.RemoveGrace))
-	}
+	p.state.set(peeringPart, nil)
 	p.catalog.Detail("over a peering stream")
-	p.begun, p.listed, p.awaited = true, map[string]bool{}, 0
+	if !p.begun {
+		p.begun, p.services = true, nil
+		p.grace.Back()
+	}
+	sent := p.services
+	p.services, p.awaited = make(map[string]bool, len(names)), 0
 	for _, name := range names {
-		if !p.config.Services.Match(name) {
+		if _, twice := p.services[name]; twice || !p.config.Services.Match(name) {
 			continue
 		}
-		p.listed[name] = true
-		if p.services[name] == nil {
-			p.services[name] = &exported{key: registry.Key{Name: name}}
-		}
-		if p.services[name].stream != p.stream {
+		if p.services[name] = sent[name]; !sent[name] {
 			p.awaited++
 		}
 	}
-	p.settle()
+	p.grace.RemoveOthers(func(key registry.Key) bool {
+		_, listed := p.services[key.Name]
+		return listed
+	})
 	p.complete()
 }
 
 // tell applies the instances of a service.
-func (p *peer) tell(name string, next []registry.Instance) {
-	e := p.services[name]
-	if e == nil || !p.listed[name] {
+func (p *peer) tell(name string, instances []registry.Instance) {
+	sent, listed := p.services[name]
+	if !listed {
 		return
 	}
-	if e.stream != p.stream {
+	if !sent {
+		p.services[name] = true
 		p.awaited--
 	}
-	e.stream, e.next = p.stream, next
-	if p.apply(name, e) {
-		p.state.set(peeringPart, heldFault(p.config.RemoveGrace))
+	key := registry.Key{Name: name}
+	if len(instances) == 0 {
+		p.grace.Remove(key)
+	} else {
+		p.grace.Set(registry.Service{Key: key}, instances)
 	}
 	p.complete()
 }
 
-// complete reports a complete listing once every service of the first list has
-// been received.
+// complete reports a complete listing once every listed service was sent.
 func (p *peer) complete() {
 	if p.awaited == 0 {
 		p.arrived()
 	}
-}
-
-// settle updates the catalog to the state of the stream.
-func (p *peer) settle() {
-	var f *fault
-	for name, e := range p.services {
-		if p.apply(name, e) {
-			f = heldFault(p.config.RemoveGrace)
-		}
-	}
-	p.state.set(peeringPart, f)
-}
-
-// apply updates the catalog to the stream's state of one service. It reports
-// whether missing instances are retained for now.
-func (p *peer) apply(name string, e *exported) (held bool) {
-	next := e.next
-	switch {
-	case !p.listed[name]:
-		next = nil
-	case e.stream != p.stream:
-		return false // not received yet
-	}
-	if all, missing := plugin.UnionInstances(next, e.known); missing > 0 && time.Now().Before(p.until) {
-		next, held = all, true
-	}
-	e.publish(p.catalog, e.key, next)
-	if !p.listed[name] && !e.published {
-		delete(p.services, name)
-	}
-	return held
 }
 
 // entries converts instances to the types of the API.

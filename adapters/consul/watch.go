@@ -22,8 +22,11 @@ type watch struct {
 
 	slot *slot
 	turn turn
-	told
-	nodes map[string]int // number of instances by node, selected or not
+	// known and published are the state in the catalog: the instances, sorted
+	// by ID, and whether it has the service.
+	known     []registry.Instance
+	published bool
+	nodes     map[string]int // number of instances by node, selected or not
 	// arrived must be called with each complete answer.
 	arrived func()
 	// index is where the next query waits, valid only in epoch; 0 does not
@@ -251,11 +254,12 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 	case meta.ResultsFilteredByACLs && !w.s.config.AcceptFiltered:
 		w.wait = doubtfulWait
 		w.fault(&fault{kind: faultFiltered, err: errFiltered})
-		return false, w.publish(w.s.catalog, w.key, merged), nil
+		return false, w.publish(merged), nil
 	case missing > 0 && w.held() > 0:
 		w.wait = max(w.held(), time.Second)
-		w.fault(heldFault(w.s.config.RemoveGrace))
-		changed = w.publish(w.s.catalog, w.key, merged)
+		w.fault(&fault{kind: faultHeld, err: fmt.Errorf(
+			"consul was away or was replaced, and lacks instances that it had; they are kept for %s (remove_grace), so that they can be registered again", w.s.config.RemoveGrace)})
+		changed = w.publish(merged)
 	case !absentSince.IsZero():
 		// Before forget: afterwards another watch of the same name may set its
 		// fault.
@@ -266,16 +270,10 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 		return true, true, nil
 	default:
 		w.fault(nil)
-		changed = w.publish(w.s.catalog, w.key, next)
+		changed = w.publish(next)
 	}
 	w.arrived()
 	return false, changed, nil
-}
-
-// heldFault reports that instances missing since an outage are retained.
-func heldFault(grace plugin.Duration) *fault {
-	return &fault{kind: faultHeld, err: fmt.Errorf(
-		"consul was away or was replaced, and lacks instances that it had; they are kept for %s (remove_grace), so that they can be registered again", grace)}
 }
 
 // errFiltered reports an answer that Consul filtered by ACL.
@@ -353,28 +351,22 @@ func (w *watch) held() time.Duration {
 	return time.Duration(w.s.config.RemoveGrace) - time.Since(last)
 }
 
-// told is the state of a service in the catalog.
-type told struct {
-	known     []registry.Instance // sorted by ID
-	published bool                // whether the catalog has the service
-}
-
 // publish updates the catalog if the instances differ, and reports whether it
 // did. A service without selected instances is not published.
-func (t *told) publish(catalog plugin.Catalog, key registry.Key, next []registry.Instance) bool {
+func (w *watch) publish(next []registry.Instance) bool {
 	if len(next) == 0 {
-		if !t.published {
+		if !w.published {
 			return false
 		}
-		t.known, t.published = nil, false
-		catalog.Remove(key)
+		w.known, w.published = nil, false
+		w.s.catalog.Remove(w.key)
 		return true
 	}
-	if t.published && plugin.EqualInstances(t.known, next) {
+	if w.published && plugin.EqualInstances(w.known, next) {
 		return false
 	}
-	t.known, t.published = next, true
-	catalog.Set(registry.Service{Key: key}, next)
+	w.known, w.published = next, true
+	w.s.catalog.Set(registry.Service{Key: w.key}, next)
 	return true
 }
 
