@@ -26,6 +26,9 @@ func EqualInstances(a, b []registry.Instance) bool {
 // not modified.
 func UnionInstances(first, second []registry.Instance) (all []registry.Instance, added int) {
 	byID := func(i registry.Instance, id string) int { return cmp.Compare(i.ID, id) }
+	if len(first) == 0 {
+		return second, len(second)
+	}
 	all = first
 	for _, s := range second {
 		if _, ok := slices.BinarySearchFunc(first, s.ID, byID); ok {

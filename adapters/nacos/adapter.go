@@ -104,6 +104,10 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		}
 	}
 
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	// Owned by Run; ends with ctx, as the loop below.
+	wg.Go(func() { r.mirror.grace.Run(ctx) })
 	retry := plugin.Backoff{First: 250 * time.Millisecond, Most: 5 * time.Second}
 	for failures := 0; ctx.Err() == nil; {
 		begin := time.Now()
@@ -225,6 +229,7 @@ func (r *run) session(ctx context.Context, s server) error {
 		c.close() // ends the stream
 	}
 	g.wg.Wait()
+	r.mirror.end()
 	r.state.faults.Clear("login")
 	return fmt.Errorf("server %s: %w", s.address(), context.Cause(ctx))
 }

@@ -196,7 +196,10 @@ func newBench(t *testing.T, c Config) *bench {
 	log := slog.New(slog.DiscardHandler)
 	be := &bench{t: t, b: b, src: &script{answers: map[serviceID]string{}, clock: 1}, end: func() {}}
 	be.m = newMirror(c.withDefaults(), log, b, newState(b))
-	t.Cleanup(func() { be.end() })
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { be.m.grace.Run(ctx) })
+	t.Cleanup(func() { be.end(); cancel(); wg.Wait() })
 	return be
 }
 
@@ -210,7 +213,7 @@ func (be *bench) session() {
 		wg.Go(func() { _ = be.m.work(ctx, be.src) })
 	}
 	wg.Go(func() { be.m.keepGrace(ctx) })
-	be.end = func() { cancel(); wg.Wait() }
+	be.end = func() { cancel(); wg.Wait(); be.m.end() }
 }
 
 func (be *bench) push(id serviceID, clock uint64, ips string) {
@@ -372,6 +375,34 @@ func TestBothNamesOfPublic(t *testing.T) {
 		be.m.list("", nil, time.Now().Add(time.Second))
 		synctest.Wait()
 		be.b.want(t, "one of them gone", map[string]string{"public/G/web": "10.0.0.1:80"})
+	})
+}
+
+// TestGraceOfBothNames shows that what one of the two lacks in another session
+// is kept like that of a service of its own.
+func TestGraceOfBothNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{RemoveGrace: plugin.Duration(30 * time.Second)})
+		nameless := serviceID{"", "G", "web"}
+		be.src.set(web, "10.0.0.1")
+		be.src.set(nameless, "10.0.0.2")
+		be.session()
+		be.m.add(web)
+		be.m.add(nameless)
+		synctest.Wait()
+		be.src.set(web, "10.0.0.3")
+		be.src.set(nameless, "")
+		be.session()
+		synctest.Wait()
+		be.b.want(t, "another session", map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80 10.0.0.3:80"})
+		be.b.wantState(t, "another session", "remove_grace")
+		be.src.set(web, "10.0.0.4")
+		be.push(web, 2, "10.0.0.4")
+		be.b.want(t, "a change within the grace period", map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80 10.0.0.4:80"})
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		be.b.want(t, "grace is over", map[string]string{"public/G/web": "10.0.0.4:80"})
+		be.b.wantState(t, "grace is over", "")
 	})
 }
 

@@ -52,14 +52,17 @@ type service struct {
 	// arrived must be called when the first answer has arrived or the service
 	// is removed.
 	arrived func()
-	// published reports that the catalog has the service, with shown.
+	// published reports that the catalog has the service, with known: the last
+	// answer that counts.
 	published bool
-	shown     []registry.Instance
+	known     []registry.Instance
 
 	// session is the one in which it was subscribed, 0 for none.
 	session uint64
-	// answered reports that latest is an answer of the session.
+	// answered reports that latest is an answer of the session; held that one
+	// of its answers had instances.
 	answered bool
+	held     bool
 	latest   []registry.Instance
 	// reference is the server's clock in that answer; pushes counts the pushes
 	// that were applied.
@@ -70,13 +73,8 @@ type service struct {
 	pushed     bool
 	subscribed time.Time
 	tries      int
-	// carried are the instances shown before the session that no answer of the
-	// session has contained; nil after the grace period.
-	carried []registry.Instance
-	// carrying reports that the service counts in the mirror's carrying.
-	carrying bool
-	// doubtful reports that latest is empty, that instances are shown, and that
-	// no query has confirmed latest yet.
+	// doubtful reports that latest is empty, that known is not, and that no
+	// query has confirmed latest yet.
 	doubtful bool
 	// unread reports a message that could not be decoded, or not be assigned to
 	// a namespace, and that was not followed by a query yet.
@@ -96,7 +94,8 @@ type service struct {
 type mirror struct {
 	config  Config
 	log     *slog.Logger
-	catalog plugin.Catalog
+	catalog plugin.Catalog // for problems; services go through grace
+	grace   *plugin.Grace
 	state   *state
 	convert converter
 	queue   *queue
@@ -119,21 +118,19 @@ type mirror struct {
 	// graceEnd is the end of the session's grace period; zero once it has
 	// ended.
 	graceEnd time.Time
-	// carrying counts the services that show instances which the session's
-	// answer lacks.
-	carrying int
 }
 
 func newMirror(c Config, log *slog.Logger, catalog plugin.Catalog, st *state) *mirror {
 	return &mirror{
 		config: c, log: log, catalog: catalog, state: st, convert: newConverter(c), queue: newQueue(),
+		grace:    plugin.NewGrace(catalog, time.Duration(c.RemoveGrace), func(err error) { st.faults.Set("grace", faultGrace, err) }),
 		services: map[serviceID]*service{}, byKey: map[registry.Key][]*service{},
 		byName: map[groupedName][]*service{}, dropped: map[groupedName]time.Time{},
 	}
 }
 
 // begin opens a session and returns its number: every service must be
-// subscribed in it, and shown instances are carried over.
+// subscribed in it, and the grace period of what it lacks begins.
 func (m *mirror) begin(polling bool) (number uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -145,54 +142,24 @@ func (m *mirror) begin(polling bool) (number uint64) {
 	}
 	now := time.Now()
 	for _, s := range m.services {
-		s.answered, s.latest, s.reference, s.doubtful, s.unread, s.absent, s.session = false, nil, 0, false, false, false, 0
+		s.answered, s.held, s.latest, s.reference, s.doubtful, s.unread, s.absent, s.session = false, false, nil, 0, false, false, false, 0
 		s.pushed, s.tries = false, 0
 		if s.failed {
 			s.failed = false
 			m.state.faults.Clear(s.id.part())
 		}
 		s.failures.Reset()
-		m.carryLocked(s, nil)
-		if !m.graceEnd.IsZero() {
-			m.carryLocked(s, s.shown)
-		}
 		m.queue.add(s, now)
 	}
+	m.grace.Back()
 	return m.session
 }
 
-// carryLocked sets the instances carried over of a service. The service counts
-// once the session has answered: until then the answer may contain all of them.
-func (m *mirror) carryLocked(s *service, instances []registry.Instance) {
-	s.carried = instances
-	carrying := s.answered && len(instances) > 0
-	if carrying == s.carrying {
-		return
-	}
-	s.carrying = carrying
-	if carrying {
-		m.carrying++
-	} else {
-		m.carrying--
-	}
-	if m.carrying == 0 || carrying && m.carrying == 1 {
-		m.graceStateLocked()
-	}
-}
+// end closes a session: nothing is removed until the next one.
+func (m *mirror) end() { m.grace.Away() }
 
-// graceStateLocked reports whether instances are retained that the server
-// lacks.
-func (m *mirror) graceStateLocked() {
-	if m.carrying == 0 {
-		m.state.faults.Clear("grace")
-		return
-	}
-	m.state.faults.Set("grace", faultGrace, fmt.Errorf(
-		"instances known before the connection was lost are kept until their clients have registered again, for %v at most (remove_grace)",
-		m.config.RemoveGrace))
-}
-
-// keepGrace ends the grace period when its time has passed.
+// keepGrace waits for the end of the grace period, and then lets what is
+// missing be confirmed.
 func (m *mirror) keepGrace(ctx context.Context) {
 	m.mu.Lock()
 	end := m.graceEnd
@@ -204,13 +171,7 @@ func (m *mirror) keepGrace(ctx context.Context) {
 	defer m.mu.Unlock()
 	m.graceEnd = time.Time{}
 	for _, s := range m.services {
-		if s.carried != nil {
-			m.carryLocked(s, nil)
-		}
-		if s.answered {
-			m.settleLocked(s)
-		}
-		if !s.listed {
+		if !s.listed || s.doubtful {
 			m.queue.add(s, time.Now())
 		}
 	}
@@ -365,14 +326,8 @@ const unreadableRetry = 5 * time.Second
 func (m *mirror) answerLocked(s *service, a answer, confirmed bool) {
 	m.answered = s
 	s.answered, s.latest, s.reference = true, a.instances, a.reference
+	s.held = s.held || len(a.instances) > 0
 	s.doubtful, s.unread = false, false
-	if s.carried != nil {
-		// What the session has contained needs no grace.
-		kept := slices.DeleteFunc(slices.Clone(s.carried), func(c registry.Instance) bool {
-			return slices.ContainsFunc(a.instances, func(i registry.Instance) bool { return i.ID == c.ID })
-		})
-		m.carryLocked(s, kept)
-	}
 	var problems []string
 	if s.protected = a.protected; s.protected {
 		m.queue.add(s, time.Now().Add(plugin.Jitter(time.Duration(m.config.PollInterval))))
@@ -382,31 +337,14 @@ func (m *mirror) answerLocked(s *service, a answer, confirmed bool) {
 		problems = append(problems, a.problem)
 	}
 	m.problemLocked(s, strings.Join(problems, "; "))
-	if confirmed {
-		m.publishLocked(s)
-		return
-	}
-	m.settleLocked(s)
-}
-
-// settleLocked publishes the latest answer with what is carried over, unless
-// the answer must be confirmed first.
-func (m *mirror) settleLocked(s *service) {
-	if len(s.latest) == 0 && len(s.carried) == 0 && len(s.shown) > 0 {
-		s.doubtful = true
+	// An answer without instances must be confirmed.
+	if s.doubtful = len(s.latest) == 0 && len(s.known) > 0 && !confirmed; s.doubtful {
+		m.tellLocked(s.key)
 		m.queue.add(s, time.Now())
 		return
 	}
-	m.publishLocked(s)
-}
-
-// publishLocked updates the catalog with the instances to show.
-func (m *mirror) publishLocked(s *service) {
-	shown, _ := plugin.UnionInstances(s.latest, s.carried)
-	if !s.published || !plugin.EqualInstances(shown, s.shown) {
-		s.published, s.shown = true, shown
-		m.tellLocked(s.key)
-	}
+	s.published, s.known = true, s.latest
+	m.tellLocked(s.key)
 	s.arrived()
 	if !s.listed && len(s.latest) == 0 {
 		m.queue.add(s, time.Now())
@@ -416,18 +354,26 @@ func (m *mirror) publishLocked(s *service) {
 // tellLocked publishes the services of a key, merged.
 func (m *mirror) tellLocked(key registry.Key) {
 	var all []registry.Instance
-	published := false
+	published, whole := false, true
 	for _, s := range m.byKey[key] {
-		if s.published {
-			all, _ = plugin.UnionInstances(all, s.shown)
-			published = true
+		switch {
+		case !s.published:
+			continue
+		case s.answered && !s.doubtful:
+			all, _ = plugin.UnionInstances(all, s.known)
+		default:
+			whole = false
 		}
+		published = true
 	}
-	if !published {
-		m.catalog.Remove(key)
-		return
+	switch {
+	case !published:
+		m.grace.Remove(key)
+	case whole:
+		m.grace.Set(registry.Service{Key: key}, all)
+	default:
+		m.grace.Add(registry.Service{Key: key}, all)
 	}
-	m.catalog.Set(registry.Service{Key: key}, all)
 }
 
 // problemLocked sets the problem of a service, "" for none. The catalog gets
@@ -463,13 +409,13 @@ func (m *mirror) nextLocked(s *service) step {
 	switch {
 	case s.session != m.session:
 		return stepSubscribe
-	case s.doubtful, s.unread:
+	case s.unread, s.doubtful && (s.held || m.graceEnd.IsZero()):
 		return stepQuery
 	case !m.polling && !s.pushed && s.tries < subscribeTries && time.Since(s.subscribed) >= pushWait:
 		return stepSubscribe
 	case !s.listed && !s.absent && m.graceEnd.IsZero():
 		return stepQuery
-	case !s.listed && s.absent && s.answered && len(s.latest) == 0 && len(s.carried) == 0:
+	case !s.listed && s.absent && s.answered && len(s.latest) == 0 && m.graceEnd.IsZero():
 		return stepRemove
 	case m.polling, s.protected:
 		return stepPoll
@@ -630,7 +576,6 @@ func (m *mirror) removedLocked(s *service) {
 		return
 	}
 	m.queue.drop(s)
-	m.carryLocked(s, nil)
 	if m.answered == s {
 		m.answered = nil
 	}
