@@ -63,7 +63,7 @@ bench-against: ## the same beside those of another commit, in turns: make bench-
 	./tools/bench-against $(COMMIT)
 
 .PHONY: bench-consul
-bench-consul: ## the table of docs/registries/consul.md, half an hour; then 10,000 changes, each compared with Consul's catalog
+bench-consul: ## the table of adapters/consul/README.md, half an hour; then 10,000 changes, each compared with Consul's catalog
 	$(GO) test -run '^$$' -bench ConsulLoad -benchtime 1x -timeout 90m ./adapters/consul
 	$(GO) test -count=1 -run ConsulEveryChange -v -timeout 60m ./adapters/consul -long
 

@@ -24,7 +24,7 @@ import (
 )
 
 // long runs the tests of every change in the length that
-// docs/registries/consul.md quotes.
+// README.md quotes.
 var long = flag.Bool("long", false, "run 10,000 changes instead of some hundreds")
 
 // world is a Consul with many services, what the adapter makes of it, and what

@@ -63,7 +63,7 @@ func TestTurns(t *testing.T) {
 		if sets, _, synced := r.counts(); sets != n || !synced {
 			t.Fatalf("%d sets, synced %t; want %d and true", sets, synced, n)
 		}
-		// As docs/registries/consul.md says: a second between two answers about
+		// As README.md says: a second between two answers about
 		// the same table, and 2 ms for each service at rest between two sweeps.
 		const bound = listEvery + sweepAnyway
 		for i := range n {
