@@ -1,9 +1,6 @@
 // Command pages generates docs/registries from the READMEs of the adapters.
 // With the argument -check it writes nothing, and exits with status 1 if a page
 // is outdated.
-//
-// Pages without the mark of generated pages are written by hand and not
-// modified.
 package main
 
 import (
@@ -46,7 +43,6 @@ func run(root string, check bool) error {
 		}
 		now := render(name, string(text))
 		switch {
-		case err == nil && !bytes.HasPrefix(was, []byte(mark)): // written by hand
 		case bytes.Equal(was, now):
 		case check:
 			stale = append(stale, fmt.Errorf("%s is not current; run make generate", page))
@@ -59,13 +55,10 @@ func run(root string, check bool) error {
 	return errors.Join(stale...)
 }
 
-// mark begins every generated page.
-const mark = "<!-- Made by \"make generate\" from adapters/"
-
 // render generates a page from a README and adjusts its links.
 func render(name, readme string) []byte {
 	readme = strings.ReplaceAll(readme, "](../../docs/registries/", "](")
 	readme = strings.ReplaceAll(readme, "](../../docs/", "](../")
 	readme = strings.ReplaceAll(readme, "](../README.md", "](../../adapters/README.md")
-	return []byte(mark + name + "/README.md. Do not edit. -->\n\n" + readme)
+	return []byte("<!-- Made by \"make generate\" from adapters/" + name + "/README.md. Do not edit. -->\n\n" + readme)
 }
