@@ -3,7 +3,6 @@ package nacos
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -23,6 +22,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -198,13 +198,12 @@ func runFake(t *testing.T, c Config) *book {
 	return b
 }
 
-// eventually waits until cond, which runs under the book's mu, holds.
+// eventually waits until cond, which may read Held, holds.
 func (b *book) eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	testwait.Eventually(t, 30*time.Second, what, func() (string, bool) {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		return fmt.Sprintf("services %v, degraded %q", b.services, b.degraded), cond()
+	testwait.Eventually(t, 30*time.Second, what, func() (seen string, ok bool) {
+		b.Look(func(h *plugintest.Held) { seen, ok = h.String(), cond() })
+		return seen, ok
 	})
 }
 
@@ -215,13 +214,13 @@ func TestSentAway(t *testing.T) {
 	one, two := startFake(t, "10.0.0.1"), startFake(t, "10.0.0.1")
 	one.refuse = true // not ready at first
 	b := runFake(t, fakeConfig(one, two))
-	b.eventually(t, "the first server", func() bool { return b.services["public/G/web"] == "10.0.0.1:80" && b.synced })
+	b.eventually(t, "the first server", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.1:80" && b.Held.Synced })
 	two.mu.Lock()
 	two.ip = "10.0.0.1 10.0.0.2"
 	two.mu.Unlock()
 	host, port, _ := net.SplitHostPort(fakeConfig(two).Servers[0])
 	one.send(typeConnectReset, `{"requestId":"7","serverIp":"`+host+`","serverPort":"`+port+`"}`)
-	b.eventually(t, "the second server", func() bool { return b.services["public/G/web"] == "10.0.0.1:80 10.0.0.2:80" })
+	b.eventually(t, "the second server", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.1:80 10.0.0.2:80" })
 	b.wantState(t, "moved", "")
 	one.mu.Lock()
 	defer one.mu.Unlock()
@@ -237,14 +236,13 @@ func TestSentAway(t *testing.T) {
 func TestHeard(t *testing.T) {
 	f := startFake(t, "10.0.0.1")
 	b := runFake(t, fakeConfig(f))
-	b.eventually(t, "an answer", func() bool { return b.synced && b.heard > 0 })
-	b.mu.Lock()
-	before := b.heard
-	b.mu.Unlock()
+	b.eventually(t, "an answer", func() bool { return b.Held.Synced && b.Held.Heard > 0 })
+	before := 0
+	b.Look(func(h *plugintest.Held) { before = h.Heard })
 	for range 20 { // more than there are requests under way
 		f.send("ClientDetectionRequest", `{"requestId":"9"}`)
 	}
-	b.eventually(t, "messages", func() bool { return b.heard >= before+20 })
+	b.eventually(t, "messages", func() bool { return b.Held.Heard >= before+20 })
 }
 
 // TestUnknownRequest shows that what this client does not know is answered all
@@ -252,7 +250,7 @@ func TestHeard(t *testing.T) {
 func TestUnknownRequest(t *testing.T) {
 	f := startFake(t, "10.0.0.1")
 	b := runFake(t, fakeConfig(f))
-	b.eventually(t, "synced", func() bool { return b.synced })
+	b.eventually(t, "synced", func() bool { return b.Held.Synced })
 	f.send("SomethingNewRequest", `{"requestId":"8"}`)
 	f.send("ClientDetectionRequest", `{"requestId":"9"}`)
 	b.eventually(t, "both answered", func() bool {
@@ -273,11 +271,11 @@ func TestUnknownRequest(t *testing.T) {
 func TestMute(t *testing.T) {
 	one, two := startFake(t, "10.0.0.1"), startFake(t, "10.0.0.1 10.0.0.2")
 	b := runFake(t, fakeConfig(one, two))
-	b.eventually(t, "the first server", func() bool { return b.services["public/G/web"] == "10.0.0.1:80" })
+	b.eventually(t, "the first server", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.1:80" })
 	one.mu.Lock()
 	one.mute = true
 	one.mu.Unlock()
-	b.eventually(t, "the second server", func() bool { return b.services["public/G/web"] == "10.0.0.1:80 10.0.0.2:80" })
+	b.eventually(t, "the second server", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.1:80 10.0.0.2:80" })
 }
 
 // TestEmptyNamespaceIsAwaited shows that before 2.4 the first listing is not in
@@ -297,11 +295,11 @@ func TestEmptyNamespaceIsAwaited(t *testing.T) {
 		return map[string]any{"resultCode": 200, "count": 1, "serviceNames": []string{"old"}}
 	})
 	b := runFake(t, fakeConfig(f))
-	b.eventually(t, "the other list", func() bool { return b.services["public/G/web"] == "10.0.0.1:80" })
+	b.eventually(t, "the other list", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.1:80" })
 	f.push("10.0.0.2") // whatever followed from the answer is through when this is
-	b.eventually(t, "a push", func() bool { return b.services["public/G/web"] == "10.0.0.2:80" && !b.synced })
+	b.eventually(t, "a push", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.2:80" && !b.Held.Synced })
 	close(release)
-	b.eventually(t, "both lists", func() bool { return b.synced && b.services["public/G/old"] == "10.0.0.1:80" })
+	b.eventually(t, "both lists", func() bool { return b.Held.Synced && b.Held.IDs("public/G/old") == "10.0.0.1:80" })
 	b.wantState(t, "both lists", "")
 }
 
@@ -330,7 +328,7 @@ func TestEmptyNamespaceRefused(t *testing.T) {
 	c.ListInterval = plugin.Duration(500 * time.Millisecond)
 	b := runFake(t, c)
 	b.eventually(t, "everything refused", func() bool {
-		return strings.Contains(b.degraded, `namespace "public"`) && !b.synced && len(b.services) == 0
+		return strings.Contains(b.Held.Degraded, `namespace "public"`) && !b.Held.Synced && len(b.Held.Services) == 0
 	})
 	allow := func(namespace string) {
 		mu.Lock()
@@ -338,7 +336,7 @@ func TestEmptyNamespaceRefused(t *testing.T) {
 		delete(refused, namespace)
 	}
 	allow(publicNamespace)
-	b.eventually(t, "one of them refused, and the other from then on", func() bool { return b.services["public/G/web"] != "" })
+	b.eventually(t, "one of them refused, and the other from then on", func() bool { return len(b.Held.Instances["public/G/web"]) > 0 })
 	lists := func() int {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -351,15 +349,17 @@ func TestEmptyNamespaceRefused(t *testing.T) {
 		return n
 	}
 	before := lists()
-	b.eventually(t, "asked again", func() bool { return lists() >= before+4 && !b.synced && !strings.Contains(b.degraded, `namespace ""`) })
+	b.eventually(t, "asked again", func() bool {
+		return lists() >= before+4 && !b.Held.Synced && !strings.Contains(b.Held.Degraded, `namespace ""`)
+	})
 	mu.Lock()
 	control = false
 	mu.Unlock()
 	b.eventually(t, "one of them refused", func() bool {
-		return b.synced && b.services["public/G/web"] != "" && strings.Contains(b.degraded, `namespace ""`) && strings.Contains(b.degraded, `":*:*"`)
+		return b.Held.Synced && len(b.Held.Instances["public/G/web"]) > 0 && strings.Contains(b.Held.Degraded, `namespace ""`) && strings.Contains(b.Held.Degraded, `":*:*"`)
 	})
 	allow("")
-	b.eventually(t, "none refused", func() bool { return b.degraded == "" && b.services["public/G/old"] == "10.0.0.1:80" })
+	b.eventually(t, "none refused", func() bool { return b.Held.Degraded == "" && b.Held.IDs("public/G/old") == "10.0.0.1:80" })
 }
 
 // TestEmptyNamespaceFails shows that a list of the empty namespace that fails
@@ -381,12 +381,12 @@ func TestEmptyNamespaceFails(t *testing.T) {
 			c.ListInterval = plugin.Duration(500 * time.Millisecond)
 			b := runFake(t, c)
 			b.eventually(t, "it failed", func() bool {
-				return strings.Contains(b.degraded, `list the services of namespace ""`) && b.services["public/G/web"] == "10.0.0.1:80"
+				return strings.Contains(b.Held.Degraded, `list the services of namespace ""`) && b.Held.IDs("public/G/web") == "10.0.0.1:80"
 			})
 			f.push("10.0.0.2") // whatever followed from the answer is through when this is
-			b.eventually(t, "a push", func() bool { return b.services["public/G/web"] == "10.0.0.2:80" && !b.synced })
+			b.eventually(t, "a push", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.2:80" && !b.Held.Synced })
 			f.answer(nil)
-			b.eventually(t, "it is simply empty", func() bool { return b.synced && b.degraded == "" })
+			b.eventually(t, "it is simply empty", func() bool { return b.Held.Synced && b.Held.Degraded == "" })
 		})
 	}
 }
@@ -438,13 +438,15 @@ func TestEmptyNamespaceGroups(t *testing.T) {
 			c.GRPCPortOffset = portIn(t, f.addr) - portIn(t, api.Listener.Addr().String())
 			b := runFake(t, c)
 			b.eventually(t, "what there is", func() bool {
-				return b.services["public/G/web"] != "" && b.synced == (test.state == "") && (b.services["public/ORDERS/old"] != "") == test.found &&
-					strings.Contains(b.problems[emptyProblem], test.problem) && (b.problems[emptyProblem] == "") == (test.problem == "") &&
-					strings.Contains(b.degraded, test.state) && (b.degraded == "") == (test.state == "")
+				return len(b.Held.Instances["public/G/web"]) > 0 && b.Held.Synced == (test.state == "") && (len(b.Held.Instances["public/ORDERS/old"]) > 0) == test.found &&
+					strings.Contains(b.Held.Problems[emptyProblem], test.problem) && (b.Held.Problems[emptyProblem] == "") == (test.problem == "") &&
+					strings.Contains(b.Held.Degraded, test.state) && (b.Held.Degraded == "") == (test.state == "")
 			})
-			if _, ok := b.services["public/OTHER/x"]; ok {
-				t.Error("a group was followed that is not selected")
-			}
+			b.Look(func(h *plugintest.Held) {
+				if h.IDs("public/OTHER/x") != "-" {
+					t.Error("a group was followed that is not selected")
+				}
+			})
 		})
 	}
 }
@@ -467,7 +469,7 @@ func portIn(t *testing.T, addr string) int {
 func TestWithoutInstances(t *testing.T) {
 	f := startFake(t, "10.0.0.1")
 	b := runFake(t, fakeConfig(f))
-	b.eventually(t, "followed", func() bool { return b.synced && b.services["public/G/web"] == "10.0.0.1:80" })
+	b.eventually(t, "followed", func() bool { return b.Held.Synced && b.Held.IDs("public/G/web") == "10.0.0.1:80" })
 	for _, nothing := range []map[string]any{
 		{"resultCode": 200},
 		{"resultCode": 200, "serviceInfo": nil},
@@ -481,17 +483,21 @@ func TestWithoutInstances(t *testing.T) {
 			return nil
 		})
 		f.push("")
-		b.eventually(t, "a query after an empty push", func() bool { return strings.Contains(b.degraded, "no list of instances") })
+		b.eventually(t, "a query after an empty push", func() bool { return strings.Contains(b.Held.Degraded, "no list of instances") })
 		f.answer(nil)
-		b.eventually(t, "a whole answer", func() bool { return b.degraded == "" && b.services["public/G/web"] == "10.0.0.1:80" })
+		b.eventually(t, "a whole answer", func() bool { return b.Held.Degraded == "" && b.Held.IDs("public/G/web") == "10.0.0.1:80" })
 	}
 	f.send(typePush, `{"requestId":"1","serviceInfo":{"name":"web","groupName":"G"}}`)
-	b.eventually(t, "a push without instances", func() bool { return strings.Contains(b.problems["service public/G/web"], "no list of instances") })
+	b.eventually(t, "a push without instances", func() bool { return strings.Contains(b.Held.Problems["service public/G/web"], "no list of instances") })
 	f.push("10.0.0.1 10.0.0.2")
-	b.eventually(t, "a whole push", func() bool { return len(b.problems) == 0 && b.services["public/G/web"] == "10.0.0.1:80 10.0.0.2:80" })
-	if b.least["public/G/web"] < 1 {
-		t.Error("web was without instances for a while")
-	}
+	b.eventually(t, "a whole push", func() bool {
+		return len(b.Held.Problems) == 0 && b.Held.IDs("public/G/web") == "10.0.0.1:80 10.0.0.2:80"
+	})
+	b.Look(func(h *plugintest.Held) {
+		if h.Least["public/G/web"] < 1 {
+			t.Error("web was without instances for a while")
+		}
+	})
 }
 
 // TestPersistent shows persistent instances, as a server of 2.x writes them.
@@ -522,16 +528,16 @@ func TestPersistent(t *testing.T) {
 		f.send(typePush, `{"headers":{},"requestId":"1","serviceInfo":`+s+`,"module":"naming"}`)
 	}
 	b := runFake(t, fakeConfig(f))
-	b.eventually(t, "answered", func() bool { return b.synced && b.services["public/G/web"] == "10.0.0.1:80" })
+	b.eventually(t, "answered", func() bool { return b.Held.Synced && b.Held.IDs("public/G/web") == "10.0.0.1:80" })
 	push(service(2, host("10.0.0.1", false), host("10.0.0.2", true)))
 	b.eventually(t, "pushed", func() bool {
-		i := b.instances["public/G/web"]
+		i := b.Held.Instances["public/G/web"]
 		return len(i) == 2 && i[0].Health == registry.HealthCritical && i[1].Health == registry.HealthPassing
 	})
 	push(service(3))
-	b.eventually(t, "deregistered, which a query confirms", func() bool { return b.services["public/G/web"] == "" })
+	b.eventually(t, "deregistered, which a query confirms", func() bool { return b.Held.IDs("public/G/web") == "" })
 	push(service(4, host("10.0.0.3", true)))
-	b.eventually(t, "registered again", func() bool { return b.services["public/G/web"] == "10.0.0.3:80" })
+	b.eventually(t, "registered again", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.3:80" })
 	b.wantState(t, "all of it", "")
 }
 
@@ -579,17 +585,17 @@ func TestHTTPS(t *testing.T) {
 		"context by itself":      config(api.URL, "registry/a"),
 	} {
 		b := runFake(t, c)
-		b.eventually(t, name, func() bool { return b.synced && b.services["public/G/web"] == "10.0.0.1:80" })
+		b.eventually(t, name, func() bool { return b.Held.Synced && b.Held.IDs("public/G/web") == "10.0.0.1:80" })
 		b.wantState(t, name, "")
 	}
 	bad := config(api.URL, "/registry/a")
 	bad.TLS.CAFile = ""
 	b := runFake(t, bad)
-	b.eventually(t, "an unknown authority", func() bool { return strings.Contains(b.degraded, "unknown authority") && !b.synced })
+	b.eventually(t, "an unknown authority", func() bool { return strings.Contains(b.Held.Degraded, "unknown authority") && !b.Held.Synced })
 	bad = config(api.URL, "/registry/a")
 	bad.TLS.CertFile, bad.TLS.KeyFile = "", ""
 	b = runFake(t, bad)
-	b.eventually(t, "no client certificate", func() bool { return strings.Contains(b.degraded, "login: ") && !b.synced })
+	b.eventually(t, "no client certificate", func() bool { return strings.Contains(b.Held.Degraded, "login: ") && !b.Held.Synced })
 }
 
 // TestTLS shows TLS with an authority and a client certificate of one's own,

@@ -29,34 +29,10 @@ import (
 	"github.com/isthmus-mesh/isthmus/translate"
 )
 
-// nothing is a catalog that checks what it is given.
-type nothing struct {
-	t    testing.TB
-	sets map[registry.Key][]registry.Instance
-}
-
-func (n nothing) Set(svc registry.Service, instances []registry.Instance) {
-	for i := 1; i < len(instances); i++ {
-		if instances[i-1].ID >= instances[i].ID {
-			n.t.Errorf("instances of %v are not sorted, or an ID is there twice: %q, %q", svc.Key, instances[i-1].ID, instances[i].ID)
-		}
-	}
-	n.sets[svc.Key] = slices.Clone(instances)
-}
-func (n nothing) Remove(key registry.Key) { delete(n.sets, key) }
-func (nothing) Publish(*mcp.Resource)     {}
-func (nothing) Withdraw(string, string)   {}
-func (nothing) Synced()                   {}
-func (nothing) Degraded(error)            {}
-func (nothing) Detail(string)             {}
-func (nothing) Problem(string, string)    {}
-func (nothing) Heard()                    {}
-
-func newTestMirror(t testing.TB, c Config) (*mirror, nothing) {
+func newTestMirror(t testing.TB, c Config) (*mirror, *book) {
 	t.Helper()
-	catalog := nothing{t, map[registry.Key][]registry.Instance{}}
-	log := slog.New(slog.DiscardHandler)
-	return newMirror(c.withDefaults(), log, catalog, newState(catalog)), catalog
+	b := newBook()
+	return newMirror(c.withDefaults(), slog.New(slog.DiscardHandler), b, newState(b)), b
 }
 
 var serverTypes = []string{
@@ -105,7 +81,7 @@ func FuzzServerRequest(f *testing.F) {
 		if ack := encodeAck(typ, req.RequestID); !json.Valid(ack.GetBody().GetValue()) {
 			t.Errorf("the answer is no JSON: %q", ack.GetBody().GetValue())
 		}
-		if got := catalog.sets[registry.Key{Name: "web", Group: "G", Namespace: "public"}]; len(got) == 0 {
+		if got := catalog.Held.Instances["public/G/web"]; len(got) == 0 {
 			t.Error("a message alone removed the instances of a service")
 		}
 	})

@@ -16,90 +16,39 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nacos-group/nacos-sdk-go/v2/model"
-	mcp "istio.io/api/mcp/v1alpha1"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
-	"github.com/isthmus-mesh/isthmus/plugin/registry"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
-// book is a catalog that keeps what it is told.
-type book struct {
-	mu       sync.Mutex // guards everything below
-	services map[string]string
-	problems map[string]string
-	degraded string
-	synced   bool
-	sets     int
-	// instances are those of each service, and least is the smallest number of
-	// them.
-	instances map[string][]registry.Instance
-	least     map[string]int
-	heard     int
-}
+// book is a catalog of which tests in fake time read Held.
+type book struct{ *plugintest.Catalog }
 
-func newBook() *book {
-	return &book{services: map[string]string{}, problems: map[string]string{}, instances: map[string][]registry.Instance{}, least: map[string]int{}}
-}
-
-func (b *book) Set(svc registry.Service, instances []registry.Instance) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var ids []string
-	for _, i := range instances {
-		ids = append(ids, i.ID)
-	}
-	key := svc.Key.String()
-	if least, ok := b.least[key]; !ok || len(instances) < least {
-		b.least[key] = len(instances)
-	}
-	b.services[key], b.instances[key] = strings.Join(ids, " "), instances
-	b.sets++
-}
-
-func (b *book) Remove(key registry.Key) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.services, key.String())
-}
-func (*book) Detail(string)           {}
-func (*book) Publish(*mcp.Resource)   {}
-func (*book) Withdraw(string, string) {}
-func (b *book) Synced()               { b.mu.Lock(); defer b.mu.Unlock(); b.synced = true }
-func (b *book) Heard()                { b.mu.Lock(); defer b.mu.Unlock(); b.heard++ }
-func (b *book) Problem(id, reason string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.problems[id] = reason; reason == "" {
-		delete(b.problems, id)
-	}
-}
-
-func (b *book) Degraded(err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.degraded = ""
-	if err != nil {
-		b.degraded = err.Error()
-	}
-}
+func newBook() *book { return &book{plugintest.NewCatalog()} }
 
 // want compares the catalog with services by key and instances by ID.
 func (b *book) want(t *testing.T, when string, want map[string]string) {
 	t.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if diff := cmp.Diff(want, b.services); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", when, diff)
-	}
+	b.Look(func(h *plugintest.Held) {
+		got := map[string]string{}
+		for key := range h.Services {
+			got[key] = h.IDs(key)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	})
 }
 
+// wantState wants the registry to be degraded with a text, or with "" not to
+// be.
 func (b *book) wantState(t *testing.T, when, part string) {
 	t.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if part == "" && b.degraded != "" || !strings.Contains(b.degraded, part) {
-		t.Errorf("%s: degraded with %q, want %q", when, b.degraded, part)
-	}
+	b.Look(func(h *plugintest.Held) {
+		if part == "" && h.Degraded != "" || !strings.Contains(h.Degraded, part) {
+			t.Errorf("%s: degraded with %q, want %q", when, h.Degraded, part)
+		}
+	})
 }
 
 // script is a source whose answers a test sets.
@@ -472,14 +421,14 @@ func TestFailures(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		be.b.wantState(t, "no more refused, but broken", "service public/G/db: ")
-		if strings.Contains(be.b.degraded, "refuses") {
-			t.Errorf("what is over is still shown: %s", be.b.degraded)
+		if strings.Contains(be.b.Held.Degraded, "refuses") {
+			t.Errorf("what is over is still shown: %s", be.b.Held.Degraded)
 		}
 		be.src.fail(&serverError{code: codeBadParameter, message: "illegal"})
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		be.b.wantState(t, "an illegal name", "")
-		if be.b.problems["service public/G/db"] == "" {
+		if be.b.Held.Problems["service public/G/db"] == "" {
 			t.Error("an illegal name is not listed")
 		}
 		be.src.fail(&serverError{code: codeUnregistered, message: "Connection is unregistered."})
@@ -505,7 +454,7 @@ func TestServiceRefused(t *testing.T) {
 		be.list(db)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if be.b.synced {
+		if be.b.Held.Synced {
 			t.Error("synced, though nothing was shown")
 		}
 		be.b.wantState(t, "nothing but the one refused", "refuses to show service public/G/db")
@@ -514,10 +463,10 @@ func TestServiceRefused(t *testing.T) {
 		synctest.Wait()
 		be.b.want(t, "another one shown", map[string]string{"public/G/web": "10.0.0.1:80"})
 		be.b.wantState(t, "another one shown", "refuses to show service public/G/db")
-		if !be.b.synced {
+		if !be.b.Held.Synced {
 			t.Error("a refused service holds up the first listing")
 		}
-		if p := be.b.problems["service public/G/db"]; !strings.Contains(p, "refuses to show it") || !strings.Contains(p, "give the user read") {
+		if p := be.b.Held.Problems["service public/G/db"]; !strings.Contains(p, "refuses to show it") || !strings.Contains(p, "give the user read") {
 			t.Errorf("the problem is %q", p)
 		}
 
@@ -527,8 +476,8 @@ func TestServiceRefused(t *testing.T) {
 		both := map[string]string{"public/G/web": "10.0.0.1:80", "public/G/db": "10.0.0.2:80"}
 		be.b.want(t, "allowed", both)
 		be.b.wantState(t, "allowed", "")
-		if len(be.b.problems) > 0 {
-			t.Errorf("problems %q", be.b.problems)
+		if len(be.b.Held.Problems) > 0 {
+			t.Errorf("problems %q", be.b.Held.Problems)
 		}
 
 		be.src.refuse(db)
@@ -549,8 +498,8 @@ func TestServiceRefused(t *testing.T) {
 		synctest.Wait()
 		be.b.want(t, "the third one gone", both)
 		be.b.wantState(t, "the third one gone", "")
-		if len(be.b.problems) > 0 {
-			t.Errorf("problems %q", be.b.problems)
+		if len(be.b.Held.Problems) > 0 {
+			t.Errorf("problems %q", be.b.Held.Problems)
 		}
 	})
 }
@@ -575,8 +524,8 @@ func TestEverythingRefused(t *testing.T) {
 				time.Sleep(time.Hour)
 				synctest.Wait()
 				be.b.wantState(t, name, "refuses to show service")
-				if be.b.synced || len(be.b.problems) > 0 {
-					t.Errorf("synced %t, problems %q", be.b.synced, be.b.problems)
+				if be.b.Held.Synced || len(be.b.Held.Problems) > 0 {
+					t.Errorf("synced %t, problems %q", be.b.Held.Synced, be.b.Held.Problems)
 				}
 			})
 		})
@@ -610,11 +559,11 @@ func TestPortsOfMetadata(t *testing.T) {
 			}
 			be.m.push(be.m.session, "G", "web", &i, nil)
 			synctest.Wait()
-			p := be.b.problems["service public/G/web"]
+			p := be.b.Held.Problems["service public/G/web"]
 			if !strings.Contains(p, test.want) || (p == "") != (test.want == "") {
 				t.Errorf("%q: problem %q, want %q", test.values, p, test.want)
 			}
-			if got := be.b.instances["public/G/web"]; len(got) != len(test.values) {
+			if got := be.b.Held.Instances["public/G/web"]; len(got) != len(test.values) {
 				t.Errorf("%q: %d instances", test.values, len(got))
 			}
 		}
@@ -622,7 +571,7 @@ func TestPortsOfMetadata(t *testing.T) {
 		i.ReachProtectionThreshold, i.Hosts[0].Metadata = true, map[string]string{"gRPC_port": "abc"}
 		be.m.push(be.m.session, "G", "web", &i, nil)
 		synctest.Wait()
-		if p := be.b.problems["service public/G/web"]; !strings.Contains(p, "protectThreshold") || !strings.Contains(p, "abc") {
+		if p := be.b.Held.Problems["service public/G/web"]; !strings.Contains(p, "protectThreshold") || !strings.Contains(p, "abc") {
 			t.Errorf("both at once: problem %q", p)
 		}
 	})
@@ -684,8 +633,8 @@ func TestNamespaces(t *testing.T) {
 				api: &httpAPI{server: target, client: s.Client(), auth: newAuth(c, s.Client(), be.m.log)},
 			}
 			ok, _ := d.complete(t.Context(), &scope{namespace: "dev", wire: "dev", arrived: be.m.state.listing.Expect()}, nil, time.Now())
-			if ok != (test.want == "") || be.b.synced != ok {
-				t.Errorf("believed %t, synced %t", ok, be.b.synced)
+			if ok != (test.want == "") || be.b.Held.Synced != ok {
+				t.Errorf("believed %t, synced %t", ok, be.b.Held.Synced)
 			}
 			be.b.wantState(t, name, test.want)
 		})
