@@ -1,88 +1,25 @@
-package plugin
+package plugin_test
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
+	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// shelf is a catalog that holds the IDs of each service's instances.
-type shelf struct {
-	Catalog
-	mu       sync.Mutex
-	services map[string]string
-	sets     int
-	heard    int
-	synced   bool
-	degraded string
-	detail   string
-}
-
-func newShelf() *shelf { return &shelf{services: map[string]string{}} }
-
-// shelfState is what a shelf was told besides services.
-type shelfState struct {
-	sets, heard int
-	synced      bool
-	detail      string
-}
-
-func (s *shelf) state() shelfState {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return shelfState{s.sets, s.heard, s.synced, s.detail}
-}
-
-func (s *shelf) do(f func()) { s.mu.Lock(); defer s.mu.Unlock(); f() }
-func (s *shelf) Set(svc registry.Service, instances []registry.Instance) {
-	var ids []string
-	for _, i := range instances {
-		ids = append(ids, i.ID)
-	}
-	s.do(func() { s.services[svc.Key.String()] = strings.Join(ids, " "); s.sets++ })
-}
-func (s *shelf) Remove(key registry.Key) { s.do(func() { delete(s.services, key.String()) }) }
-func (s *shelf) Heard()                  { s.do(func() { s.heard++ }) }
-func (s *shelf) Synced()                 { s.do(func() { s.synced = true }) }
-func (s *shelf) Detail(text string)      { s.do(func() { s.detail = text }) }
-func (s *shelf) Degraded(err error) {
-	s.do(func() {
-		if s.degraded = ""; err != nil {
-			s.degraded = cmp.Or(err.Error(), "?")
-		}
-	})
-}
-
-func (s *shelf) want(t *testing.T, when string, want map[string]string) {
-	t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if diff := gocmp.Diff(want, s.services); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", when, diff)
-	}
-}
-
-// wantState wants a reason of the degraded state that has part in it, "" for
-// none.
-func (s *shelf) wantState(t *testing.T, when, part string) {
-	t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if part == "" && s.degraded != "" || !strings.Contains(s.degraded, part) {
-		t.Errorf("%s: degraded with %q, want %q", when, s.degraded, part)
-	}
+// look returns what a catalog holds, once nothing else happens.
+func look(c *plugintest.Catalog) (held plugintest.Held) {
+	c.Look(func(h *plugintest.Held) { held = *h })
+	return held
 }
 
 func svcNamed(name string) registry.Service { return registry.Service{Key: registry.Key{Name: name}} }
@@ -100,8 +37,8 @@ type services = map[string]string
 // what is missing stays until it is shown, or until the time is over.
 func TestGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newShelf()
-		g := NewGrace(c, time.Minute, c.Degraded)
+		c := plugintest.NewCatalog()
+		g := plugin.NewGrace(c, time.Minute, c.Degraded)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go g.Run(ctx)
@@ -111,36 +48,36 @@ func TestGrace(t *testing.T) {
 		set("web", "b a")
 		set("db", "x")
 		set("idle", "")
-		c.want(t, "before any outage", services{"web": "a b", "db": "x", "idle": ""})
+		c.WantIDs(t, "before any outage", services{"web": "a b", "db": "x", "idle": ""})
 		set("web", "a")
-		c.want(t, "before any outage nothing is kept", services{"web": "a", "db": "x", "idle": ""})
+		c.WantIDs(t, "before any outage nothing is kept", services{"web": "a", "db": "x", "idle": ""})
 		set("web", "a b")
-		sets := c.state().sets
+		sets := look(c).Sets
 		set("web", "a b")
-		if c.state().sets != sets {
+		if look(c).Sets != sets {
 			t.Error("what changes nothing was told")
 		}
 
 		g.Away()
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		c.want(t, "away", services{"web": "a b", "db": "x", "idle": ""})
+		c.WantIDs(t, "away", services{"web": "a b", "db": "x", "idle": ""})
 		g.Back()
 		set("web", "c")
 		remove("db")
 		remove("idle")
-		c.want(t, "back, empty", services{"web": "a b c", "db": "x", "idle": ""})
-		c.wantState(t, "back, empty", "remove_grace")
+		c.WantIDs(t, "back, empty", services{"web": "a b c", "db": "x", "idle": ""})
+		c.WantDegraded(t, "back, empty", "remove_grace")
 		set("web", "b c")
 		set("web", "c")
-		c.want(t, "what was shown and went is gone", services{"web": "a c", "db": "x", "idle": ""})
+		c.WantIDs(t, "what was shown and went is gone", services{"web": "a c", "db": "x", "idle": ""})
 		set("web", "a c")
 		set("db", "x")
 		set("idle", "")
-		c.wantState(t, "all is back", "")
+		c.WantDegraded(t, "all is back", "")
 		remove("idle")
 		set("web", "c")
-		c.want(t, "what was shown and went is gone", services{"web": "c", "db": "x"})
+		c.WantIDs(t, "what was shown and went is gone", services{"web": "c", "db": "x"})
 
 		g.Away()
 		g.Back()
@@ -152,24 +89,24 @@ func TestGrace(t *testing.T) {
 		remove("web")
 		time.Sleep(50 * time.Second)
 		synctest.Wait()
-		c.want(t, "another outage begins the time again", services{"web": "c", "db": "x"})
+		c.WantIDs(t, "another outage begins the time again", services{"web": "c", "db": "x"})
 		time.Sleep(11 * time.Second)
 		synctest.Wait()
-		c.want(t, "the time is over; of db nothing was said", services{"db": "x"})
-		c.wantState(t, "the time is over", "")
+		c.WantIDs(t, "the time is over; of db nothing was said", services{"db": "x"})
+		c.WantDegraded(t, "the time is over", "")
 		set("db", "")
-		c.want(t, "db is empty", services{"db": ""})
+		c.WantIDs(t, "db is empty", services{"db": ""})
 
 		set("db", "x y")
 		g.Away()
 		g.Back()
 		g.Add(svcNamed("db"), ids("z"))
-		c.want(t, "an answer that may lack something", services{"db": "x y z"})
+		c.WantIDs(t, "an answer that may lack something", services{"db": "x y z"})
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
-		c.want(t, "it is no answer", services{"db": "x y z"})
+		c.WantIDs(t, "it is no answer", services{"db": "x y z"})
 		g.RemoveOthers(func(registry.Key) bool { return false })
-		c.want(t, "nothing is left", services{})
+		c.WantIDs(t, "nothing is left", services{})
 		if known, listed := g.Instances(); known != 0 || listed != 0 {
 			t.Errorf("%d instances are known, %d listed", known, listed)
 		}
@@ -179,14 +116,14 @@ func TestGrace(t *testing.T) {
 // TestNoGrace shows that without time everything is believed as soon as the
 // registry is back.
 func TestNoGrace(t *testing.T) {
-	c := newShelf()
-	g := NewGrace(c, 0, nil)
+	c := plugintest.NewCatalog()
+	g := plugin.NewGrace(c, 0, nil)
 	g.Set(svcNamed("web"), ids("a b"))
 	g.Away()
 	g.Set(svcNamed("web"), ids("a"))
-	c.want(t, "away", services{"web": "a b"})
+	c.WantIDs(t, "away", services{"web": "a b"})
 	g.Back()
-	c.want(t, "back", services{"web": "a"})
+	c.WantIDs(t, "back", services{"web": "a"})
 }
 
 // TestGraceModel compares a random life with a model that goes by the text of
@@ -194,8 +131,8 @@ func TestNoGrace(t *testing.T) {
 func TestGraceModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		random := rand.New(rand.NewPCG(1, 2))
-		c := newShelf()
-		g := NewGrace(c, time.Minute, c.Degraded)
+		c := plugintest.NewCatalog()
+		g := plugin.NewGrace(c, time.Minute, c.Degraded)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go g.Run(ctx)
@@ -250,7 +187,7 @@ func TestGraceModel(t *testing.T) {
 				want[name] = strings.Join(slices.Sorted(maps.Keys(told(a))), " ")
 				instances += len(told(a))
 			}
-			c.want(t, fmt.Sprint("step ", step), want)
+			c.WantIDs(t, fmt.Sprint("step ", step), want)
 			if known, _ := g.Instances(); known != instances {
 				t.Errorf("step %d: %d instances are known, want %d", step, known, instances)
 			}

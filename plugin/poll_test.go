@@ -1,4 +1,4 @@
-package plugin
+package plugin_test
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -15,23 +17,23 @@ import (
 type asked struct {
 	mu    sync.Mutex
 	times int
-	next  Listing
+	next  plugin.Listing
 	err   error
 	takes time.Duration
 }
 
-func (a *asked) set(l Listing, err error) {
+func (a *asked) set(l plugin.Listing, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.next, a.err = l, err
 }
 
-func (a *asked) fetch(ctx context.Context) (Listing, error) {
+func (a *asked) fetch(ctx context.Context) (plugin.Listing, error) {
 	a.mu.Lock()
 	takes := a.takes
 	a.mu.Unlock()
-	if !Pause(ctx, takes, nil) {
-		return Listing{}, context.Cause(ctx)
+	if !plugin.Pause(ctx, takes, nil) {
+		return plugin.Listing{}, context.Cause(ctx)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -47,17 +49,17 @@ func (a *asked) count() int {
 }
 
 // all is a complete listing.
-func all(s services) Listing {
+func all(s services) plugin.Listing {
 	l := some(s)
 	l.Complete = true
 	return l
 }
 
 // some is a listing of what has changed.
-func some(s services, removed ...string) Listing {
-	var l Listing
+func some(s services, removed ...string) plugin.Listing {
+	var l plugin.Listing
 	for name, instances := range s {
-		l.Services = append(l.Services, Snapshot{svcNamed(name), ids(instances)})
+		l.Services = append(l.Services, plugin.Snapshot{Service: svcNamed(name), Instances: ids(instances)})
 	}
 	for _, name := range removed {
 		l.Removed = append(l.Removed, registry.Key{Name: name})
@@ -69,8 +71,8 @@ func some(s services, removed ...string) Listing {
 // answer removes nothing.
 func TestPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, a := newShelf(), &asked{}
-		p := &Poll{Fetch: a.fetch, Interval: 10 * time.Second, RemoveGrace: time.Minute, MinShare: 0.5}
+		c, a := plugintest.NewCatalog(), &asked{}
+		p := &plugin.Poll{Fetch: a.fetch, Interval: 10 * time.Second, RemoveGrace: time.Minute, MinShare: 0.5}
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -80,24 +82,24 @@ func TestPoll(t *testing.T) {
 		})
 		defer wg.Wait()
 		defer cancel()
-		say := func(l Listing, err error) {
+		say := func(l plugin.Listing, err error) {
 			a.set(l, err)
 			time.Sleep(11 * time.Second) // an interval and its spread
 			synctest.Wait()
 		}
 
-		say(Listing{}, errors.New("refused"))
-		c.wantState(t, "refused", "refused")
+		say(plugin.Listing{}, errors.New("refused"))
+		c.WantDegraded(t, "refused", "refused")
 		say(all(nil), nil)
-		c.wantState(t, "empty at the start", "accept_empty")
-		if c.state().synced {
+		c.WantDegraded(t, "empty at the start", "accept_empty")
+		if look(c).Synced {
 			t.Error("an empty first listing was believed at once")
 		}
 		say(all(services{"web": "a b c d", "db": "x"}), nil)
-		c.wantState(t, "listed", "")
-		c.want(t, "listed", services{"web": "a b c d", "db": "x"})
-		if st := c.state(); !st.synced || st.detail != "polling" || st.heard == 0 {
-			t.Errorf("synced %t, detail %q, heard %d", st.synced, st.detail, st.heard)
+		c.WantDegraded(t, "listed", "")
+		c.WantIDs(t, "listed", services{"web": "a b c d", "db": "x"})
+		if h := look(c); !h.Synced || h.Detail != "polling" || h.Heard == 0 {
+			t.Errorf("synced %t, detail %q, heard %d", h.Synced, h.Detail, h.Heard)
 		}
 		time.Sleep(2 * time.Minute)
 
@@ -108,56 +110,56 @@ func TestPoll(t *testing.T) {
 		}
 
 		say(some(services{"web": "a b c e"}, "db"), nil)
-		c.want(t, "a change", services{"web": "a b c e"})
+		c.WantIDs(t, "a change", services{"web": "a b c e"})
 		say(some(nil), nil)
-		c.want(t, "no change", services{"web": "a b c e"})
+		c.WantIDs(t, "no change", services{"web": "a b c e"})
 		say(all(services{"web": "a b c"}), nil)
-		c.want(t, "one is gone", services{"web": "a b c"})
+		c.WantIDs(t, "one is gone", services{"web": "a b c"})
 
-		say(Listing{}, errors.New("refused"))
-		c.want(t, "away", services{"web": "a b c"})
+		say(plugin.Listing{}, errors.New("refused"))
+		c.WantIDs(t, "away", services{"web": "a b c"})
 		say(all(services{"web": "a", "db": "x"}), nil)
-		c.want(t, "back with less", services{"web": "a b c", "db": "x"})
-		c.wantState(t, "back with less", "remove_grace")
+		c.WantIDs(t, "back with less", services{"web": "a b c", "db": "x"})
+		c.WantDegraded(t, "back with less", "remove_grace")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		c.want(t, "the time is over", services{"web": "a", "db": "x"})
-		c.wantState(t, "the time is over", "")
+		c.WantIDs(t, "the time is over", services{"web": "a", "db": "x"})
+		c.WantDegraded(t, "the time is over", "")
 
 		say(all(services{"web": "a b c d", "db": "x"}), nil)
 		say(all(services{"web": "a", "db": "x"}), nil)
-		c.want(t, "shrunk at once", services{"web": "a b c d", "db": "x"})
+		c.WantIDs(t, "shrunk at once", services{"web": "a b c d", "db": "x"})
 		time.Sleep(80 * time.Second)
 		synctest.Wait()
-		c.want(t, "shrunk for long", services{"web": "a", "db": "x"})
+		c.WantIDs(t, "shrunk for long", services{"web": "a", "db": "x"})
 
 		l := all(services{"db": "x"})
 		l.Moved = true
 		say(l, nil)
-		c.want(t, "another server, which lacks one", services{"web": "a", "db": "x"})
+		c.WantIDs(t, "another server, which lacks one", services{"web": "a", "db": "x"})
 		say(all(services{"web": "a", "db": "x"}), nil)
 
 		say(all(nil), nil)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		c.want(t, "empty", services{"web": "a", "db": "x"})
-		c.wantState(t, "empty", "accept_empty")
+		c.WantIDs(t, "empty", services{"web": "a", "db": "x"})
+		c.WantDegraded(t, "empty", "accept_empty")
 		say(all(services{"db": "y"}), nil)
-		c.want(t, "no more empty", services{"web": "a", "db": "x y"})
+		c.WantIDs(t, "no more empty", services{"web": "a", "db": "x y"})
 		time.Sleep(80 * time.Second)
 		synctest.Wait()
-		c.want(t, "no more empty, for long", services{"db": "y"})
+		c.WantIDs(t, "no more empty, for long", services{"db": "y"})
 
 		l = all(services{"web": "b"})
 		l.Doubt = errors.New("filtered")
 		say(l, nil)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		c.want(t, "filtered", services{"web": "b", "db": "y"})
-		c.wantState(t, "filtered", "filtered")
+		c.WantIDs(t, "filtered", services{"web": "b", "db": "y"})
+		c.WantDegraded(t, "filtered", "filtered")
 		say(all(services{"web": "b"}), nil)
-		c.want(t, "not filtered", services{"web": "b"})
-		c.wantState(t, "not filtered", "")
+		c.WantIDs(t, "not filtered", services{"web": "b"})
+		c.WantDegraded(t, "not filtered", "")
 
 		a.mu.Lock()
 		a.takes = 20 * time.Second
@@ -176,22 +178,22 @@ func TestPoll(t *testing.T) {
 func TestPollEmpty(t *testing.T) {
 	for _, accept := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			c, a := newShelf(), &asked{next: all(nil)}
+			c, a := plugintest.NewCatalog(), &asked{next: all(nil)}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			go func() {
-				_ = (&Poll{Fetch: a.fetch, Interval: time.Second, RemoveGrace: time.Minute, AcceptEmpty: accept}).Run(ctx, c)
+				_ = (&plugin.Poll{Fetch: a.fetch, Interval: time.Second, RemoveGrace: time.Minute, AcceptEmpty: accept}).Run(ctx, c)
 			}()
 			synctest.Wait()
-			if synced := c.state().synced; synced != accept {
+			if synced := look(c).Synced; synced != accept {
 				t.Errorf("accept %t: synced %t at the start", accept, synced)
 			}
 			time.Sleep(time.Minute + 2*time.Second)
 			synctest.Wait()
-			if !c.state().synced {
+			if !look(c).Synced {
 				t.Errorf("accept %t: not synced after the time of grace", accept)
 			}
-			c.wantState(t, "in the end", "")
+			c.WantDegraded(t, "in the end", "")
 		})
 	}
 }
@@ -200,13 +202,15 @@ func TestPollEmpty(t *testing.T) {
 // and that a fetch that hangs is an outage.
 func TestPollStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, a := newShelf(), &asked{next: all(services{"web": "a"}), takes: time.Hour}
+		c, a := plugintest.NewCatalog(), &asked{next: all(services{"web": "a"}), takes: time.Hour}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- (&Poll{Fetch: a.fetch, Interval: time.Second, Timeout: 5 * time.Second}).Run(ctx, c) }()
+		go func() {
+			done <- (&plugin.Poll{Fetch: a.fetch, Interval: time.Second, Timeout: 5 * time.Second}).Run(ctx, c)
+		}()
 		time.Sleep(6 * time.Second)
 		synctest.Wait()
-		c.wantState(t, "hanging", "deadline")
+		c.WantDegraded(t, "hanging", "deadline")
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)

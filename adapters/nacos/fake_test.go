@@ -221,7 +221,7 @@ func TestSentAway(t *testing.T) {
 	host, port, _ := net.SplitHostPort(fakeConfig(two).Servers[0])
 	one.send(typeConnectReset, `{"requestId":"7","serverIp":"`+host+`","serverPort":"`+port+`"}`)
 	b.eventually(t, "the second server", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.1:80 10.0.0.2:80" })
-	b.wantState(t, "moved", "")
+	b.WantDegraded(t, "moved", "")
 	one.mu.Lock()
 	defer one.mu.Unlock()
 	if !slices.ContainsFunc(one.acks, func(a string) bool {
@@ -300,7 +300,7 @@ func TestEmptyNamespaceIsAwaited(t *testing.T) {
 	b.eventually(t, "a push", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.2:80" && !b.Held.Synced })
 	close(release)
 	b.eventually(t, "both lists", func() bool { return b.Held.Synced && b.Held.IDs("public/G/old") == "10.0.0.1:80" })
-	b.wantState(t, "both lists", "")
+	b.WantDegraded(t, "both lists", "")
 }
 
 // TestEmptyNamespaceRefused shows that a user who may not read the empty
@@ -538,7 +538,7 @@ func TestPersistent(t *testing.T) {
 	b.eventually(t, "deregistered, which a query confirms", func() bool { return b.Held.IDs("public/G/web") == "" })
 	push(service(4, host("10.0.0.3", true)))
 	b.eventually(t, "registered again", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.3:80" })
-	b.wantState(t, "all of it", "")
+	b.WantDegraded(t, "all of it", "")
 }
 
 // TestHTTPS shows login, list and instances over TLS with a client certificate,
@@ -586,7 +586,7 @@ func TestHTTPS(t *testing.T) {
 	} {
 		b := runFake(t, c)
 		b.eventually(t, name, func() bool { return b.Held.Synced && b.Held.IDs("public/G/web") == "10.0.0.1:80" })
-		b.wantState(t, name, "")
+		b.WantDegraded(t, name, "")
 	}
 	bad := config(api.URL, "/registry/a")
 	bad.TLS.CAFile = ""

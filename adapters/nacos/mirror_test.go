@@ -26,31 +26,6 @@ type book struct{ *plugintest.Catalog }
 
 func newBook() *book { return &book{plugintest.NewCatalog()} }
 
-// want compares the catalog with services by key and instances by ID.
-func (b *book) want(t *testing.T, when string, want map[string]string) {
-	t.Helper()
-	b.Look(func(h *plugintest.Held) {
-		got := map[string]string{}
-		for key := range h.Services {
-			got[key] = h.IDs(key)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", when, diff)
-		}
-	})
-}
-
-// wantState wants the registry to be degraded with a text, or with "" not to
-// be.
-func (b *book) wantState(t *testing.T, when, part string) {
-	t.Helper()
-	b.Look(func(h *plugintest.Held) {
-		if part == "" && h.Degraded != "" || !strings.Contains(h.Degraded, part) {
-			t.Errorf("%s: degraded with %q, want %q", when, h.Degraded, part)
-		}
-	})
-}
-
 // script is a source whose answers a test sets.
 type script struct {
 	mu      sync.Mutex // guards everything below
@@ -189,22 +164,22 @@ func TestEmptyIsConfirmed(t *testing.T) {
 		be.session()
 		be.list(web)
 		both := map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80"}
-		be.b.want(t, "listed", both)
+		be.b.WantIDs(t, "listed", both)
 
 		be.push(web, 2, "")
-		be.b.want(t, "an empty push, and a query that has both", both)
+		be.b.WantIDs(t, "an empty push, and a query that has both", both)
 
 		be.src.fail(&serverError{code: 500, message: "broken"})
 		be.push(web, 3, "")
-		be.b.want(t, "an empty push, and a query that fails", both)
-		be.b.wantState(t, "an empty push, and a query that fails", "broken")
+		be.b.WantIDs(t, "an empty push, and a query that fails", both)
+		be.b.WantDegraded(t, "an empty push, and a query that fails", "broken")
 
 		be.src.fail(nil)
 		be.src.set(web, "")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		be.b.want(t, "the query says the same", map[string]string{"public/G/web": ""})
-		be.b.wantState(t, "the query says the same", "")
+		be.b.WantIDs(t, "the query says the same", map[string]string{"public/G/web": ""})
+		be.b.WantDegraded(t, "the query says the same", "")
 	})
 }
 
@@ -218,17 +193,17 @@ func TestMissingInAList(t *testing.T) {
 		be.session()
 		be.list(web, db)
 		be.list(db)
-		be.b.want(t, "missing, but it has an instance", map[string]string{"public/G/web": "10.0.0.1:80", "public/G/db": "10.0.0.2:80"})
+		be.b.WantIDs(t, "missing, but it has an instance", map[string]string{"public/G/web": "10.0.0.1:80", "public/G/db": "10.0.0.2:80"})
 		be.src.took()
 		be.src.set(web, "")
 		be.push(web, 2, "")
-		be.b.want(t, "missing, and empty", map[string]string{"public/G/db": "10.0.0.2:80"})
+		be.b.WantIDs(t, "missing, and empty", map[string]string{"public/G/db": "10.0.0.2:80"})
 		if asked := be.src.took(); asked[len(asked)-1] != "unsubscribe public/G/web" {
 			t.Errorf("asked %q, want an unsubscription at the end", asked)
 		}
 		be.src.set(web, "10.0.0.3")
 		be.list(web, db)
-		be.b.want(t, "back", map[string]string{"public/G/web": "10.0.0.3:80", "public/G/db": "10.0.0.2:80"})
+		be.b.WantIDs(t, "back", map[string]string{"public/G/web": "10.0.0.3:80", "public/G/db": "10.0.0.2:80"})
 	})
 }
 
@@ -243,7 +218,7 @@ func TestGrace(t *testing.T) {
 		be.session()
 		be.list(web, db)
 		before := map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80", "public/G/db": "10.0.0.9:80"}
-		be.b.want(t, "listed", before)
+		be.b.WantIDs(t, "listed", before)
 
 		be.src.took()
 		be.src.set(web, "")
@@ -255,21 +230,21 @@ func TestGrace(t *testing.T) {
 		if diff := cmp.Diff([]string{"subscribe public/G/db", "subscribe public/G/web"}, asked); diff != "" {
 			t.Errorf("asked (-want +got):\n%s", diff)
 		}
-		be.b.want(t, "an empty server", before)
-		be.b.wantState(t, "an empty server", "remove_grace")
+		be.b.WantIDs(t, "an empty server", before)
+		be.b.WantDegraded(t, "an empty server", "remove_grace")
 
 		be.m.add(web)
 		be.push(web, 2, "10.0.0.1")
-		be.b.want(t, "one is back", before)
+		be.b.WantIDs(t, "one is back", before)
 		be.push(web, 3, "10.0.0.1 10.0.0.3")
 		be.push(web, 4, "10.0.0.1")
-		be.b.want(t, "what this session has shown goes at once", before)
+		be.b.WantIDs(t, "what this session has shown goes at once", before)
 		be.src.set(web, "10.0.0.1")
 
 		time.Sleep(30 * time.Second)
 		synctest.Wait()
-		be.b.want(t, "grace is over", map[string]string{"public/G/web": "10.0.0.1:80"})
-		be.b.wantState(t, "grace is over", "")
+		be.b.WantIDs(t, "grace is over", map[string]string{"public/G/web": "10.0.0.1:80"})
+		be.b.WantDegraded(t, "grace is over", "")
 	})
 }
 
@@ -285,7 +260,7 @@ func TestStaleReply(t *testing.T) {
 		be.push(web, 5, "10.0.0.2")
 		close(be.src.hold)
 		synctest.Wait()
-		be.b.want(t, "the push counts", map[string]string{"public/G/web": "10.0.0.2:80"})
+		be.b.WantIDs(t, "the push counts", map[string]string{"public/G/web": "10.0.0.2:80"})
 	})
 }
 
@@ -303,7 +278,7 @@ func TestPushOfTwoNamespaces(t *testing.T) {
 		synctest.Wait()
 		be.src.set(dev, "10.1.0.2")
 		be.push(dev, 2, "10.1.0.2")
-		be.b.want(t, "one of two changed", map[string]string{"public/G/web": "10.0.0.1:80", "dev/G/web": "10.1.0.2:80"})
+		be.b.WantIDs(t, "one of two changed", map[string]string{"public/G/web": "10.0.0.1:80", "dev/G/web": "10.1.0.2:80"})
 	})
 }
 
@@ -319,11 +294,11 @@ func TestBothNamesOfPublic(t *testing.T) {
 		be.m.add(web)
 		be.m.add(nameless)
 		synctest.Wait()
-		be.b.want(t, "both", map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80"})
+		be.b.WantIDs(t, "both", map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80"})
 		be.src.set(nameless, "")
 		be.m.list("", nil, time.Now().Add(time.Second))
 		synctest.Wait()
-		be.b.want(t, "one of them gone", map[string]string{"public/G/web": "10.0.0.1:80"})
+		be.b.WantIDs(t, "one of them gone", map[string]string{"public/G/web": "10.0.0.1:80"})
 	})
 }
 
@@ -343,15 +318,15 @@ func TestGraceOfBothNames(t *testing.T) {
 		be.src.set(nameless, "")
 		be.session()
 		synctest.Wait()
-		be.b.want(t, "another session", map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80 10.0.0.3:80"})
-		be.b.wantState(t, "another session", "remove_grace")
+		be.b.WantIDs(t, "another session", map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80 10.0.0.3:80"})
+		be.b.WantDegraded(t, "another session", "remove_grace")
 		be.src.set(web, "10.0.0.4")
 		be.push(web, 2, "10.0.0.4")
-		be.b.want(t, "a change within the grace period", map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80 10.0.0.4:80"})
+		be.b.WantIDs(t, "a change within the grace period", map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80 10.0.0.4:80"})
 		time.Sleep(30 * time.Second)
 		synctest.Wait()
-		be.b.want(t, "grace is over", map[string]string{"public/G/web": "10.0.0.4:80"})
-		be.b.wantState(t, "grace is over", "")
+		be.b.WantIDs(t, "grace is over", map[string]string{"public/G/web": "10.0.0.4:80"})
+		be.b.WantDegraded(t, "grace is over", "")
 	})
 }
 
@@ -393,7 +368,7 @@ func TestSubscriptionWithoutPushOfTwoNamespaces(t *testing.T) {
 		be.src.set(dev, "10.1.0.2") // the server forgot the subscription, and pushes nothing
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		be.b.want(t, "the change of the other", map[string]string{"public/G/web": "10.0.0.1:80", "dev/G/web": "10.1.0.2:80"})
+		be.b.WantIDs(t, "the change of the other", map[string]string{"public/G/web": "10.0.0.1:80", "dev/G/web": "10.1.0.2:80"})
 	})
 }
 
@@ -406,28 +381,28 @@ func TestFailures(t *testing.T) {
 		be.session()
 		be.list(web)
 		time.Sleep(time.Minute)
-		be.b.wantState(t, "refused", "refuses to show service public/G/web")
+		be.b.WantDegraded(t, "refused", "refuses to show service public/G/web")
 		be.src.fail(nil)
 		be.src.set(web, "10.0.0.1")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		be.b.want(t, "allowed", map[string]string{"public/G/web": "10.0.0.1:80"})
-		be.b.wantState(t, "allowed", "")
+		be.b.WantIDs(t, "allowed", map[string]string{"public/G/web": "10.0.0.1:80"})
+		be.b.WantDegraded(t, "allowed", "")
 
 		be.src.fail(&serverError{code: codeForbidden, message: "authorization failed!"})
 		be.list(web, db)
-		be.b.wantState(t, "another one, refused", "refuses to show service public/G/db")
+		be.b.WantDegraded(t, "another one, refused", "refuses to show service public/G/db")
 		be.src.fail(&serverError{code: 500, message: "broken"})
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		be.b.wantState(t, "no more refused, but broken", "service public/G/db: ")
+		be.b.WantDegraded(t, "no more refused, but broken", "service public/G/db: ")
 		if strings.Contains(be.b.Held.Degraded, "refuses") {
 			t.Errorf("what is over is still shown: %s", be.b.Held.Degraded)
 		}
 		be.src.fail(&serverError{code: codeBadParameter, message: "illegal"})
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		be.b.wantState(t, "an illegal name", "")
+		be.b.WantDegraded(t, "an illegal name", "")
 		if be.b.Held.Problems["service public/G/db"] == "" {
 			t.Error("an illegal name is not listed")
 		}
@@ -437,7 +412,7 @@ func TestFailures(t *testing.T) {
 		if err := be.m.visit(t.Context(), be.src, s); !errors.Is(err, errSession) {
 			t.Errorf("an unknown connection: error %v, want one that ends the session", err)
 		}
-		be.b.want(t, "all of these", map[string]string{"public/G/web": "10.0.0.1:80"})
+		be.b.WantIDs(t, "all of these", map[string]string{"public/G/web": "10.0.0.1:80"})
 	})
 }
 
@@ -457,12 +432,12 @@ func TestServiceRefused(t *testing.T) {
 		if be.b.Held.Synced {
 			t.Error("synced, though nothing was shown")
 		}
-		be.b.wantState(t, "nothing but the one refused", "refuses to show service public/G/db")
+		be.b.WantDegraded(t, "nothing but the one refused", "refuses to show service public/G/db")
 		be.list(web, db)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		be.b.want(t, "another one shown", map[string]string{"public/G/web": "10.0.0.1:80"})
-		be.b.wantState(t, "another one shown", "refuses to show service public/G/db")
+		be.b.WantIDs(t, "another one shown", map[string]string{"public/G/web": "10.0.0.1:80"})
+		be.b.WantDegraded(t, "another one shown", "refuses to show service public/G/db")
 		if !be.b.Held.Synced {
 			t.Error("a refused service holds up the first listing")
 		}
@@ -474,8 +449,8 @@ func TestServiceRefused(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		both := map[string]string{"public/G/web": "10.0.0.1:80", "public/G/db": "10.0.0.2:80"}
-		be.b.want(t, "allowed", both)
-		be.b.wantState(t, "allowed", "")
+		be.b.WantIDs(t, "allowed", both)
+		be.b.WantDegraded(t, "allowed", "")
 		if len(be.b.Held.Problems) > 0 {
 			t.Errorf("problems %q", be.b.Held.Problems)
 		}
@@ -484,20 +459,20 @@ func TestServiceRefused(t *testing.T) {
 		be.push(db, 2, "")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		be.b.want(t, "refused later", both)
-		be.b.wantState(t, "refused later", "refuses to show service public/G/db")
+		be.b.WantIDs(t, "refused later", both)
+		be.b.WantDegraded(t, "refused later", "refuses to show service public/G/db")
 
 		cache := serviceID{publicNamespace, "G", "cache"}
 		be.src.refuse(cache)
 		be.list(web, db, cache)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		be.b.wantState(t, "a third one", "refuses to show service public/G/cache")
+		be.b.WantDegraded(t, "a third one", "refuses to show service public/G/cache")
 		be.list(web, db)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		be.b.want(t, "the third one gone", both)
-		be.b.wantState(t, "the third one gone", "")
+		be.b.WantIDs(t, "the third one gone", both)
+		be.b.WantDegraded(t, "the third one gone", "")
 		if len(be.b.Held.Problems) > 0 {
 			t.Errorf("problems %q", be.b.Held.Problems)
 		}
@@ -516,14 +491,14 @@ func TestEverythingRefused(t *testing.T) {
 				be.session()
 				if before {
 					be.list(web)
-					be.b.want(t, "answered", map[string]string{"public/G/web": "10.0.0.1:80"})
+					be.b.WantIDs(t, "answered", map[string]string{"public/G/web": "10.0.0.1:80"})
 				}
 				be.src.refuse(web, db)
 				be.list(web, db)
 				list()
 				time.Sleep(time.Hour)
 				synctest.Wait()
-				be.b.wantState(t, name, "refuses to show service")
+				be.b.WantDegraded(t, name, "refuses to show service")
 				if be.b.Held.Synced || len(be.b.Held.Problems) > 0 {
 					t.Errorf("synced %t, problems %q", be.b.Held.Synced, be.b.Held.Problems)
 				}
@@ -636,7 +611,7 @@ func TestNamespaces(t *testing.T) {
 			if ok != (test.want == "") || be.b.Held.Synced != ok {
 				t.Errorf("believed %t, synced %t", ok, be.b.Held.Synced)
 			}
-			be.b.wantState(t, name, test.want)
+			be.b.WantDegraded(t, name, test.want)
 		})
 	}
 }

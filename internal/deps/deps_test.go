@@ -46,7 +46,7 @@ var rules = []rule{
 	},
 	{
 		folder: "plugin", own: []string{"plugin/registry", "plugin/collection", "plugin/proto/...", "plugin/wire", "translate", "internal/clip", "internal/conf", "internal/wait"}, others: anyone,
-		tests: []string{"internal/testcert"},
+		tests: []string{"plugin/plugintest", "internal/testcert"},
 	},
 	{
 		folder: "adapters/file", own: []string{"plugin", "plugin/registry", "plugin/collection", "internal/conf"}, others: anyone,

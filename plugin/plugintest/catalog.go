@@ -193,6 +193,32 @@ func (c *Catalog) AwaitSynced(t testing.TB, within time.Duration) {
 	c.Await(t, within, "the first listing", func(h *Held) bool { return h.Synced })
 }
 
+// WantIDs fails the test unless the catalog holds exactly the services of want:
+// the IDs of the instances by key, as [Held.IDs] returns them.
+func (c *Catalog) WantIDs(t testing.TB, when string, want map[string]string) {
+	t.Helper()
+	c.Look(func(h *Held) {
+		got := make(map[string]string, len(h.Services))
+		for key := range h.Services {
+			got[key] = h.IDs(key)
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: the catalog holds %v, want %v", when, got, want)
+		}
+	})
+}
+
+// WantDegraded fails the test unless the registry is degraded with a reason
+// that contains part, or with "" is not degraded.
+func (c *Catalog) WantDegraded(t testing.TB, when, part string) {
+	t.Helper()
+	c.Look(func(h *Held) {
+		if part == "" && h.Degraded != "" || !strings.Contains(h.Degraded, part) {
+			t.Errorf("%s: degraded with %q, want %q", when, h.Degraded, part)
+		}
+	})
+}
+
 // IDs returns the IDs of a service's instances, joined by spaces, or "-" if
 // there is no such service.
 func (h *Held) IDs(key string) string {
