@@ -231,7 +231,7 @@ func TestErrorsRemoveNothing(t *testing.T) {
 					wantState(t, r, part)
 				}
 				if _, calls := r.state(); calls > 6 {
-					t.Errorf("degraded was called %d times for one lasting fault:\n%s", calls, strings.Join(r.degraded, "\n"))
+					t.Errorf("degraded was called %d times for one lasting fault:\n%s", calls, strings.Join(r.held().Reasons, "\n"))
 				}
 				if n := f.count("/v1/health/service/web"); n > 90 {
 					t.Errorf("%d health queries in 10 minutes of failure, want a back-off", n)
@@ -433,7 +433,7 @@ func TestIdleConnectionsCut(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:80 passing"}})
 		if _, calls := r.state(); calls != 0 {
-			t.Errorf("degraded: %q", r.degraded)
+			t.Errorf("degraded: %q", r.held().Reasons)
 		}
 	})
 }
@@ -691,7 +691,7 @@ func TestManyServices(t *testing.T) {
 		// others.
 		time.Sleep(7 * time.Second)
 		if _, calls := r.state(); calls > 4 {
-			t.Errorf("degraded was called %d times for one outage of %d services: %q", calls, n, r.degraded)
+			t.Errorf("degraded was called %d times for one outage of %d services: %q", calls, n, r.held().Reasons)
 		}
 		wantState(t, r, "")
 		if sets, removes, _ := r.counts(); sets != n+1 || removes != 0 {
@@ -709,13 +709,13 @@ func TestUnaskableName(t *testing.T) {
 		f.set("web", entry("web", "web-1", 80))
 		r, _ := startFake(t, f)
 		synctest.Wait()
-		if _, _, synced := r.counts(); !synced || r.problem("service a/../b") == "" {
-			t.Errorf("synced %t, problem %q", synced, r.problem("service a/../b"))
+		if _, _, synced := r.counts(); !synced || r.held().Problems["service a/../b"] == "" {
+			t.Errorf("synced %t, problem %q", synced, r.held().Problems["service a/../b"])
 		}
 		time.Sleep(5 * time.Second)
 		f.set("a/../b")
 		time.Sleep(5 * time.Second)
-		if reason := r.problem("service a/../b"); reason != "" {
+		if reason := r.held().Problems["service a/../b"]; reason != "" {
 			t.Errorf("still listed after it went: %s", reason)
 		}
 	})

@@ -21,6 +21,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
 // startHTTP runs an adapter against a server, over a real network.
@@ -65,9 +66,9 @@ func TestHTTPSConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := startHTTP(t, server, func(c *Config) { c.TLS = plugin.TLS{CAFile: ca, ServerName: "example.com"} })
-	r.await(t, 30*time.Second, "synced", func() bool { _, _, synced := r.counts(); return synced })
+	r.AwaitSynced(t, 30*time.Second)
 	f.set("svc7", entry("svc", "i", 81))
-	r.await(t, 30*time.Second, "the change", func() bool { sets, _, _ := r.counts(); return sets == n+1 })
+	r.Await(t, 30*time.Second, "the change", func(h *plugintest.Held) bool { return h.Sets == n+1 })
 	if got := conns.Load(); got > 2*(n/perTransport+1) {
 		t.Errorf("%d connections for %d watches, want about one for each %d", got, n, perTransport)
 	}
@@ -81,7 +82,7 @@ func TestUntrustedCertificate(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	r := startHTTP(t, server)
-	r.await(t, 30*time.Second, "degraded", func() bool { reason, _ := r.state(); return reason != "" })
+	r.Await(t, 30*time.Second, "degraded", func(h *plugintest.Held) bool { return h.Degraded != "" })
 	wantState(t, r, "certificate")
 }
 
@@ -106,9 +107,9 @@ func TestAuthorityRotated(t *testing.T) {
 	}
 	write(other)
 	r := startHTTP(t, server, func(c *Config) { c.TLS.CAFile, c.TLS.ServerName = ca, "example.com" })
-	r.await(t, 30*time.Second, "degraded", func() bool { reason, _ := r.state(); return strings.Contains(reason, "certificate") })
+	r.Await(t, 30*time.Second, "degraded", func(h *plugintest.Held) bool { return strings.Contains(h.Degraded, "certificate") })
 	write(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
-	r.await(t, 30*time.Second, "synced", func() bool { _, _, synced := r.counts(); return synced })
+	r.AwaitSynced(t, 30*time.Second)
 }
 
 // TestRequests shows that the token file is read again for each request, and
@@ -142,12 +143,12 @@ func TestRequests(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	r := startHTTP(t, server, func(c *Config) { c.TokenFile = file })
-	r.await(t, 30*time.Second, "synced", func() bool { _, _, synced := r.counts(); return synced })
+	r.AwaitSynced(t, 30*time.Second)
 	write("two")
 	f.set("web", entry("web", "web-1", 81))
-	r.await(t, 30*time.Second, "the change", func() bool { sets, _, _ := r.counts(); return sets == 2 })
+	r.Await(t, 30*time.Second, "the change", func(h *plugintest.Held) bool { return h.Sets == 2 })
 	f.set("web", entry("web", "web-1", 82))
-	r.await(t, 30*time.Second, "the second change", func() bool { sets, _, _ := r.counts(); return sets == 3 })
+	r.Await(t, 30*time.Second, "the second change", func(h *plugintest.Held) bool { return h.Sets == 3 })
 	mu.Lock()
 	if len(tokens) != 2 || !tokens["one"] || !tokens["two"] {
 		t.Errorf("tokens %v, want one and two only", tokens)
@@ -157,7 +158,7 @@ func TestRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.set("web", entry("web", "web-1", 83))
-	r.await(t, 30*time.Second, "degraded", func() bool { reason, _ := r.state(); return reason != "" })
+	r.Await(t, 30*time.Second, "degraded", func(h *plugintest.Held) bool { return h.Degraded != "" })
 	wantState(t, r, "token_file")
 }
 
@@ -179,7 +180,7 @@ func TestUnixSocket(t *testing.T) {
 	server.Start()
 	t.Cleanup(server.Close)
 	r := startHTTP(t, server, func(c *Config) { c.Address = "unix://" + socket })
-	r.await(t, 30*time.Second, "synced", func() bool { _, _, synced := r.counts(); return synced })
+	r.AwaitSynced(t, 30*time.Second)
 	wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:80 passing"}})
 }
 

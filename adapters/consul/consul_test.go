@@ -14,12 +14,12 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
-	mcp "istio.io/api/mcp/v1alpha1"
 
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -27,20 +27,14 @@ import (
 // most.
 const within = 30 * time.Second
 
-// catalog keeps what the adapter says.
+// catalog is a catalog that is waited for.
 type catalog struct {
-	mu       sync.Mutex // guards everything below
-	services map[string][]registry.Instance
-	sets     int
-	removes  int
-	synced   bool
-	degraded string
-	reasons  string // every one that degraded had
-	detail   string
+	*plugintest.Catalog
+
+	mu sync.Mutex // guards everything below
 	// waiting is for a change of one service: what it waits for, and what is
 	// closed then.
 	waiting map[string]waiter
-	changed chan struct{} // closed and replaced at each call
 }
 
 // waiter waits for a change of one service.
@@ -49,9 +43,16 @@ type waiter struct {
 	arrived chan time.Time // has room for one
 }
 
-// told tells who waits for the service. The caller holds mu.
+// told tells who waits for the service.
 func (c *catalog) told(name string) {
-	if w, ok := c.waiting[name]; ok && w.shows(c.services[name]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w, ok := c.waiting[name]
+	if !ok {
+		return
+	}
+	c.Look(func(h *plugintest.Held) { ok = w.shows(h.Instances[name]) })
+	if ok {
 		delete(c.waiting, name)
 		w.arrived <- time.Now()
 	}
@@ -62,8 +63,8 @@ func (c *catalog) when(t testing.TB, name string, shows func([]registry.Instance
 	w := waiter{shows, make(chan time.Time, 1)}
 	c.mu.Lock()
 	c.waiting[name] = w
-	c.told(name)
 	c.mu.Unlock()
+	c.told(name)
 	select {
 	case at := <-w.arrived:
 		return at
@@ -73,77 +74,33 @@ func (c *catalog) when(t testing.TB, name string, shows func([]registry.Instance
 	}
 }
 
-// Detail implements plugin.Catalog.
-func (c *catalog) Detail(text string) { c.do(func() { c.detail = text }) }
-
-func (c *catalog) do(fn func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	fn()
-	close(c.changed)
-	c.changed = make(chan struct{})
-}
-
+// Set implements plugin.Catalog.
 func (c *catalog) Set(svc registry.Service, instances []registry.Instance) {
-	c.do(func() { c.sets++; c.services[svc.Key.String()] = slices.Clone(instances); c.told(svc.Key.String()) })
+	c.Catalog.Set(svc, instances)
+	c.told(svc.Key.String())
 }
 
-func (c *catalog) Remove(key registry.Key) {
-	c.do(func() { c.removes++; delete(c.services, key.String()) })
-}
-func (c *catalog) Publish(*mcp.Resource)   {}
-func (c *catalog) Withdraw(string, string) {}
-func (c *catalog) Synced()                 { c.do(func() { c.synced = true }) }
-func (c *catalog) Heard()                  {}
-
-func (c *catalog) Problem(string, string) {}
-func (c *catalog) Degraded(err error) {
-	c.do(func() {
-		c.degraded = ""
-		if err != nil {
-			c.degraded = err.Error()
-			c.reasons += c.degraded + "\n"
-		}
-	})
-}
-
-// await waits until cond, which runs under mu, holds.
+// await waits until cond, which may read Held, holds.
 func (c *catalog) await(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	end := time.NewTimer(within)
-	defer end.Stop()
-	for {
-		c.mu.Lock()
-		ok, changed := cond(), c.changed
-		c.mu.Unlock()
-		if ok {
-			return
-		}
-		select {
-		case <-changed:
-		case <-end.C:
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			t.Fatalf("%s: not within %v; %d services, synced %t, degraded %q, web %+v", what, within, len(c.services), c.synced, c.degraded, c.services["web"])
-		}
-	}
+	c.Await(t, within, what, func(*plugintest.Held) bool { return cond() })
 }
 
 // awaitWeb waits until cond holds of web's instances.
 func (c *catalog) awaitWeb(t testing.TB, what string, cond func([]registry.Instance) bool) {
 	t.Helper()
-	c.await(t, what, func() bool { return cond(c.services["web"]) })
+	c.await(t, what, func() bool { return cond(c.Held.Instances["web"]) })
 }
 
 func (c *catalog) awaitSynced(t testing.TB) {
 	t.Helper()
-	c.await(t, "synced", func() bool { return c.synced })
+	c.AwaitSynced(t, within)
 }
 
 func (c *catalog) awaitState(t testing.TB, part string) {
 	t.Helper()
 	c.await(t, fmt.Sprintf("degraded with %q", part), func() bool {
-		return part == "" && c.degraded == "" || part != "" && strings.Contains(c.degraded, part)
+		return part == "" && c.Held.Degraded == "" || part != "" && strings.Contains(c.Held.Degraded, part)
 	})
 }
 
@@ -159,7 +116,7 @@ func follow(t testing.TB, server *testenv.Consul, change ...func(*consul.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &catalog{services: map[string][]registry.Instance{}, waiting: map[string]waiter{}, changed: make(chan struct{})}
+	c := &catalog{Catalog: plugintest.NewCatalog(), waiting: map[string]waiter{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- adapter.Run(ctx, c) }()
@@ -242,7 +199,7 @@ func TestConsulLife(t *testing.T) {
 	}))
 
 	check(agent.ServiceDeregister("web-1"))
-	c.await(t, "last instance gone", func() bool { return c.removes == 1 && len(c.services) == 0 })
+	c.await(t, "last instance gone", func() bool { return c.Held.Removes == 1 && len(c.Held.Instances) == 0 })
 	register()
 	c.awaitWeb(t, "and back", one(func(i registry.Instance) bool { return i.ID == "n1/web-1" }))
 	c.awaitState(t, "")
@@ -286,28 +243,30 @@ func TestConsulACL(t *testing.T) {
 	t.Run("unknown", func(t *testing.T) {
 		c := follow(t, server, as("00000000-1111-2222-3333-444444444444"))
 		c.awaitState(t, "refuses the token")
-		c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+		c.await(t, "not synced", func() bool { return !c.Held.Synced && len(c.Held.Instances) == 0 })
 	})
 	t.Run("without node read", func(t *testing.T) {
 		c := follow(t, server, as(token(services).SecretID))
 		c.awaitState(t, `node_prefix "" read`)
-		c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+		c.await(t, "not synced", func() bool { return !c.Held.Synced && len(c.Held.Instances) == 0 })
 	})
 	t.Run("anonymous", func(t *testing.T) {
 		c := follow(t, server)
 		c.awaitState(t, "no service at all")
-		c.await(t, "not synced", func() bool { return !c.synced && len(c.services) == 0 })
+		c.await(t, "not synced", func() bool { return !c.Held.Synced && len(c.Held.Instances) == 0 })
 	})
 	t.Run("a part", func(t *testing.T) {
 		c := follow(t, server, as(token(web, nodes).SecretID))
 		c.awaitState(t, "accept_filtered")
 		c.awaitWeb(t, "what it may see", func(i []registry.Instance) bool { return len(i) == 2 })
-		c.await(t, "not synced", func() bool { return !c.synced })
+		c.await(t, "not synced", func() bool { return !c.Held.Synced })
 	})
 	t.Run("a part that is all that is wanted", func(t *testing.T) {
 		c := follow(t, server, as(token(web, nodes).SecretID), func(c *consul.Config) { c.AcceptFiltered = true })
 		c.awaitSynced(t)
-		c.await(t, "web only", func() bool { return len(c.services) == 1 && len(c.services["web"]) == 2 && c.degraded == "" })
+		c.await(t, "web only", func() bool {
+			return len(c.Held.Instances) == 1 && len(c.Held.Instances["web"]) == 2 && c.Held.Degraded == ""
+		})
 	})
 	t.Run("loses and regains its rights", func(t *testing.T) {
 		tok := token(services, nodes)
@@ -328,9 +287,13 @@ func TestConsulACL(t *testing.T) {
 		// see nothing from now on.
 		server.Register(t, testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.9", Port: 5432})
 		c.awaitState(t, `node_prefix "" read`)
-		c.await(t, "everything kept", func() bool { return len(c.services) == 2 && len(c.services["web"]) == 2 && c.removes == 0 })
+		c.await(t, "everything kept", func() bool {
+			return len(c.Held.Instances) == 2 && len(c.Held.Instances["web"]) == 2 && c.Held.Removes == 0
+		})
 		update(services, nodes)
-		c.await(t, "the change", func() bool { return len(c.services["db"]) == 1 && c.services["db"][0].Address == "10.1.0.9" })
+		c.await(t, "the change", func() bool {
+			return len(c.Held.Instances["db"]) == 1 && c.Held.Instances["db"][0].Address == "10.1.0.9"
+		})
 		c.awaitState(t, "")
 		// Deleted altogether.
 		if _, err := server.Client.ACL().TokenDelete(tok.AccessorID, nil); err != nil {
@@ -338,7 +301,9 @@ func TestConsulACL(t *testing.T) {
 		}
 		server.Register(t, testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
 		c.awaitState(t, "refuses the token")
-		c.await(t, "everything kept", func() bool { return len(c.services) == 2 && len(c.services["web"]) == 2 && c.removes == 0 })
+		c.await(t, "everything kept", func() bool {
+			return len(c.Held.Instances) == 2 && len(c.Held.Instances["web"]) == 2 && c.Held.Removes == 0
+		})
 	})
 }
 
@@ -356,9 +321,9 @@ func TestConsulKilled(t *testing.T) {
 	c.awaitState(t, "cannot be reached")
 	server.Restart(t)
 	c.awaitState(t, "remove_grace")
-	c.await(t, "everything kept", func() bool { return len(c.services) == 2 && c.removes == 0 })
+	c.await(t, "everything kept", func() bool { return len(c.Held.Instances) == 2 && c.Held.Removes == 0 })
 	server.Register(t, web)
-	c.await(t, "what did not return is removed", func() bool { return len(c.services) == 1 && c.removes == 1 })
+	c.await(t, "what did not return is removed", func() bool { return len(c.Held.Instances) == 1 && c.Held.Removes == 1 })
 	c.awaitWeb(t, "what returned is there", func(i []registry.Instance) bool { return len(i) == 1 })
 	c.awaitState(t, "")
 }
@@ -374,7 +339,7 @@ func TestConsulKeepsItsCatalog(t *testing.T) {
 	c.awaitState(t, "cannot be reached")
 	server.Restart(t)
 	c.awaitState(t, "")
-	c.await(t, "nothing touched", func() bool { return c.sets == 1 && c.removes == 0 })
+	c.await(t, "nothing touched", func() bool { return c.Held.Sets == 1 && c.Held.Removes == 0 })
 	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 81})
 	c.awaitWeb(t, "followed again", one(func(i registry.Instance) bool { return i.Ports[0].Number == 81 }))
 }
@@ -530,7 +495,7 @@ func TestConsulTurns(t *testing.T) {
 	all := func(cond func(registry.Instance) bool) func() bool {
 		return func() bool {
 			for i := range n {
-				if got := c.services["svc"+strconv.Itoa(i)]; len(got) != 1 || !cond(got[0]) {
+				if got := c.Held.Instances["svc"+strconv.Itoa(i)]; len(got) != 1 || !cond(got[0]) {
 					return false
 				}
 			}
@@ -549,9 +514,9 @@ func TestConsulTurns(t *testing.T) {
 	}, nil); err != nil {
 		t.Fatal(err)
 	}
-	c.await(t, "one more change", func() bool { return c.services["svc399"][0].Ports[0].Number == 82 })
+	c.await(t, "one more change", func() bool { return c.Held.Instances["svc399"][0].Ports[0].Number == 82 })
 	server.Deregister(t, "398")
-	c.await(t, "one service gone", func() bool { return len(c.services["svc398"]) == 0 })
+	c.await(t, "one service gone", func() bool { return len(c.Held.Instances["svc398"]) == 0 })
 
 	close(stop)
 	<-stopped
@@ -564,7 +529,7 @@ func TestConsulTurns(t *testing.T) {
 		t.Error("another program registered nothing")
 	}
 	c.awaitState(t, "")
-	c.await(t, "nothing else removed", func() bool { return c.removes == 1 })
+	c.await(t, "nothing else removed", func() bool { return c.Held.Removes == 1 })
 }
 
 // TestConsulPrefersHTTPS shows a plain address of an agent that has an https
@@ -588,7 +553,7 @@ func TestConsulPrefersHTTPS(t *testing.T) {
 			c := follow(t, server, test.change)
 			c.awaitSynced(t)
 			c.awaitWeb(t, "web", func(all []registry.Instance) bool { return len(all) == 1 })
-			c.await(t, "the detail", func() bool { return strings.Contains(c.detail, port) == test.used })
+			c.await(t, "the detail", func() bool { return strings.Contains(c.Held.Detail, port) == test.used })
 			c.awaitState(t, "")
 		})
 	}
@@ -609,7 +574,8 @@ func TestConsulConnectionLimit(t *testing.T) {
 	c := follow(t, server)
 	c.awaitSynced(t)
 	c.await(t, "the limit and its cures", func() bool {
-		return strings.Contains(c.reasons, "https") && strings.Contains(c.reasons, "max_connections") && strings.Contains(c.reasons, "limits.http_max_conns_per_client")
+		reasons := strings.Join(c.Held.Reasons, "\n")
+		return strings.Contains(reasons, "https") && strings.Contains(reasons, "max_connections") && strings.Contains(reasons, "limits.http_max_conns_per_client")
 	})
 	for i := range instances {
 		instances[i].Port = 81
@@ -617,14 +583,14 @@ func TestConsulConnectionLimit(t *testing.T) {
 	server.Register(t, instances...)
 	c.await(t, "a change of each service", func() bool {
 		for i := range n {
-			if got := c.services["svc"+strconv.Itoa(i)]; len(got) != 1 || got[0].Ports[0].Number != 81 {
+			if got := c.Held.Instances["svc"+strconv.Itoa(i)]; len(got) != 1 || got[0].Ports[0].Number != 81 {
 				return false
 			}
 		}
 		return true
 	})
 	c.awaitState(t, "")
-	c.await(t, "nothing removed", func() bool { return c.removes == 0 })
+	c.await(t, "nothing removed", func() bool { return c.Held.Removes == 0 })
 }
 
 // TestConsulFilter shows a filter expression in Consul's language, a wrong one,
@@ -639,13 +605,13 @@ func TestConsulFilter(t *testing.T) {
 		c := follow(t, server, func(c *consul.Config) { c.Filter = `"mesh" in Service.Tags` })
 		c.awaitSynced(t)
 		c.await(t, "web-1 only", func() bool {
-			return len(c.services) == 1 && len(c.services["web"]) == 1 && c.services["web"][0].ID == "external/web-1"
+			return len(c.Held.Instances) == 1 && len(c.Held.Instances["web"]) == 1 && c.Held.Instances["web"][0].ID == "external/web-1"
 		})
 	})
 	t.Run("wrong", func(t *testing.T) {
 		c := follow(t, server, func(c *consul.Config) { c.Filter = `Service.Tag =` })
 		c.awaitState(t, "does not accept filter")
-		c.await(t, "not synced", func() bool { return !c.synced })
+		c.await(t, "not synced", func() bool { return !c.Held.Synced })
 	})
 }
 
@@ -656,12 +622,12 @@ func TestConsulElsewhere(t *testing.T) {
 	t.Run("namespace", func(t *testing.T) {
 		c := follow(t, server, func(c *consul.Config) { c.Namespaces = []string{"team"} })
 		c.awaitState(t, "namespaces")
-		c.await(t, "not synced", func() bool { return !c.synced })
+		c.await(t, "not synced", func() bool { return !c.Held.Synced })
 	})
 	t.Run("datacenter", func(t *testing.T) {
 		c := follow(t, server, func(c *consul.Config) { c.Datacenters = []string{"dc1", "dc9"} })
 		c.awaitState(t, "dc9")
-		c.await(t, "not synced", func() bool { return !c.synced })
+		c.await(t, "not synced", func() bool { return !c.Held.Synced })
 	})
 }
 
@@ -669,14 +635,14 @@ func TestConsulElsewhere(t *testing.T) {
 // change among them is one Set with what changed.
 func TestConsulMany(t *testing.T) {
 	c, change := many(t, 1000, 10)
-	sets := func() int { c.mu.Lock(); defer c.mu.Unlock(); return c.sets }
+	sets := func() (n int) { c.Look(func(h *plugintest.Held) { n = h.Sets }); return n }
 	if n := sets(); n != 1000 {
 		t.Errorf("%d sets for the first listing, want one for each service", n)
 	}
 	change(9999)
-	c.await(t, "the change", func() bool { return c.services["svc500"][0].Ports[0].Number == 9999 })
+	c.await(t, "the change", func() bool { return c.Held.Instances["svc500"][0].Ports[0].Number == 9999 })
 	change(9998)
-	c.await(t, "the second change", func() bool { return c.services["svc500"][0].Ports[0].Number == 9998 })
+	c.await(t, "the second change", func() bool { return c.Held.Instances["svc500"][0].Ports[0].Number == 9998 })
 	if n := sets(); n != 1002 {
 		t.Errorf("%d sets for two changes", n-1000)
 	}
@@ -730,10 +696,10 @@ func BenchmarkConsulChange(b *testing.B) {
 	// The first change arrives once every watch waits, which takes a moment for
 	// a thousand connections.
 	change(port)
-	c.await(b, "the first change", func() bool { return c.services["svc500"][0].Ports[0].Number == port })
+	c.await(b, "the first change", func() bool { return c.Held.Instances["svc500"][0].Ports[0].Number == port })
 	for b.Loop() {
 		port = 1000 + (port-999)%60000
 		change(port)
-		c.await(b, "the change", func() bool { return c.services["svc500"][0].Ports[0].Number == port })
+		c.await(b, "the change", func() bool { return c.Held.Instances["svc500"][0].Ports[0].Number == port })
 	}
 }

@@ -13,15 +13,13 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/consul/api"
-	mcp "istio.io/api/mcp/v1alpha1"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
-	"github.com/isthmus-mesh/isthmus/plugin/registry"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
 // fakeConsul answers the queries that the adapter makes as Consul does, waits
@@ -341,128 +339,51 @@ func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// recorder is a catalog that keeps what it is told.
-type recorder struct {
-	mu       sync.Mutex // guards everything below
-	services map[registry.Key][]registry.Instance
-	sets     int
-	removes  int
-	synced   bool
-	degraded []string // "" stands for nil
-	problems map[string]string
-	detail   string
-	changed  chan struct{} // closed and replaced at each call
+// recorder is a catalog that tests look at.
+type recorder struct{ *plugintest.Catalog }
 
-	heard atomic.Int64 // calls of Heard
-}
+func newRecorder() *recorder { return &recorder{plugintest.NewCatalog()} }
 
-func newRecorder() *recorder {
-	return &recorder{services: map[registry.Key][]registry.Instance{}, problems: map[string]string{}, changed: make(chan struct{})}
-}
-
-func (r *recorder) do(fn func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	fn()
-	close(r.changed)
-	r.changed = make(chan struct{})
-}
-
-func (r *recorder) Set(svc registry.Service, instances []registry.Instance) {
-	r.do(func() { r.sets++; r.services[svc.Key] = slices.Clone(instances) })
-}
-
-func (r *recorder) Remove(key registry.Key)   { r.do(func() { r.removes++; delete(r.services, key) }) }
-func (r *recorder) Publish(*mcp.Resource)     { panic("BUG: not for this adapter") }
-func (r *recorder) Withdraw(string, string)   { panic("BUG: not for this adapter") }
-func (r *recorder) Synced()                   { r.do(func() { r.synced = true }) }
-func (r *recorder) Problem(id, reason string) { r.do(func() { r.problems[id] = reason }) }
-func (r *recorder) Detail(text string)        { r.do(func() { r.detail = text }) }
-func (r *recorder) Heard()                    { r.heard.Add(1) }
-func (r *recorder) Degraded(err error) {
-	r.do(func() {
-		if err == nil {
-			r.degraded = append(r.degraded, "")
-		} else {
-			r.degraded = append(r.degraded, err.Error())
-		}
-	})
+// held returns what the catalog holds.
+func (r *recorder) held() (held plugintest.Held) {
+	r.Look(func(h *plugintest.Held) { held = *h })
+	return held
 }
 
 // state returns the present reason of the degraded state, "" for none, and how
 // often it was set.
 func (r *recorder) state() (reason string, calls int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.degraded) == 0 {
-		return "", 0
-	}
-	return r.degraded[len(r.degraded)-1], len(r.degraded)
-}
-
-// lastDetail returns how the registry is followed.
-func (r *recorder) lastDetail() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.detail
-}
-
-// problem returns the reason listed under id, "" for none.
-func (r *recorder) problem(id string) string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.problems[id]
+	h := r.held()
+	return h.Degraded, len(h.Reasons)
 }
 
 // view returns what the catalog holds: by service, "id address:port health" of
 // each instance in order.
 func (r *recorder) view() map[string][]string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	v := map[string][]string{}
-	for key, instances := range r.services {
-		lines := []string{}
-		for _, i := range instances {
-			port := 0
-			if len(i.Ports) > 0 {
-				port = i.Ports[0].Number
+	r.Look(func(h *plugintest.Held) {
+		for key, instances := range h.Instances {
+			lines := []string{}
+			for _, i := range instances {
+				port := 0
+				if len(i.Ports) > 0 {
+					port = i.Ports[0].Number
+				}
+				line := i.ID + " " + i.Address + ":" + strconv.Itoa(port) + " " + i.Health.String()
+				if i.Disabled {
+					line += " disabled"
+				}
+				lines = append(lines, line)
 			}
-			line := i.ID + " " + i.Address + ":" + strconv.Itoa(port) + " " + i.Health.String()
-			if i.Disabled {
-				line += " disabled"
-			}
-			lines = append(lines, line)
+			v[key] = lines
 		}
-		v[key.String()] = lines
-	}
+	})
 	return v
 }
 
 func (r *recorder) counts() (sets, removes int, synced bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.sets, r.removes, r.synced
-}
-
-// await waits until cond holds of the recorder, asking after each call.
-func (r *recorder) await(t testing.TB, limit time.Duration, what string, cond func() bool) {
-	t.Helper()
-	deadline := time.NewTimer(limit)
-	defer deadline.Stop()
-	for {
-		r.mu.Lock()
-		changed := r.changed
-		r.mu.Unlock()
-		if cond() {
-			return
-		}
-		select {
-		case <-changed:
-		case <-deadline.C:
-			reason, _ := r.state()
-			t.Fatalf("%s: not within %v; catalog holds %v, degraded %q", what, limit, r.view(), reason)
-		}
-	}
+	h := r.held()
+	return h.Sets, h.Removes, h.Synced
 }
 
 // config is DefaultConfig with changes.

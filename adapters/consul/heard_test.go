@@ -15,9 +15,9 @@ func TestHeard(t *testing.T) {
 		r, _ := startFake(t, f)
 		synctest.Wait()
 		for range 3 {
-			before := r.heard.Load()
+			before := r.held().Heard
 			time.Sleep(2 * time.Duration(DefaultConfig.Wait))
-			if r.heard.Load() == before {
+			if r.held().Heard == before {
 				t.Fatalf("a quiet Consul was not heard from, after %d times before", before)
 			}
 		}
@@ -25,9 +25,9 @@ func TestHeard(t *testing.T) {
 		f.down = errRefused
 		f.mu.Unlock()
 		time.Sleep(2 * time.Duration(DefaultConfig.Wait))
-		before := r.heard.Load()
+		before := r.held().Heard
 		time.Sleep(time.Hour)
-		if n := r.heard.Load() - before; n != 0 {
+		if n := r.held().Heard - before; n != 0 {
 			t.Errorf("heard %d times from a Consul that cannot be reached", n)
 		}
 	})

@@ -184,7 +184,7 @@ func (w *world) follow(t testing.TB, scheme string, address string) {
 		c.RemoveGrace = plugin.Duration(within / 3) // or what an outage removes would be there for as long as the tests wait
 	})
 	w.c.awaitSynced(t)
-	w.c.await(t, "all services", func() bool { return len(w.c.services) == len(w.services) })
+	w.c.await(t, "all services", func() bool { return len(w.c.Held.Instances) == len(w.services) })
 }
 
 // equal waits until the catalog holds what Consul says that it has, service by
@@ -209,7 +209,7 @@ func (w *world) equal(t testing.TB) {
 	}
 	got := func() map[string]map[string]string {
 		all := map[string]map[string]string{}
-		for name, instances := range w.c.services {
+		for name, instances := range w.c.Held.Instances {
 			all[name] = map[string]string{}
 			for _, i := range instances {
 				all[name][i.ID] = fmt.Sprint(i.Ports[0].Number, " ", i.Health)

@@ -11,6 +11,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -79,7 +80,7 @@ func TestConsulPeeringLife(t *testing.T) {
 	c := follow(t, server, p.config, func(c *consul.Config) { c.NodeMeta, c.TaggedAddress = plugin.Globs{"rack"}, "wan" })
 	c.awaitSynced(t)
 	c.await(t, "what was there", func() bool {
-		return len(c.services) == 1 && len(c.services["db"]) == 1 && c.services["db"][0].Health == registry.HealthCritical
+		return len(c.Held.Instances) == 1 && len(c.Held.Instances["db"]) == 1 && c.Held.Instances["db"][0].Health == registry.HealthCritical
 	})
 
 	agent := server.Client.Agent()
@@ -130,25 +131,25 @@ func TestConsulPeeringLife(t *testing.T) {
 	}
 	c.awaitWeb(t, "one gone", func(i []registry.Instance) bool { return len(i) == 1 })
 	check(agent.ServiceDeregister("web-1"))
-	c.await(t, "last instance gone", func() bool { return c.removes == 1 && len(c.services) == 1 })
+	c.await(t, "last instance gone", func() bool { return c.Held.Removes == 1 && len(c.Held.Instances) == 1 })
 	check(agent.ServiceRegister(reg))
 	c.awaitWeb(t, "and back", one(func(i registry.Instance) bool { return i.ID == "n1/web-1" }))
 
 	// What is no longer exported is gone, but for everything at once.
 	p.export(t, "web")
-	c.await(t, "one is exported", func() bool { return len(c.services) == 1 && len(c.services["web"]) == 1 })
+	c.await(t, "one is exported", func() bool { return len(c.Held.Instances) == 1 && len(c.Held.Instances["web"]) == 1 })
 	if _, err := server.Client.ConfigEntries().Delete(api.ExportedServices, "default", nil); err != nil {
 		t.Fatal(err)
 	}
 	c.awaitState(t, "exports no service")
 	p.export(t, "*")
-	c.await(t, "everything is exported", func() bool { return len(c.services) == 2 && c.degraded == "" && c.removes == 2 })
+	c.await(t, "everything is exported", func() bool { return len(c.Held.Instances) == 2 && c.Held.Degraded == "" && c.Held.Removes == 2 })
 	if _, err := server.Client.Peerings().Delete(t.Context(), "mesh", nil); err != nil {
 		t.Fatal(err)
 	}
 	c.awaitState(t, "does not know the peering")
 	p.generate(t, client)
-	c.await(t, "peer again", func() bool { return len(c.services) == 2 && c.degraded == "" && c.removes == 2 })
+	c.await(t, "peer again", func() bool { return len(c.Held.Instances) == 2 && c.Held.Degraded == "" && c.Held.Removes == 2 })
 }
 
 // TestConsulPeeringSecret shows that a token is exchanged once and what it was
@@ -231,23 +232,24 @@ func TestConsulPeeringOutages(t *testing.T) {
 	web(1, testenv.ConsulInstance{Service: "new", ID: "new-1", Address: "10.1.0.4", Port: 1})
 	server.Deregister(t, "web-a")
 	relay.refuse(false)
-	c.await(t, "kept", func() bool { return len(c.services["new"]) == 1 && len(c.services["web"]) == 3 })
+	c.await(t, "kept", func() bool { return len(c.Held.Instances["new"]) == 1 && len(c.Held.Instances["web"]) == 3 })
 	c.awaitState(t, "remove_grace")
-	c.await(t, "gone after the grace period", func() bool { return len(c.services["web"]) == 2 && c.degraded == "" })
+	c.await(t, "gone after the grace period", func() bool { return len(c.Held.Instances["web"]) == 2 && c.Held.Degraded == "" })
 
 	// A cut alone is no outage.
-	c.do(func() { c.reasons = "" })
+	before := 0
+	c.Look(func(h *plugintest.Held) { before = len(h.Reasons) })
 	relay.cut()
 	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-z", Address: "10.1.0.9", Port: 80})
 	c.awaitWeb(t, "after a cut", func(i []registry.Instance) bool { return len(i) == 3 })
-	c.await(t, "no outage", func() bool { return c.reasons == "" && c.removes == 0 })
+	c.await(t, "no outage", func() bool { return len(c.Held.Reasons) == before && c.Held.Removes == 0 })
 
 	server.Kill()
 	c.awaitState(t, "cannot be reached")
 	server.Restart(t)
 	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-y", Address: "10.1.0.8", Port: 80})
 	c.awaitWeb(t, "after a restart", func(i []registry.Instance) bool { return len(i) == 4 })
-	c.await(t, "nothing removed", func() bool { return len(c.services) == 3 && c.removes == 0 })
+	c.await(t, "nothing removed", func() bool { return len(c.Held.Instances) == 3 && c.Held.Removes == 0 })
 
 	// A server without its data knows no peering. With a new one, what it lacks
 	// goes after the grace period.
@@ -257,6 +259,8 @@ func TestConsulPeeringOutages(t *testing.T) {
 	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-x", Address: "10.1.0.7", Port: 80})
 	p.generate(t, server.Client, relay.Addr().String())
 	c.awaitWeb(t, "after a restart without data", func(i []registry.Instance) bool { return len(i) == 5 })
-	c.await(t, "kept for now", func() bool { return len(c.services) == 3 && c.removes == 0 })
-	c.await(t, "gone after the grace period", func() bool { return len(c.services) == 1 && len(c.services["web"]) == 1 && c.degraded == "" })
+	c.await(t, "kept for now", func() bool { return len(c.Held.Instances) == 3 && c.Held.Removes == 0 })
+	c.await(t, "gone after the grace period", func() bool {
+		return len(c.Held.Instances) == 1 && len(c.Held.Instances["web"]) == 1 && c.Held.Degraded == ""
+	})
 }

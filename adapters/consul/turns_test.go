@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/isthmus-mesh/isthmus/plugin/registry"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
 // crowd returns a fake of n services over plain HTTP, svc0 and so on, of one
@@ -27,13 +27,13 @@ func crowd(t *testing.T, n int) *fakeConsul {
 
 // ports returns how many of the services that the catalog holds have the port.
 func (r *recorder) ports(port int) (n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, instances := range r.services {
-		if instances[0].Ports[0].Number == port {
-			n++
+	r.Look(func(h *plugintest.Held) {
+		for _, instances := range h.Instances {
+			if instances[0].Ports[0].Number == port {
+				n++
+			}
 		}
-	}
+	})
 	return n
 }
 
@@ -109,9 +109,9 @@ func TestTurns(t *testing.T) {
 			t.Errorf("%d health queries in a quiet hour, want no more than %d", calls, want)
 		}
 		if _, calls := r.state(); calls != 0 {
-			t.Errorf("degraded: %q", r.degraded)
+			t.Errorf("degraded: %q", r.held().Reasons)
 		}
-		if detail := r.lastDetail(); !strings.Contains(detail, "300 services share 109 connections") {
+		if detail := r.held().Detail; !strings.Contains(detail, "300 services share 109 connections") {
 			t.Errorf("detail %q", detail)
 		}
 
@@ -120,7 +120,7 @@ func TestTurns(t *testing.T) {
 			f.set("svc" + strconv.Itoa(i))
 		}
 		time.Sleep(5 * time.Minute)
-		if detail := r.lastDetail(); detail != "" {
+		if detail := r.held().Detail; detail != "" {
 			t.Errorf("detail %q with a connection for each service", detail)
 		}
 		f.set("svc1", entry("svc", "i", 84))
@@ -149,7 +149,7 @@ func TestTurnsOverHTTP2(t *testing.T) {
 		if n := f.count(criticalPath) + f.count(nodesPath); n != 0 {
 			t.Errorf("%d queries about checks and nodes", n)
 		}
-		if detail := r.lastDetail(); detail != "" {
+		if detail := r.held().Detail; detail != "" {
 			t.Errorf("detail %q", detail)
 		}
 	})
@@ -208,9 +208,7 @@ func TestTurnsRefused(t *testing.T) {
 		})
 		r, _ := startFake(t, f)
 		time.Sleep(5 * time.Minute)
-		r.mu.Lock()
-		all := strings.Join(r.degraded, "\n")
-		r.mu.Unlock()
+		all := strings.Join(r.held().Reasons, "\n")
 		if !strings.Contains(all, "max_connections") {
 			t.Errorf("degraded with %q, want max_connections in it", all)
 		}
@@ -270,20 +268,20 @@ func TestTurnsRandomly(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * time.Second)
-		want := map[registry.Key]int{}
+		want := map[string]int{}
 		f.mu.Lock()
 		for name, s := range f.services {
 			if name != serversService {
-				want[registry.Key{Name: name}] = s.entries[0].Service.Port
+				want[name] = s.entries[0].Service.Port
 			}
 		}
 		f.mu.Unlock()
-		got := map[registry.Key]int{}
-		r.mu.Lock()
-		for key, instances := range r.services {
-			got[key] = instances[0].Ports[0].Number
-		}
-		r.mu.Unlock()
+		got := map[string]int{}
+		r.Look(func(h *plugintest.Held) {
+			for key, instances := range h.Instances {
+				got[key] = instances[0].Ports[0].Number
+			}
+		})
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("ports (-want +got):\n%s", diff)
 		}
