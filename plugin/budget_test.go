@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/types/known/anypb"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -19,11 +18,7 @@ import (
 )
 
 func publishedWorkload(name, address string) *mcp.Resource {
-	body, err := anypb.New(&networking.WorkloadEntry{Address: address})
-	if err != nil {
-		panic(err)
-	}
-	return &mcp.Resource{Metadata: &mcp.Metadata{Name: name}, Body: body}
+	return published1(name, &networking.WorkloadEntry{Address: address})
 }
 
 // Names of endpoints that several services and published resources want, of

@@ -238,11 +238,16 @@ func instances(ids ...string) []registry.Instance {
 func service1(name string) registry.Service { return registry.Service{Key: registry.Key{Name: name}} }
 
 func publishedEntry(name, host string) *mcp.Resource {
-	body, err := anypb.New(&networking.ServiceEntry{
+	return published1(name, &networking.ServiceEntry{
 		Hosts:      []string{host},
 		Ports:      []*networking.ServicePort{{Name: "http", Number: 80, Protocol: "HTTP"}},
 		Resolution: networking.ServiceEntry_STATIC,
 	})
+}
+
+// published1 returns a resource as an adapter publishes it.
+func published1(name string, spec proto.Message) *mcp.Resource {
+	body, err := anypb.New(spec)
 	if err != nil {
 		panic(err)
 	}
@@ -593,11 +598,7 @@ func TestCatalogPublishInvalid(t *testing.T) {
 	c.Publish(publishedEntry("ns/pub", "not a host"))
 	c.Publish(&mcp.Resource{Metadata: &mcp.Metadata{Name: "ns/x"}, Body: &anypb.Any{TypeUrl: "type.googleapis.com/example.Nothing"}})
 	c.Publish(nil)
-	gw, err := anypb.New(&networking.Gateway{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Publish(&mcp.Resource{Metadata: &mcp.Metadata{Name: "ns/gw"}, Body: gw})
+	c.Publish(published1("ns/gw", &networking.Gateway{}))
 	drain(t, r, m)
 	if d := cmp.Diff(before, m.resources); d != "" {
 		t.Errorf("resources changed:\n%s", d)
