@@ -41,7 +41,9 @@ const (
 	// maxSecretBytes bounds the size of a file with one secret.
 	maxSecretBytes = 64 << 10
 	// maxErrorBody bounds how much of an error response is read.
-	maxErrorBody = 4 << 10
+	maxErrorBody = 64 << 10
+	// maxConns bounds the connections to one server.
+	maxConns = 32
 	// maxExcerpt bounds how much of an answer is shown, in bytes.
 	maxExcerpt = 300
 )
@@ -124,8 +126,8 @@ func (h HTTP) NewClient(maxBody int64) (*HTTPClient, error) {
 		DialContext:         dialer.DialContext,
 		DialTLSContext:      h.TLS.DialHTTP("tls", dialer),
 		ForceAttemptHTTP2:   true,
-		MaxConnsPerHost:     32,
-		MaxIdleConnsPerHost: 4,
+		MaxConnsPerHost:     maxConns,
+		MaxIdleConnsPerHost: maxConns,
 		IdleConnTimeout:     90 * time.Second,
 	}
 	return &HTTPClient{
@@ -143,8 +145,8 @@ func (c *HTTPClient) Close() { c.client.CloseIdleConnections() }
 // StatusError is a response with a status other than 200 to 299.
 type StatusError struct {
 	Status int
-	// Text is the beginning of its body, on one line.
-	Text string
+	// Body is its body, or the first 64 KiB of it.
+	Body []byte
 }
 
 // Error implements error.
@@ -156,8 +158,8 @@ func (e *StatusError) Error() string {
 	case http.StatusForbidden:
 		text += ": whoever asks may not read there"
 	}
-	if e.Text != "" {
-		text += fmt.Sprintf(" %q", e.Text)
+	if body := Excerpt(string(e.Body)); body != "" {
+		text += fmt.Sprintf(" %q", body)
 	}
 	return text
 }
@@ -196,8 +198,8 @@ func (c *HTTPClient) do(req *http.Request, read func(*http.Response) error) erro
 	}
 	defer res.Body.Close()
 	if res.StatusCode < 200 || res.StatusCode > 299 {
-		text, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody)) // best effort
-		return &StatusError{Status: res.StatusCode, Text: Excerpt(string(text))}
+		body, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody)) // best effort
+		return &StatusError{Status: res.StatusCode, Body: body}
 	}
 	res.Body = http.MaxBytesReader(nil, res.Body, c.maxBody)
 	err = read(res)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"sync"
 	"time"
 
@@ -30,6 +29,7 @@ const (
 type Adapter struct {
 	config  Config
 	env     plugin.Env
+	client  *plugin.HTTPClient
 	servers []server
 }
 
@@ -48,13 +48,14 @@ func newAdapter(c Config, env plugin.Env) (*Adapter, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	if _, err := c.TLS.Config("tls"); err != nil {
+	client, err := newHTTPClient(c.TLS.TLS)
+	if err != nil {
 		return nil, err
 	}
 	if env.Log == nil {
 		env.Log = slog.New(slog.DiscardHandler)
 	}
-	a := &Adapter{config: c, env: env}
+	a := &Adapter{config: c, env: env, client: client}
 	for i, address := range c.Servers {
 		s, err := parseServer(address, c.ContextPath, c.GRPCPortOffset)
 		if err != nil {
@@ -75,7 +76,7 @@ type run struct {
 	mirror  *mirror
 	scopes  *scopes
 	servers *servers
-	client  *http.Client
+	client  *plugin.HTTPClient
 	auth    *auth
 
 	hadGRPC bool
@@ -86,14 +87,13 @@ type run struct {
 // Nacos ends it; connections are retried.
 func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	st := newState(catalog)
-	client := newHTTPClient(a.config.TLS.TLS)
-	defer client.CloseIdleConnections()
+	defer a.client.Close()
 	r := &run{
 		config: a.config, log: a.env.Log, adapter: a, catalog: catalog, state: st,
 		mirror:  newMirror(a.config, a.env.Log, catalog, st),
 		scopes:  &scopes{state: st, all: map[string]*scope{}},
-		servers: &servers{all: a.servers}, client: client,
-		auth: newAuth(a.config, client, a.env.Log),
+		servers: &servers{all: a.servers}, client: a.client,
+		auth: newAuth(a.config, a.client, a.env.Log),
 	}
 	// Register all that is awaited before any of it can arrive.
 	if a.config.allNamespaces() {

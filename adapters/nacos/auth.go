@@ -50,7 +50,7 @@ func (e *errLogin) Error() string { return "login refused: " + e.reason }
 // auth authenticates requests. Its zero value sends no credentials.
 type auth struct {
 	config Config
-	http   *http.Client
+	http   *plugin.HTTPClient
 	log    *slog.Logger
 
 	login chan struct{} // a semaphore of one, held during a login
@@ -62,7 +62,7 @@ type auth struct {
 	ttl       time.Duration
 }
 
-func newAuth(c Config, client *http.Client, log *slog.Logger) *auth {
+func newAuth(c Config, client *plugin.HTTPClient, log *slog.Logger) *auth {
 	return &auth{config: c, http: client, log: log, login: make(chan struct{}, 1)}
 }
 

@@ -107,7 +107,7 @@ func TestLogin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := newAuth(Config{Username: "u", Password: "p"}, s.Client(), slog.New(slog.DiscardHandler))
+	a := newAuth(Config{Username: "u", Password: "p"}, testClient(t), slog.New(slog.DiscardHandler))
 	codes["/nacos/v3/auth/user/login"] = http.StatusNotFound
 	for _, bad := range []struct {
 		code       int

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -438,9 +437,6 @@ func (e *errTransport) Unwrap() error { return e.err }
 // isTransport reports whether err means that the connection failed or cannot be
 // made.
 func isTransport(err error) bool {
-	if _, ok := errors.AsType[*url.Error](err); ok {
-		return true
-	}
 	_, ok := errors.AsType[*errTransport](err)
 	return ok
 }

@@ -198,6 +198,17 @@ func runFake(t *testing.T, c Config) *book {
 	return b
 }
 
+// testClient returns a client of the HTTP API.
+func testClient(t testing.TB) *plugin.HTTPClient {
+	t.Helper()
+	c, err := newHTTPClient(plugin.TLS{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
 // eventually waits until cond, which may read Held, holds.
 func (b *book) eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()

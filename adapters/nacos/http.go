@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -19,78 +18,49 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
-const (
-	// httpTimeout bounds one request of the HTTP API.
-	httpTimeout = 15 * time.Second
-	// maxConns bounds the connections to one server's HTTP API.
-	maxConns = 32
-)
+// httpTimeout bounds one request of the HTTP API.
+const httpTimeout = 15 * time.Second
 
-// newHTTPClient returns the client of the HTTP API.
-func newHTTPClient(t plugin.TLS) *http.Client {
-	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}
-	return &http.Client{
-		Timeout: httpTimeout,
-		// Nothing comes from the environment, including the proxy.
-		Transport: &http.Transport{
-			DialContext:         dialer.DialContext,
-			DialTLSContext:      t.DialHTTP("tls", dialer),
-			ForceAttemptHTTP2:   true,
-			MaxConnsPerHost:     maxConns,
-			MaxIdleConnsPerHost: maxConns,
-			IdleConnTimeout:     time.Minute,
-		},
-		// A redirect would send the credentials to its target.
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
+// newHTTPClient returns the client of the HTTP API. It sends no credentials of
+// its own.
+func newHTTPClient(t plugin.TLS) (*plugin.HTTPClient, error) {
+	return plugin.HTTP{TLS: t, Timeout: plugin.Duration(httpTimeout)}.NewClient(maxMessage)
 }
 
 // httpDo makes a request, with form as its body unless empty, and returns the
-// body of the answer.
-func httpDo(ctx context.Context, client *http.Client, method, target, form string, headers map[string]string) (body []byte, status int, err error) {
-	var content io.Reader
-	if form != "" {
-		content = strings.NewReader(form)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, target, content)
+// body and status of the answer.
+func httpDo(ctx context.Context, client *plugin.HTTPClient, method, target, form string, headers map[string]string) (body []byte, status int, err error) {
+	req, err := http.NewRequestWithContext(ctx, method, target, strings.NewReader(form))
 	if err != nil {
 		return nil, 0, err
 	}
 	if form != "" {
 		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	}
-	req.Header.Set("User-Agent", "isthmus")
 	for k, v := range headers {
 		req.Header.Set(k, v)
 	}
-	res, err := client.Do(req)
-	if err != nil {
-		return nil, 0, hideQuery(err)
+	err = client.Do(req, func(res *http.Response) (err error) {
+		status = res.StatusCode
+		body, err = io.ReadAll(res.Body)
+		return err
+	})
+	if e, ok := errors.AsType[*plugin.StatusError](err); ok {
+		return e.Body, e.Status, nil
 	}
-	defer res.Body.Close()
-	body, err = io.ReadAll(io.LimitReader(res.Body, maxMessage+1))
-	if err == nil && len(body) > maxMessage {
-		err = fmt.Errorf("answer is longer than %d MiB", maxMessage>>20)
+	if err != nil && status == 0 {
+		err = &errTransport{err}
 	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("%s: %w", req.URL.Path, err)
 	}
-	return body, res.StatusCode, nil
-}
-
-// hideQuery returns err without the query of its URL, which may contain a
-// signature.
-func hideQuery(err error) error {
-	if u, ok := errors.AsType[*url.Error](err); ok {
-		u.URL, _, _ = strings.Cut(u.URL, "?")
-	}
-	return err
+	return body, status, nil
 }
 
 // httpAPI is the HTTP API of one server.
 type httpAPI struct {
 	server server
-	client *http.Client
+	client *plugin.HTTPClient
 	auth   *auth
 	heard  func() // called with each answer; may be nil
 }

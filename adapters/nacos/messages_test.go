@@ -152,7 +152,7 @@ func FuzzHTTP(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		body = b
 		c := Config{Username: "u", Password: "p"}
-		api := &httpAPI{server: target, client: s.Client(), auth: newAuth(c, s.Client(), nil)}
+		api := &httpAPI{server: target, client: testClient(t), auth: newAuth(c, testClient(t), nil)}
 		ctx := context.Background()
 		if service, err := api.query(ctx, "public", "G", "web"); err == nil && service.Hosts == nil {
 			t.Error("an answer without hosts was taken for an empty service")

@@ -605,7 +605,7 @@ func TestNamespaces(t *testing.T) {
 			c := Config{AcceptEmpty: test.accept}
 			d := &discovery{
 				config: c, log: be.m.log, mirror: be.m, state: be.m.state,
-				api: &httpAPI{server: target, client: s.Client(), auth: newAuth(c, s.Client(), be.m.log)},
+				api: &httpAPI{server: target, client: testClient(t), auth: newAuth(c, testClient(t), be.m.log)},
 			}
 			ok, _ := d.complete(t.Context(), &scope{namespace: "dev", wire: "dev", arrived: be.m.state.listing.Expect()}, nil, time.Now())
 			if ok != (test.want == "") || be.b.Held.Synced != ok {
@@ -646,7 +646,7 @@ func TestListsThatAreNone(t *testing.T) {
 	c := Config{}.withDefaults()
 	d := &discovery{
 		config: c, log: be.m.log, mirror: be.m, state: be.m.state,
-		api: &httpAPI{server: target, client: s.Client(), auth: newAuth(c, s.Client(), be.m.log)},
+		api: &httpAPI{server: target, client: testClient(t), auth: newAuth(c, testClient(t), be.m.log)},
 	}
 	l := lister{d: d, scope: &scope{namespace: publicNamespace, wire: publicNamespace, arrived: be.m.state.listing.Expect()}}
 	listed := func() []string {
