@@ -70,9 +70,7 @@ func (h HTTP) Check() (errs []error) {
 	if token && (user || password) {
 		bad("token", "a user is set too; keep one of them")
 	}
-	if t := time.Duration(h.Timeout); t != 0 && (t < time.Second || t > 10*time.Minute) {
-		bad("timeout", fmt.Sprintf("%v is outside 1s to 10m", t))
-	}
+	errs = append(errs, h.Timeout.Check("timeout", time.Second, 10*time.Minute)...)
 	return append(errs, h.TLS.Check("tls")...)
 }
 

@@ -70,6 +70,15 @@ type Duration time.Duration
 // String returns the duration as time.Duration prints it.
 func (d Duration) String() string { return time.Duration(d).String() }
 
+// Check validates that the duration is zero or from least to most, and returns
+// an error as a *[FieldError] of the given field.
+func (d Duration) Check(field string, least, most time.Duration) []error {
+	if t := time.Duration(d); t != 0 && (t < least || t > most) {
+		return []error{&FieldError{Field: field, Reason: fmt.Sprintf("%v is outside %v to %v", d, least, most)}}
+	}
+	return nil
+}
+
 // MarshalJSON encodes the duration as a string.
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.String()) }
 

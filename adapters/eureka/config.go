@@ -20,20 +20,13 @@ type Config struct {
 	ServiceBy string           `json:"service_by,omitempty" jsonschema:"enum=app,enum=vip,enum=secure_vip" jsonschema_description:"What makes a service: app, the application's name; vip or secure_vip, each name in vipAddress or secureVipAddress of its instances. Default: app."`
 	Services  plugin.Selection `json:"services,omitempty" jsonschema_description:"Which services to follow, by name. Names of applications are in upper case."`
 	Address   string           `json:"address,omitempty" jsonschema:"enum=ip,enum=hostname" jsonschema_description:"Which address of an instance to use: ip (ipAddr) or hostname (hostName). An instance without it is reached at the other one. Default: ip."`
-	Ports     []PortKey        `json:"ports,omitempty" jsonschema_description:"More ports of an instance, out of its metadata. A value that is no port number is listed as a problem."`
+	Ports     plugin.PortKeys  `json:"ports,omitempty" jsonschema_description:"More ports of an instance, out of its metadata. A value that is no port number is listed as a problem."`
 
 	Interval     plugin.Duration `json:"interval,omitempty" jsonschema_description:"How often changes are asked for, 1s to 10m; seldomer where answers take long. Servers renew their answers every 30 s by default (responseCacheUpdateIntervalMs). Default: 10s."`
 	FullInterval plugin.Duration `json:"full_interval,omitempty" jsonschema_description:"How often everything is asked for where changes alone would do, 1m to 24h. Default: 10m."`
 	RemoveGrace  plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, a move to another server or a sudden loss what is missing is kept, so that clients can register again; they try every 30 s. 0s removes at once. Default: 2m."`
 	MinShare     float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that a whole listing must still have to be believed at once. With less, what is missing is kept for remove_grace. 0 believes every share. Default: 0.5."`
 	AcceptEmpty  bool            `json:"accept_empty,omitempty" jsonschema_description:"Say true where a registry without any instance is right. Otherwise an empty one removes nothing."`
-}
-
-// PortKey is a port that instances declare in their metadata.
-type PortKey struct {
-	Name     string `json:"name,omitempty" jsonschema:"required" jsonschema_description:"The port's name, for example grpc."`
-	Key      string `json:"key,omitempty" jsonschema:"required" jsonschema_description:"Metadata key that holds its number, for example gRPC_port."`
-	Protocol string `json:"protocol,omitempty" jsonschema_description:"Its protocol. Default: what its name says."`
 }
 
 // Values of Config.ServiceBy.
@@ -79,29 +72,15 @@ func (c Config) Validate() error {
 		bad("address", "%q is neither ip nor hostname", c.Address)
 	}
 	errs = append(errs, c.Services.Check("services")...)
+	errs = append(errs, c.Ports.Check("ports")...)
 	for i, p := range c.Ports {
-		at := fmt.Sprintf("ports[%d]", i)
-		if p.Name == "" {
-			bad(at+".name", "is missing; several ports are told apart by name")
-		}
-		if p.Key == "" {
-			bad(at+".key", "is missing; it is the metadata key that holds the number")
-		}
 		if p.Name == portNameSecure {
-			bad(at+".name", "%q is the name of an instance's secure port", p.Name)
-		}
-		if slices.ContainsFunc(c.Ports[:i], func(o PortKey) bool { return o.Name == p.Name }) {
-			bad(at+".name", "%q is listed twice", p.Name)
+			bad(fmt.Sprintf("ports[%d].name", i), "%q is the name of an instance's secure port", p.Name)
 		}
 	}
-	within := func(field string, d plugin.Duration, least, most time.Duration) {
-		if d != 0 && (time.Duration(d) < least || time.Duration(d) > most) {
-			bad(field, "%v is outside %v to %v", d, least, most)
-		}
-	}
-	within("interval", c.Interval, time.Second, 10*time.Minute)
-	within("full_interval", c.FullInterval, time.Minute, 24*time.Hour)
-	within("remove_grace", c.RemoveGrace, 0, time.Hour)
+	errs = append(errs, c.Interval.Check("interval", time.Second, 10*time.Minute)...)
+	errs = append(errs, c.FullInterval.Check("full_interval", time.Minute, 24*time.Hour)...)
+	errs = append(errs, c.RemoveGrace.Check("remove_grace", 0, time.Hour)...)
 	if !(c.MinShare >= 0 && c.MinShare <= 1) {
 		bad("min_share", "%v is outside 0 to 1", c.MinShare)
 	}

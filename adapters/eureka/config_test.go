@@ -32,7 +32,7 @@ func TestValidate(t *testing.T) {
 	c := Config{
 		Servers: []string{"a:8761", "http://a", "http://u:p@b", "http://a"}, ServiceBy: "name", Address: "dns",
 		HTTP:     plugin.HTTP{Password: "p", Timeout: 1, TLS: plugin.TLS{CertFile: "c"}},
-		Services: plugin.Selection{Include: []string{"["}}, Ports: []PortKey{{}, {Name: "grpc", Key: "k"}, {Name: "grpc", Key: "l"}, {Name: "https", Key: "m"}},
+		Services: plugin.Selection{Include: []string{"["}}, Ports: plugin.PortKeys{{}, {Name: "grpc", Key: "k"}, {Name: "grpc", Key: "l"}, {Name: "https", Key: "m"}},
 		Interval: 1, FullInterval: 1, RemoveGrace: -1, MinShare: 1.5,
 	}
 	var fields []string

@@ -2,11 +2,8 @@ package eureka
 
 import (
 	"cmp"
-	"fmt"
-	"math"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -83,12 +80,7 @@ func (c converter) instance(app, id string, in *instance) registry.Instance {
 			}
 		}
 	}
-	for _, p := range c.config.Ports {
-		n, ok := portOf(out.Meta[p.Key])
-		if ok && !slices.ContainsFunc(out.Ports, func(o registry.Port) bool { return o.Number == n }) {
-			out.Ports = append(out.Ports, registry.Port{Name: p.Name, Number: n, Protocol: p.Protocol})
-		}
-	}
+	out.Ports = c.config.Ports.Append(out.Ports, out.Meta)
 	switch statusOf(in) {
 	case statusUp:
 		out.Health = registry.HealthPassing
@@ -105,34 +97,3 @@ func (c converter) instance(app, id string, in *instance) registry.Instance {
 
 // awsRegion matches the region at the start of an availability zone.
 var awsRegion = regexp.MustCompile(`^[a-z]{2}(?:-[a-z]+)+?-[0-9]+`)
-
-// problem describes invalid port metadata of a service: the first such value
-// and the number of instances with one. It returns "" for none.
-func (c converter) problem(instances []registry.Instance) string {
-	first, n := "", 0
-	for i := range instances {
-		for _, p := range c.config.Ports {
-			value, ok := instances[i].Meta[p.Key]
-			if !ok {
-				continue
-			}
-			if _, ok := portOf(value); ok {
-				continue
-			}
-			if n++; n == 1 {
-				first = fmt.Sprintf("instance %s has %.100q as %s in its metadata, which is no port number, so it is served without the port %q: register it with 1 to 65535, "+
-					"or change config.ports", instances[i].ID, value, p.Key, p.Name)
-			}
-		}
-	}
-	if n > 1 {
-		return fmt.Sprintf("%s (and %d more like it)", first, n-1)
-	}
-	return first
-}
-
-// portOf parses a port number.
-func portOf(value string) (number int, ok bool) {
-	n, err := strconv.Atoi(value)
-	return n, err == nil && n >= 1 && n <= math.MaxUint16
-}

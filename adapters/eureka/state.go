@@ -132,7 +132,7 @@ func (s *state) snapshot(name string) plugin.Snapshot {
 
 func (s *state) findProblem(name string) {
 	id := "service " + name
-	if reason := s.convert.problem(s.services[name]); reason != "" {
+	if reason := s.convert.config.Ports.Problem(s.services[name]); reason != "" {
 		s.problems[id] = reason
 	} else {
 		delete(s.problems, id)

@@ -12,6 +12,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -85,7 +86,7 @@ func TestConvert(t *testing.T) {
 
 	c := DefaultConfig
 	c.ServiceBy, c.Address = byVIP, addressHostname
-	c.Ports = []PortKey{{Name: "grpc", Key: "gRPC_port", Protocol: "grpc"}}
+	c.Ports = plugin.PortKeys{{Name: "grpc", Key: "gRPC_port", Protocol: "grpc"}}
 	got, s := listed(t, c, springs)
 	for i, in := range []*registry.Instance{&h1, &h2, &d1, &d2, &d3} {
 		in.ID = []string{"WEB/", "WEB/", "DB/", "DB/", "DB/"}[i] + in.ID
@@ -253,7 +254,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, first, second string) {
 		for _, by := range []string{byApp, byVIP, bySecureVIP} {
 			c := DefaultConfig
-			c.ServiceBy, c.Ports = by, []PortKey{{Name: "grpc", Key: "a"}}
+			c.ServiceBy, c.Ports = by, plugin.PortKeys{{Name: "grpc", Key: "a"}}
 			s := newState(converter{c})
 			if _, err := readApplications(strings.NewReader(first), s.add); err != nil {
 				s = newState(converter{c})

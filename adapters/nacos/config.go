@@ -35,8 +35,8 @@ type Config struct {
 	Groups     plugin.Globs     `json:"groups,omitempty" jsonschema_description:"Groups to follow, by name or glob (* any run, ? one character). Names alone spare the server's list of everything. Default: [\"*\"]."`
 	Services   plugin.Selection `json:"services,omitempty" jsonschema_description:"Which services to follow, by name."`
 
-	ClusterLocality string    `json:"cluster_locality,omitempty" jsonschema:"enum=none,enum=region,enum=zone,enum=sub_zone" jsonschema_description:"Part of the locality that an instance's cluster names: region; zone, which needs translate.locality.region too; sub_zone, which needs a region and a zone too (translate.locality.zone_key). The cluster DEFAULT names none. Default: none; the cluster is a label in any case."`
-	Ports           []PortKey `json:"ports,omitempty" jsonschema_description:"More ports of an instance, out of its metadata. A value that is no port number is listed as a problem."`
+	ClusterLocality string          `json:"cluster_locality,omitempty" jsonschema:"enum=none,enum=region,enum=zone,enum=sub_zone" jsonschema_description:"Part of the locality that an instance's cluster names: region; zone, which needs translate.locality.region too; sub_zone, which needs a region and a zone too (translate.locality.zone_key). The cluster DEFAULT names none. Default: none; the cluster is a label in any case."`
+	Ports           plugin.PortKeys `json:"ports,omitempty" jsonschema_description:"More ports of an instance, out of its metadata. A value that is no port number is listed as a problem."`
 
 	ListInterval plugin.Duration `json:"list_interval,omitempty" jsonschema_description:"How often services are listed where the server does not tell of them, 500ms to 10m. Sooner after a change, seldomer where a list takes long. Default: 5s."`
 	PollInterval plugin.Duration `json:"poll_interval,omitempty" jsonschema_description:"How often each service is asked for over HTTP, 1s to 10m. Default: 10s."`
@@ -49,13 +49,6 @@ type Config struct {
 type TLSConfig struct {
 	GRPC bool `json:"grpc,omitempty" jsonschema_description:"Use TLS for gRPC (nacos.remote.server.rpc.tls at the server)."`
 	plugin.TLS
-}
-
-// PortKey is a port that instances declare in their metadata.
-type PortKey struct {
-	Name     string `json:"name,omitempty" jsonschema:"required" jsonschema_description:"The port's name, for example grpc."`
-	Key      string `json:"key,omitempty" jsonschema:"required" jsonschema_description:"Metadata key that holds its number, for example gRPC_port."`
-	Protocol string `json:"protocol,omitempty" jsonschema_description:"Its protocol. Default: what its name says."`
 }
 
 // Values of Config.Protocol.
@@ -137,26 +130,10 @@ func (c Config) Validate() error {
 	default:
 		bad("cluster_locality", "%q is none of none, region, zone, sub_zone", c.ClusterLocality)
 	}
-	for i, p := range c.Ports {
-		at := fmt.Sprintf("ports[%d]", i)
-		if p.Name == "" {
-			bad(at+".name", "is missing; several ports are told apart by name")
-		}
-		if p.Key == "" {
-			bad(at+".key", "is missing; it is the metadata key that holds the number")
-		}
-		if slices.ContainsFunc(c.Ports[:i], func(o PortKey) bool { return o.Name == p.Name }) {
-			bad(at+".name", "%q is listed twice", p.Name)
-		}
-	}
-	within := func(field string, d plugin.Duration, least, most time.Duration) {
-		if d != 0 && (time.Duration(d) < least || time.Duration(d) > most) {
-			bad(field, "%v is outside %v to %v", d, least, most)
-		}
-	}
-	within("list_interval", c.ListInterval, 500*time.Millisecond, 10*time.Minute)
-	within("poll_interval", c.PollInterval, time.Second, 10*time.Minute)
-	within("remove_grace", c.RemoveGrace, 0, time.Hour)
+	errs = append(errs, c.Ports.Check("ports")...)
+	errs = append(errs, c.ListInterval.Check("list_interval", 500*time.Millisecond, 10*time.Minute)...)
+	errs = append(errs, c.PollInterval.Check("poll_interval", time.Second, 10*time.Minute)...)
+	errs = append(errs, c.RemoveGrace.Check("remove_grace", 0, time.Hour)...)
 	if c.InFlight < 0 || c.InFlight > 256 {
 		bad("in_flight", "%d is outside 1 to 256", c.InFlight)
 	}

@@ -26,7 +26,7 @@ func TestValidate(t *testing.T) {
 		Servers: []string{"host:0", "ftp://a", "http://u@a", "a:8848", "a:8848"}, Protocol: "udp", GRPCPortOffset: 1000,
 		Username: "u", UsernameFile: "f", Token: "t", TokenFile: "t", AccessKey: "a", TLS: TLSConfig{TLS: plugin.TLS{CertFile: "c"}},
 		Namespaces: []string{"*", "dev-?", "", "public"}, Groups: []string{"[a"}, Services: plugin.Selection{Exclude: []string{""}},
-		ClusterLocality: "rack", Ports: []PortKey{{}, {Name: "grpc", Key: "k"}, {Name: "grpc", Key: "l"}},
+		ClusterLocality: "rack", Ports: plugin.PortKeys{{}, {Name: "grpc", Key: "k"}, {Name: "grpc", Key: "l"}},
 		ListInterval: 1, PollInterval: 1, InFlight: 1000, RemoveGrace: -1,
 	}
 	err := c.Validate()

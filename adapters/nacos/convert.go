@@ -2,7 +2,6 @@ package nacos
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"net"
 	"strconv"
@@ -18,7 +17,7 @@ const defaultCluster = "DEFAULT"
 
 // converter converts instances of Nacos to instances of package registry.
 type converter struct {
-	ports    []PortKey
+	ports    plugin.PortKeys
 	locality string
 }
 
@@ -35,7 +34,7 @@ type answer struct {
 // answer converts an answer or a push.
 func (c converter) answer(info *model.Service) answer {
 	a := answer{instances: c.instances(info.Hosts), reference: info.LastRefTime, protected: info.ReachProtectionThreshold}
-	a.problem = c.badPorts(a.instances)
+	a.problem = c.ports.Problem(a.instances)
 	return a
 }
 
@@ -47,37 +46,6 @@ func (c converter) instances(hosts []model.Instance) []registry.Instance {
 		out = append(out, c.instance(&hosts[i]))
 	}
 	return plugin.SortInstances(out)
-}
-
-// badPorts describes invalid port metadata: the first such value and the number
-// of instances with one. It returns "" for none.
-func (c converter) badPorts(instances []registry.Instance) string {
-	first, n := "", 0
-	for i := range instances {
-		for _, p := range c.ports {
-			text, ok := instances[i].Meta[p.Key]
-			if !ok {
-				continue
-			}
-			if _, ok := portOf(text); ok {
-				continue
-			}
-			if n++; n == 1 {
-				first = fmt.Sprintf("instance %s has %q as %s in its metadata, which is no port number, so it is served without the port %q: register it with 1 to 65535, "+
-					"or change config.ports", instances[i].ID, plugin.Excerpt(text), p.Key, p.Name)
-			}
-		}
-	}
-	if n > 1 {
-		return fmt.Sprintf("%s (and %d more like it)", first, n-1)
-	}
-	return first
-}
-
-// portOf parses a port number.
-func portOf(text string) (number int, ok bool) {
-	n, err := strconv.Atoi(text)
-	return n, err == nil && n >= 1 && n <= math.MaxUint16
 }
 
 // instance converts one host. Its ID has address, port and cluster, which
@@ -102,11 +70,7 @@ func (c converter) instance(h *model.Instance) registry.Instance {
 	if !h.Healthy {
 		i.Health = registry.HealthCritical
 	}
-	for _, p := range c.ports {
-		if n, ok := portOf(h.Metadata[p.Key]); ok && n != port {
-			i.Ports = append(i.Ports, registry.Port{Name: p.Name, Number: n, Protocol: p.Protocol})
-		}
-	}
+	i.Ports = c.ports.Append(i.Ports, h.Metadata)
 	if cluster == defaultCluster {
 		return i // not a locality
 	}

@@ -129,7 +129,7 @@ func FuzzResponse(f *testing.F) {
 		} {
 			err := decodeResponse(p, into)
 			if s, ok := into.(*rpc_response.SubscribeServiceResponse); ok && err == nil {
-				newConverter(Config{Ports: []PortKey{{Name: "x", Key: "a"}}, ClusterLocality: "zone"}).instances(s.ServiceInfo.Hosts)
+				newConverter(Config{Ports: plugin.PortKeys{{Name: "x", Key: "a"}}, ClusterLocality: "zone"}).instances(s.ServiceInfo.Hosts)
 			}
 		}
 	})
@@ -170,7 +170,7 @@ func FuzzHTTP(f *testing.F) {
 
 // TestConvert shows what each field of a host becomes.
 func TestConvert(t *testing.T) {
-	c := newConverter(Config{Ports: []PortKey{{Name: "grpc", Key: "gRPC_port", Protocol: "grpc"}}, ClusterLocality: "zone"})
+	c := newConverter(Config{Ports: plugin.PortKeys{{Name: "grpc", Key: "gRPC_port", Protocol: "grpc"}}, ClusterLocality: "zone"})
 	got := c.instances([]model.Instance{
 		{Ip: "10.0.0.2", Port: 80, Weight: 0, Healthy: false, Enable: false},
 		{Ip: "10.0.0.1", Port: 80, Weight: 0.5, Healthy: true, Enable: true, Ephemeral: true, ClusterName: "blue", Metadata: map[string]string{"gRPC_port": "90"}},

@@ -511,7 +511,7 @@ func TestEverythingRefused(t *testing.T) {
 // number is listed.
 func TestPortsOfMetadata(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		be := newBench(t, Config{Ports: []PortKey{{Name: "grpc", Key: "gRPC_port"}}})
+		be := newBench(t, Config{Ports: plugin.PortKeys{{Name: "grpc", Key: "gRPC_port"}}})
 		be.session()
 		be.list(web)
 		for _, test := range []struct {
