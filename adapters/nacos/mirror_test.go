@@ -330,6 +330,32 @@ func TestGraceOfBothNames(t *testing.T) {
 	})
 }
 
+// TestGraceOfOneName shows that what one of the two no longer shows is kept as
+// it was, and does not hold up what the other one loses.
+func TestGraceOfOneName(t *testing.T) {
+	for _, grace := range []time.Duration{0, 30 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			be := newBench(t, Config{RemoveGrace: plugin.Duration(grace)})
+			nameless := serviceID{"", "G", "web"}
+			be.src.set(web, "10.0.0.1")
+			be.src.set(nameless, "10.0.0.2")
+			be.session()
+			be.m.add(web)
+			be.m.add(nameless)
+			synctest.Wait()
+			be.src.refuse(nameless)
+			be.src.set(web, "10.0.0.3")
+			be.session()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			be.b.WantIDs(t, "one refused", map[string]string{"public/G/web": "10.0.0.2:80 10.0.0.3:80"})
+			be.src.set(web, "10.0.0.4")
+			be.push(web, 2, "10.0.0.4")
+			be.b.WantIDs(t, "one refused, a change of the other", map[string]string{"public/G/web": "10.0.0.2:80 10.0.0.4:80"})
+		})
+	}
+}
+
 // TestSubscriptionWithoutPush shows that a subscription that no push follows is
 // made again, a few times.
 func TestSubscriptionWithoutPush(t *testing.T) {

@@ -174,6 +174,9 @@ func (m *mirror) keepGrace(ctx context.Context) {
 		if !s.listed || s.doubtful {
 			m.queue.add(s, time.Now())
 		}
+		if !s.answered || s.doubtful {
+			m.tellLocked(s.key)
+		}
 	}
 }
 
@@ -351,7 +354,8 @@ func (m *mirror) answerLocked(s *service, a answer, confirmed bool) {
 	}
 }
 
-// tellLocked publishes the services of a key, merged.
+// tellLocked publishes the services of a key, merged. Those without an answer
+// that counts stay as they are; in the grace period that is up to grace.
 func (m *mirror) tellLocked(key registry.Key) {
 	var all []registry.Instance
 	published, whole := false, true
@@ -359,7 +363,7 @@ func (m *mirror) tellLocked(key registry.Key) {
 		switch {
 		case !s.published:
 			continue
-		case s.answered && !s.doubtful:
+		case s.answered && !s.doubtful, m.graceEnd.IsZero():
 			all, _ = plugin.UnionInstances(all, s.known)
 		default:
 			whole = false
