@@ -138,6 +138,7 @@ var rules = []rule{
 	{folder: "internal/testwait"},
 	{folder: "internal/testenv/...", own: []string{"internal/testenv", "internal/testwait"}, others: anyone},
 	{folder: "test/...", own: []string{"..."}, others: anyone},
+	{folder: "examples/adapter-template", own: []string{"plugin", "plugin/registry"}, tests: []string{"plugin/plugintest"}},
 	{folder: "examples/...", tests: []string{"server/config"}},
 }
 

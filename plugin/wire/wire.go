@@ -25,7 +25,7 @@ const (
 )
 
 // LogLevelKey is the environment variable with the host's minimum log level:
-// debug, info, warn or error.
+// debug, info, warn or error, in any case.
 const LogLevelKey = "ISTHMUS_LOG_LEVEL"
 
 // PluginName is the name of the service in go-plugin's table.

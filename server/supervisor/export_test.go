@@ -50,3 +50,9 @@ func Backoff() (restart func(live time.Duration) time.Duration, refused func() t
 	b := &backoff{limits: defaultLimits}
 	return b.restart, b.refused
 }
+
+// Limits returns the time limits of a bridge as it is outside of tests.
+func Limits() (start, answer, end, minBackoff, maxBackoff, refused, healthy time.Duration) {
+	l := defaultLimits
+	return l.start, l.answer, l.end, l.minBackoff, l.maxBackoff, l.refused, l.healthy
+}
