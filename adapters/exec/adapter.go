@@ -29,6 +29,8 @@ const (
 type Adapter struct {
 	config Config
 	log    *slog.Logger
+
+	starts, lines, bad plugin.Counter
 }
 
 // New returns an adapter for a configuration that Validate accepts. It starts
@@ -42,7 +44,12 @@ func New(c Config, env plugin.Env) (plugin.Adapter, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Adapter{c, log}, nil
+	return &Adapter{
+		config: c, log: log,
+		starts: env.Metrics.Counter("program_starts_total", "Starts of the program."),
+		lines:  env.Metrics.Counter("program_lines_total", "Lines that the program printed."),
+		bad:    env.Metrics.Counter("program_bad_lines_total", "Lines, or services in a line, that could not be used."),
+	}, nil
 }
 
 func (a *Adapter) program() *program {
@@ -97,6 +104,7 @@ func (l *listed) set(now map[string]string) {
 
 // findings are what is wrong with the lines of one run.
 type findings struct {
+	a    *Adapter
 	n    int               // lines so far
 	bad  map[string]string // reasons by id, that of lines without a service included
 	said map[string]string // by the program itself
@@ -104,6 +112,7 @@ type findings struct {
 
 // fault records what is wrong with the present line.
 func (f *findings) fault(id, reason string) {
+	f.a.bad.Inc()
 	if f.bad == nil {
 		f.bad = map[string]string{}
 	}
@@ -152,6 +161,7 @@ func (f *findings) doubt() error {
 // there is nothing in it.
 func (f *findings) read(line []byte, err error) (message, bool) {
 	f.n++
+	f.a.lines.Inc()
 	if len(bytes.TrimSpace(line)) == 0 && err == nil {
 		return message{}, false
 	}
@@ -190,13 +200,13 @@ type runs struct {
 // fetch runs the program once. It implements plugin.Poll.Fetch.
 func (r *runs) fetch(ctx context.Context) (plugin.Listing, error) {
 	var (
-		f        findings
+		f        = findings{a: r.a}
 		degraded string
 		detail   string
 		size     int
 		services = map[registry.Key]plugin.Snapshot{}
 	)
-	err := r.program.run(ctx, func(int) {}, func(line []byte, err error) {
+	err := r.program.run(ctx, func(int) { r.a.starts.Inc() }, func(line []byte, err error) {
 		if size += len(line); size > maxOutput {
 			f.fault(lineID, fmt.Sprintf("it prints more than %d MiB", maxOutput>>20))
 			return
@@ -290,9 +300,12 @@ func (a *Adapter) stay(ctx context.Context, catalog plugin.Catalog) error {
 	p := a.program()
 	retry := plugin.Backoff{First: 500 * time.Millisecond, Most: mostPause}
 	for ctx.Err() == nil {
-		f.findings, f.seen, f.lists, f.complete, f.said = findings{}, map[registry.Key]int{}, false, false, ""
+		f.findings, f.seen, f.lists, f.complete, f.said = findings{a: a}, map[registry.Key]int{}, false, false, ""
 		begin := time.Now()
-		err := p.run(ctx, func(pid int) { catalog.Detail(fmt.Sprintf("reads %s, process %d", a.config.name(), pid)) }, f.take)
+		err := p.run(ctx, func(pid int) {
+			a.starts.Inc()
+			catalog.Detail(fmt.Sprintf("reads %s, process %d", a.config.name(), pid))
+		}, f.take)
 		if ctx.Err() != nil {
 			break
 		}

@@ -71,6 +71,11 @@ func TestConformance(t *testing.T) {
 					if n := len(w.WorkloadEntries("conformance/web")); n != want {
 						return fmt.Errorf("web has %d instances, want %d", n, want)
 					}
+					starts, _ := w.Metric("program_starts_total")
+					lines, _ := w.Metric("program_lines_total")
+					if bad, ok := w.Metric("program_bad_lines_total"); !ok || bad != 0 || starts < 1 || lines < 1 {
+						return fmt.Errorf("%v starts, %v lines, %v bad ones", starts, lines, bad)
+					}
 					return nil
 				}
 			}

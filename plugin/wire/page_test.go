@@ -28,6 +28,7 @@ func TestProtocolPage(t *testing.T) {
 		fmt.Sprintf("| a resource | %d MiB |", MaxResource>>20),
 		fmt.Sprintf("| silence on a stream | %v; after %v it counts as hung |", strings.ReplaceAll(HeartbeatLimit.String(), "s", " s"), strings.ReplaceAll(HungAfter.String(), "s", " s")),
 		fmt.Sprintf("Messages of 1,000 resources or %d MiB", BatchBytes>>20),
+		fmt.Sprintf("first %d, are ignored", MaxMetrics),
 		"valid for\n  the DNS name `" + serverName + "`",
 	}
 	if BatchResources != 1000 {

@@ -4,6 +4,8 @@ import (
 	"io"
 	"log/slog"
 	"time"
+
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 )
 
 // Hurry shortens the host's pauses for tests with plugins that misbehave. Steps
@@ -56,3 +58,6 @@ func Limits() (start, answer, end, minBackoff, maxBackoff, refused, healthy time
 	l := defaultLimits
 	return l.start, l.answer, l.end, l.minBackoff, l.maxBackoff, l.refused, l.healthy
 }
+
+// SetOwn takes an adapter's own metrics.
+func (m *Metrics) SetOwn(registry string, metrics ...*pluginv1.Metric) { m.own.set(registry, metrics) }

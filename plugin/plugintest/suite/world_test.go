@@ -26,6 +26,7 @@ func FuzzWorld(f *testing.F) {
 		{},
 		{Upserts: []*pluginv1.Upsert{{Resource: res}, {Resource: res, Service: "ns/web"}, nil}, Synced: true},
 		{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: "ns/web"}}, Problems: []*pluginv1.Problem{{Id: "a", Reason: "b"}}},
+		{Metrics: []*pluginv1.Metric{{Name: "asked_total", Kind: pluginv1.MetricKind_METRIC_KIND_COUNTER, Value: 1}, {Name: "x y"}, nil}},
 		{Kept: []*pluginv1.Kept{{Collection: collection.ServiceEntry, Name: "ns/web"}, {}, nil}, Relisted: []string{"ns/web"}},
 	} {
 		raw, err := proto.Marshal(m)
@@ -41,7 +42,7 @@ func FuzzWorld(f *testing.F) {
 		}
 		w := newWorld(collection.All())
 		first := w.apply(&m)
-		if again := w.apply(&m); (first == nil) != (again == nil) && !m.GetSynced() {
+		if again := w.apply(&m); (first == nil) != (again == nil) && !m.GetSynced() && len(m.GetMetrics()) == 0 { // counters never fall
 			t.Errorf("first %v, then %v", first, again)
 		}
 	})
@@ -57,5 +58,33 @@ func TestWorldKeeps(t *testing.T) {
 	gone := &pluginv1.WatchResponse{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: "ns/web"}}}
 	if err := w.apply(gone); err != nil || w.Keeps(collection.ServiceEntry, "ns/web") {
 		t.Errorf("%v, kept %v", err, w.kept)
+	}
+}
+
+// A world knows the adapter's own metrics, and finds fault with those that a
+// bridge would ignore.
+func TestWorldMetrics(t *testing.T) {
+	const counter, gauge = pluginv1.MetricKind_METRIC_KIND_COUNTER, pluginv1.MetricKind_METRIC_KIND_GAUGE
+	w := newWorld(nil)
+	for _, tt := range []struct {
+		m  *pluginv1.Metric
+		ok bool
+	}{
+		{&pluginv1.Metric{Name: "asked_total", Kind: counter, Value: 2}, true},
+		{&pluginv1.Metric{Name: "asked_total", Kind: counter, Value: 1}, false},
+		{&pluginv1.Metric{Name: "held", Kind: gauge, Value: -1}, true},
+		{&pluginv1.Metric{Name: "held", Value: 1}, false},
+		{&pluginv1.Metric{Name: "held", Kind: counter, Value: 1}, false},
+		{&pluginv1.Metric{Name: "held_total", Kind: gauge, Value: 1}, false},
+		{&pluginv1.Metric{Name: "Held", Kind: gauge, Value: 1}, false},
+	} {
+		if err := w.apply(&pluginv1.WatchResponse{Metrics: []*pluginv1.Metric{tt.m}}); (err == nil) != tt.ok {
+			t.Errorf("%v: %v", tt.m, err)
+		}
+	}
+	asked, _ := w.Metric("asked_total")
+	held, ok := w.Metric("held")
+	if asked != 2 || held != -1 || !ok {
+		t.Errorf("asked %v, held %v", asked, held)
 	}
 }
