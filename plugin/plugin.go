@@ -70,4 +70,6 @@ type Env struct {
 	Registry string
 	// Log is bound to the registry; its records appear in the bridge's log.
 	Log *slog.Logger
+	// Metrics are the adapter's own, shown on the bridge's /metrics.
+	Metrics *Metrics
 }

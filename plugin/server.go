@@ -41,11 +41,13 @@ type server struct {
 
 	restoreOnce sync.Once
 	mu          sync.Mutex
-	// guarded by mu; adapter and catalog are set once, before watched is closed
+	// guarded by mu; adapter, catalog and metrics are set once, before watched
+	// is closed
 	configured bool
 	running    bool
 	adapter    Adapter
 	catalog    *catalog
+	metrics    *Metrics
 	// written before ended is closed
 	err error
 }
@@ -133,11 +135,13 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 		return err
 	})
 	all = append(all, err)
-	a, err := s.newAdapter(req.GetConfig(), Env{Registry: req.GetRegistry(), Log: s.log})
+	metrics := &Metrics{}
+	a, err := s.newAdapter(req.GetConfig(), Env{Registry: req.GetRegistry(), Log: s.log, Metrics: metrics})
 	all = append(all, err)
 	if err := errors.Join(all...); err != nil {
 		return &pluginv1.ConfigureResponse{Violations: violations(err)}, nil
 	}
+	s.metrics = metrics
 	s.adapter, s.catalog, s.configured = a, newCatalog(translator, s.collections, limits{req.GetLimits().GetResources(), req.GetLimits().GetBytes()}), true
 	return &pluginv1.ConfigureResponse{}, nil
 }
@@ -159,7 +163,7 @@ func (s *server) Watch(_ *pluginv1.WatchRequest, stream grpc.ServerStreamingServ
 	defer r.close()
 	heartbeat := time.NewTimer(wire.Heartbeat)
 	defer heartbeat.Stop()
-	ended := false
+	ended, told := false, toldMetrics{}
 	for {
 		resp, err := r.next()
 		switch {
@@ -181,6 +185,7 @@ func (s *server) Watch(_ *pluginv1.WatchRequest, stream grpc.ServerStreamingServ
 				resp = &pluginv1.WatchResponse{LastHeard: r.lastHeard()}
 			}
 		}
+		resp.Metrics = s.metrics.changed(told)
 		if err := stream.Send(resp); err != nil {
 			return err
 		}

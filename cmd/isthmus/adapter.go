@@ -13,6 +13,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
 	"github.com/isthmus-mesh/isthmus/adapters/dns"
 	"github.com/isthmus-mesh/isthmus/adapters/eureka"
+	"github.com/isthmus-mesh/isthmus/adapters/exec"
 	"github.com/isthmus-mesh/isthmus/adapters/file"
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
@@ -25,6 +26,7 @@ var adapters = map[string]func(version string){
 	"consul": consul.Main,
 	"dns":    dns.Main,
 	"eureka": eureka.Main,
+	"exec":   exec.Main,
 	"file":   file.Main,
 	"nacos":  nacos.Main,
 	"sim":    sim.Main,

@@ -6,6 +6,8 @@
 //	isthmus dump --config FILE       print what would be served, as YAML for kubectl
 //	isthmus validate --config FILE   check a configuration
 //	isthmus adapter NAME             a built-in adapter as plugin; the bridge starts it
+//	isthmus plugin check PATH        check that an executable keeps the contract of adapters
+//	isthmus docs                     print the reference of the configuration, or a schema of it
 //	isthmus version
 //
 // Exit codes:

@@ -3,12 +3,14 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -22,29 +24,20 @@ import (
 
 func newDocs() *cobra.Command {
 	var asSchema bool
+	var pluginDir string
 	cmd := &cobra.Command{
-		Use:    "docs",
-		Short:  "Print docs/configuration.md or, with --schema, docs/configuration.schema.json, made from the code",
-		Hidden: true,
-		Args:   usageArgs(cobra.NoArgs),
+		Use:   "docs",
+		Short: "Print the reference of the configuration, or a schema of it for editors",
+		Long: `Print the reference of the configuration as Markdown or, with --schema, a JSON Schema of it for editors. Both are made of what the adapters
+say of themselves: the built-in ones and, with --plugin-dir, the executables isthmus-adapter-TYPE in a directory, which are started for it
+and contact no registry.`,
+		Example: `  isthmus docs --plugin-dir /opt/isthmus/plugins > configuration.md
+  isthmus docs --plugin-dir /opt/isthmus/plugins --schema > isthmus.schema.json`,
+		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log := slog.New(slog.DiscardHandler)
-			host, err := supervisor.NewHost("", log)
+			described, err := describeAdapters(cmd.Context(), pluginDir, cmd.ErrOrStderr())
 			if err != nil {
 				return err
-			}
-			defer host.Close()
-			path, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("find the program's own file: %w", err)
-			}
-			var described []supervisor.Description
-			for _, name := range builtIn() {
-				d, err := supervisor.Describe(cmd.Context(), host, supervisor.Spec{Registry: name, Adapter: name, Command: []string{path, "adapter", name}}, log)
-				if err != nil {
-					return fmt.Errorf("adapter %s: %w", name, err)
-				}
-				described = append(described, d)
 			}
 			if asSchema {
 				return writeSchema(cmd.OutOrStdout(), described)
@@ -53,7 +46,73 @@ func newDocs() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asSchema, "schema", false, "print a JSON Schema of the configuration file")
+	cmd.Flags().StringVar(&pluginDir, "plugin-dir", "", "`DIR` with executables isthmus-adapter-TYPE, to be described too")
 	return cmd
+}
+
+// described is an adapter with what it says of itself.
+type described struct {
+	supervisor.Description
+	builtIn bool
+}
+
+// describeAdapters asks the built-in adapters and those of a directory, if one
+// is given, to describe themselves.
+func describeAdapters(ctx context.Context, pluginDir string, stderr io.Writer) ([]described, error) {
+	log := slog.New(slog.DiscardHandler)
+	host, err := supervisor.NewHost("", log)
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	var all []described
+	ask := func(name string, isBuiltIn bool, command ...string) error {
+		d, err := supervisor.Describe(ctx, host, supervisor.Spec{Registry: name, Adapter: name, Command: command}, log)
+		if err != nil {
+			return fmt.Errorf("adapter %s: %w", name, err)
+		}
+		all = append(all, described{d, isBuiltIn})
+		return nil
+	}
+	path, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the program's own file: %w", err)
+	}
+	for _, name := range builtIn() {
+		if err := ask(name, true, path, "adapter", name); err != nil {
+			return nil, err
+		}
+	}
+	if pluginDir == "" {
+		return all, nil
+	}
+	entries, err := os.ReadDir(pluginDir)
+	if err != nil {
+		return nil, fmt.Errorf("--plugin-dir: %w", err)
+	}
+	found := 0
+	for _, e := range entries {
+		name, ok := strings.CutPrefix(e.Name(), config.PluginPrefix)
+		if !ok {
+			continue
+		}
+		found++
+		if adapters[name] != nil {
+			fmt.Fprintf(stderr, "isthmus: %s is never used: the adapter %s is built in\n", filepath.Join(pluginDir, e.Name()), name)
+			continue
+		}
+		file, err := filepath.Abs(filepath.Join(pluginDir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		if err := ask(name, false, file); err != nil {
+			return nil, err
+		}
+	}
+	if found == 0 {
+		return nil, fmt.Errorf("--plugin-dir: there is no %sTYPE in %s", config.PluginPrefix, pluginDir)
+	}
+	return all, nil
 }
 
 const docsHead = `<!-- Made by "make generate" from the code. Do not edit. -->
@@ -63,7 +122,8 @@ const docsHead = `<!-- Made by "make generate" from the code. Do not edit. -->
 ` + "`" + `isthmus serve --config FILE` + "`" + ` reads one YAML document. ` + "`" + `isthmus validate
 --config FILE` + "`" + ` checks it without contacting a registry.
 [configuration.schema.json](configuration.schema.json) is a JSON Schema of it
-for editors.
+for editors. With adapters in a plugin_dir, ` + "`" + `isthmus docs --plugin-dir DIR` + "`" + `
+prints this page with their blocks, and with ` + "`" + `--schema` + "`" + ` the schema.
 
 ` + "```" + `yaml
 listen: {xds: 127.0.0.1:15051, admin: 127.0.0.1:15080}
@@ -99,7 +159,7 @@ A running bridge loads the file again when it changes; [operations.md](operation
 `
 
 // writeDocs writes the reference of the configuration.
-func writeDocs(w io.Writer, adapters []supervisor.Description) error {
+func writeDocs(w io.Writer, adapters []described) error {
 	var b bytes.Buffer
 	b.WriteString(docsHead)
 	file, err := parseSchema(fileSchema())
@@ -123,6 +183,7 @@ func writeDocs(w io.Writer, adapters []supervisor.Description) error {
 	b.WriteString("\n## translate\n\nHow services of a registry become resources. Every adapter that speaks of\nservices takes this block.\n\n")
 	var all []*schema
 	var names []string
+	own := map[string]*schema{} // of adapters that translate in another way
 	for _, a := range adapters {
 		if len(a.TranslateSchema) == 0 {
 			continue
@@ -130,6 +191,10 @@ func writeDocs(w io.Writer, adapters []supervisor.Description) error {
 		s, err := parseSchema(a.TranslateSchema)
 		if err != nil {
 			return fmt.Errorf("adapter %s: translate schema: %w", a.Name, err)
+		}
+		if len(all) > 0 && !slices.Equal(fields(s), fields(all[0])) {
+			own[a.Name] = s
+			continue
 		}
 		all, names = append(all, s), append(names, a.Name)
 	}
@@ -148,11 +213,19 @@ func writeDocs(w io.Writer, adapters []supervisor.Description) error {
 		tableHead(&b)
 		common.rows(&b, "", common, 0)
 	}
+	for _, name := range slices.Sorted(maps.Keys(own)) {
+		fmt.Fprintf(&b, "\n## translate of %s\n\nThis adapter takes a block of its own in place of the above.\n\n", name)
+		tableHead(&b)
+		own[name].rows(&b, "", own[name], 0)
+	}
 	if _, err := w.Write(b.Bytes()); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
 	return nil
 }
+
+// fields returns the names of a block's fields, sorted.
+func fields(s *schema) []string { return slices.Sorted(maps.Keys(s.properties())) }
 
 // sharedDefault returns the default that all adapters share for a field, nil if
 // there is none.
@@ -166,8 +239,17 @@ func sharedDefault(all []*schema, field string) json.RawMessage {
 	return first
 }
 
-// introduction returns what an adapter says of itself, with its page.
-func introduction(a supervisor.Description) string {
+// introduction returns what an adapter says of itself, with its page if it is
+// built in.
+func introduction(a described) string {
+	if !a.builtIn {
+		text := strings.Join(strings.Fields(a.Summary), " ")
+		about := fmt.Sprintf("Of `%s%s` in `plugin_dir`", config.PluginPrefix, a.Name)
+		if version := strings.Join(strings.Fields(a.Version), " "); version != "" {
+			about += ", version " + version
+		}
+		return strings.TrimSpace(text + " " + about + ".")
+	}
 	page := fmt.Sprintf("[registries/%s.md](registries/%[1]s.md)", a.Name)
 	text := a.Summary + " See"
 	if len(text)+1+len(page)+1 > 80 {

@@ -6,13 +6,12 @@ import (
 	"io"
 
 	"github.com/isthmus-mesh/isthmus/internal/conf"
-	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
 // writeSchema writes a JSON Schema of the configuration file for editors.
-// Unlike the program it does not check blocks of adapters that are not built
-// in.
-func writeSchema(w io.Writer, adapters []supervisor.Description) error {
+// Unlike the program it does not check blocks of adapters that it does not
+// know.
+func writeSchema(w io.Writer, adapters []described) error {
 	var s map[string]any
 	if err := json.Unmarshal(fileSchema(), &s); err != nil {
 		return fmt.Errorf("schema of the file: %w", err)

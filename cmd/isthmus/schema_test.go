@@ -16,9 +16,9 @@ import (
 )
 
 // editorSchema returns what checks a configuration by the schema for editors.
-func editorSchema(t *testing.T) func(text []byte) error {
+func editorSchema(t *testing.T, flags ...string) func(text []byte) error {
 	t.Helper()
-	raw, err := exec.CommandContext(t.Context(), "isthmus", "docs", "--schema").Output()
+	raw, err := exec.CommandContext(t.Context(), "isthmus", append([]string{"docs", "--schema"}, flags...)...).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,6 +138,33 @@ func TestSchema(t *testing.T) {
 	} {
 		if validate([]byte(bad)) == nil {
 			t.Errorf("%s: the schema takes %s", name, bad)
+		}
+	}
+}
+
+// With a plugin directory the schema checks the blocks of its adapters too,
+// whatever their schemas look like.
+func TestSchemaOfPlugins(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{brokenAdapter, hostileAdapter} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\nexec "+name+"\n"), 0o755); err != nil { //nolint:gosec // it is a program
+			t.Fatal(err)
+		}
+	}
+	validate := editorSchema(t, "--plugin-dir", dir)
+	for text, ok := range map[string]bool{
+		"registries: [{name: a, type: broken, config: {do: hang, count: 1}}]":     true,
+		"registries: [{name: a, type: broken, config: {do: hang, many: 1}}]":      false,
+		"registries: [{name: a, type: broken, config: {do: 1}}]":                  false,
+		"registries: [{name: a, type: broken, translate: {hosts: x}}]":            false,
+		"registries: [{name: a, type: broken, translate: {namespace: shop}}]":     true,
+		"registries: [{name: a, type: hostile, config: {anything: 1}}]":           true,
+		"registries: [{name: a, type: zoo, config: {anything: 1}}]":               true,
+		"registries: [{name: a, type: sim, config: {servces: 1}}]":                false,
+		"registries: [{name: a, type: sim, config: {services: 1}}]\nplugin_di: x": false,
+	} {
+		if err := validate([]byte(text)); (err == nil) != ok {
+			t.Errorf("%s: %v", text, err)
 		}
 	}
 }

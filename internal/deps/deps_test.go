@@ -112,7 +112,11 @@ var rules = []rule{
 		tests: []string{"adapters/sim", "plugin/registry", "internal/testcert", "internal/testwait"},
 	},
 	{
-		folder: "plugin/plugintest", own: []string{"plugin", "plugin/registry", "plugin/collection", "plugin/proto/...", "plugin/wire", "server/encode", "server/supervisor"}, others: anyone,
+		folder: "plugin/plugintest/suite", own: []string{"plugin/collection", "plugin/proto/...", "plugin/wire", "server/encode", "server/supervisor"}, others: anyone,
+	},
+	{
+		folder: "plugin/plugintest", own: []string{"plugin", "plugin/registry", "plugin/collection", "plugin/plugintest/suite"}, others: anyone,
+		tests: []string{"plugin/proto/...", "plugin/wire", "server/encode"},
 	},
 	{
 		folder: "internal/watch", own: []string{"plugin/collection", "server/mcp/proto/..."}, others: anyone,
@@ -120,7 +124,7 @@ var rules = []rule{
 	},
 	{folder: "internal/migrate", own: []string{"internal/watch"}, others: anyone, tests: []string{"server/...", "plugin/..."}},
 	{
-		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "server/...", "internal/conf", "internal/migrate", "internal/watch"}, others: anyone,
+		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "server/...", "plugin/plugintest/suite", "internal/conf", "internal/migrate", "internal/watch"}, others: anyone,
 		tests: []string{"internal/testcert", "internal/testenv", "internal/testresource", "internal/testwait", "plugin/..."}, // of which the plugins are made that flood
 	},
 
@@ -134,6 +138,7 @@ var rules = []rule{
 	{folder: "internal/testwait"},
 	{folder: "internal/testenv/...", own: []string{"internal/testenv", "internal/testwait"}, others: anyone},
 	{folder: "test/...", own: []string{"..."}, others: anyone},
+	{folder: "examples/adapter-template", own: []string{"plugin", "plugin/registry"}, tests: []string{"plugin/plugintest"}},
 	{folder: "examples/...", tests: []string{"server/config"}},
 }
 
@@ -158,6 +163,10 @@ type imports struct {
 	Error                              *struct{ Err string }
 }
 
+// forTests matches the packages that may import package testing. The program is
+// made of none of them.
+var forTests = regexp.MustCompile(`^(internal/test.*|server/servertest|plugin/plugintest|test/.*)$`)
+
 // violations returns what a package imports against its rule.
 func violations(p imports) (wrong []string) {
 	path := strings.TrimPrefix(p.ImportPath, module+"/")
@@ -177,6 +186,9 @@ func violations(p imports) (wrong []string) {
 		}
 	}
 	check(path, p.Imports, r.own, r.others)
+	if slices.Contains(p.Imports, "testing") && !forTests.MatchString(path) {
+		wrong = append(wrong, path+" imports testing")
+	}
 	tests := slices.Concat(r.own, r.tests, []string{path})
 	check("the test of "+path, p.TestImports, tests, anyone)
 	check("the test of "+path, p.XTestImports, tests, anyone)
@@ -265,6 +277,8 @@ func TestViolationsAreFound(t *testing.T) {
 		{"server/xds", module + "/server/view", true, true},
 		{"translate", "istio.io/api/networking/v1alpha3", true, true},
 		{"translate", module + "/plugin", false, false},
+		{"server/xds", "testing", false, true},
+		{"plugin/plugintest", "testing", true, true},
 		{"unheard/of", "strings", false, false},
 	} {
 		path := module + "/" + tt.path

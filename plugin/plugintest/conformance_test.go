@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest/suite"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
@@ -166,11 +168,11 @@ func TestOutagesFindFaults(t *testing.T) {
 			cfg := Config{
 				Config: fmt.Appendf(nil, `{"socket": %q, "services": 2, "forgets": %t}`, socket, tt.forgets), Within: 4 * time.Second,
 				Outages: []Outage{{Name: "away", Cut: say(socket, tt.cut), Restore: say(socket, "svc-1 3"), Lasts: time.Second}},
-			}.withDefaults()
-			if err := cfg.self(); err != nil {
+			}
+			if err := self(&cfg); err != nil {
 				t.Fatal(err)
 			}
-			if err := outages(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if err := check(t, "stale beats empty").Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, want one with %q", err, tt.want)
 			}
 		})
@@ -358,93 +360,57 @@ func (b *bad) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[plugi
 	}
 }
 
+// check returns the check of a name.
+func check(t *testing.T, name string) suite.Check {
+	t.Helper()
+	all := suite.Checks()
+	i := slices.IndexFunc(all, func(c suite.Check) bool { return c.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no check %q", name)
+	}
+	return all[i]
+}
+
 // Each check fails for a plugin that breaks what it checks, and says what is
 // wrong.
 func TestConformanceFindsFaults(t *testing.T) {
 	t.Parallel()
 	for role, want := range map[string]struct {
-		check func(ctx context.Context, cfg Config) error
+		check string
 		text  string
 	}{
-		"by-hand":            {byHand, "exit code other than 0"},
-		"handshake":          {describeFirst, `another version of the contract: "99", must be 1`},
-		"name":               {describeFirst, "Bad Name"},
-		"schema":             {describeFirst, "config_schema"},
-		"fickle":             {describeFirst, "differs"},
-		"eager":              {watchFirst, "FAILED_PRECONDITION"},
-		"unknown":            {unknownField, "config.no_such_field"},
-		"types":              {wrongTypes, `want one of "config.a"`},
-		"twice":              {configureOnce, "FAILED_PRECONDITION"},
-		"unsynced":           {fullListing, "synced was not sent"},
-		"no-namespace":       {fullListing, `"namespace/name"`},
-		"no-create-time":     {fullListing, "create_time"},
-		"host":               {fullListing, "web_1.example.org"},
-		"port":               {fullListing, "no port"},
-		"orphan":             {fullListing, "ns/nobody"},
-		"body":               {fullListing, "ServiceEntry"},
-		"kept":               {fullListing, "Describe does not name"},
-		"relisted":           {fullListing, `ServiceEntry "ns/web" is relisted`},
-		"moving-create-time": {secondWatch, "create_time"},
-		"silent":             {heartbeat, "every 5s"},
-		"lives-on":           {hostGoes, "still runs"},
-		"sigterm":            {sigterm, "still runs"},
-		"stdout":             {stdout, "stray"},
+		"by-hand":            {"a person who starts it is told what it is", "exit code other than 0"},
+		"handshake":          {"it shakes hands with its host", `another version of the contract: "99", must be 1`},
+		"name":               {"describe works before configure", "Bad Name"},
+		"schema":             {"describe works before configure", "config_schema"},
+		"fickle":             {"describe works before configure", "differs"},
+		"eager":              {"watch before configure is refused", "FAILED_PRECONDITION"},
+		"unknown":            {"unknown field is refused with its path", "config.no_such_field"},
+		"types":              {"wrong types are refused with their path", `want one of "config.a"`},
+		"twice":              {"configuration is taken once", "FAILED_PRECONDITION"},
+		"unsynced":           {"everything is sent, then synced", "synced was not sent"},
+		"no-namespace":       {"everything is sent, then synced", `"namespace/name"`},
+		"no-create-time":     {"everything is sent, then synced", "create_time"},
+		"host":               {"everything is sent, then synced", "web_1.example.org"},
+		"port":               {"everything is sent, then synced", "no port"},
+		"orphan":             {"everything is sent, then synced", "ns/nobody"},
+		"body":               {"everything is sent, then synced", "ServiceEntry"},
+		"kept":               {"everything is sent, then synced", "Describe does not name"},
+		"relisted":           {"everything is sent, then synced", `ServiceEntry "ns/web" is relisted`},
+		"moving-create-time": {"a second watch begins again", "create_time"},
+		"silent":             {"it gives a sign of life", "every 5s"},
+		"lives-on":           {"it ends when the host goes", "still runs"},
+		"sigterm":            {"it ends at SIGTERM", "still runs"},
+		"stdout":             {"standard output is for the handshake only", "stray"},
 	} {
 		t.Run(role, func(t *testing.T) {
 			t.Parallel()
-			cfg := Config{Command: []string{os.Args[0]}, Env: []string{roleKey + "=" + role}, Within: 4 * time.Second}.withDefaults()
-			err := want.check(t.Context(), cfg)
+			cfg := Config{Command: []string{os.Args[0]}, Env: []string{roleKey + "=" + role}, Within: 4 * time.Second}
+			err := check(t, want.check).Run(t.Context(), cfg)
 			if err == nil || !strings.Contains(err.Error(), want.text) {
 				t.Errorf("error %v, want one with %q", err, want.text)
 			}
 		})
-	}
-}
-
-// Nothing that a plugin sends makes the checks panic.
-func FuzzWorld(f *testing.F) {
-	res, err := proto.Marshal(&mcp.Resource{
-		Metadata: &mcp.Metadata{Name: "ns/web", CreateTime: timestamppb.New(time.Unix(1e9, 0))},
-		Body:     &anypb.Any{TypeUrl: "type.googleapis.com/istio.networking.v1alpha3.ServiceEntry"},
-	})
-	if err != nil {
-		f.Fatal(err)
-	}
-	for _, m := range []*pluginv1.WatchResponse{
-		{},
-		{Upserts: []*pluginv1.Upsert{{Resource: res}, {Resource: res, Service: "ns/web"}, nil}, Synced: true},
-		{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: "ns/web"}}, Problems: []*pluginv1.Problem{{Id: "a", Reason: "b"}}},
-		{Kept: []*pluginv1.Kept{{Collection: collection.ServiceEntry, Name: "ns/web"}, {}, nil}, Relisted: []string{"ns/web"}},
-	} {
-		raw, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(raw)
-	}
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		var m pluginv1.WatchResponse
-		if proto.Unmarshal(raw, &m) != nil {
-			return
-		}
-		w := newWorld(collection.All())
-		first := w.apply(&m)
-		if again := w.apply(&m); (first == nil) != (again == nil) && !m.GetSynced() {
-			t.Errorf("first %v, then %v", first, again)
-		}
-	})
-}
-
-// A world knows what a stream says to keep, until it is sent or removed.
-func TestWorldKeeps(t *testing.T) {
-	w := newWorld([]string{collection.ServiceEntry})
-	kept := &pluginv1.WatchResponse{Kept: []*pluginv1.Kept{{Collection: collection.ServiceEntry, Name: "ns/web"}, {Name: "ns/any"}, {}}}
-	if err := w.apply(kept); err != nil || !w.Keeps(collection.ServiceEntry, "ns/web") || w.Keeps(collection.ServiceEntry, "ns/any") {
-		t.Errorf("%v, kept %v", err, w.kept)
-	}
-	gone := &pluginv1.WatchResponse{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: "ns/web"}}}
-	if err := w.apply(gone); err != nil || w.Keeps(collection.ServiceEntry, "ns/web") {
-		t.Errorf("%v, kept %v", err, w.kept)
 	}
 }
 

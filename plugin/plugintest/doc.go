@@ -14,5 +14,7 @@
 // that the adapter retains its state. [Self] makes the test binary the plugin.
 // [Catalog] tests an adapter's Run without the wire.
 //
-// The contract itself is in plugin/proto.
+// The checks themselves are in package suite, and `isthmus plugin check` runs
+// them without Go. The contract is in plugin/proto, and docs/plugin-protocol.md
+// explains it.
 package plugintest

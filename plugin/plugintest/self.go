@@ -28,7 +28,7 @@ func Self(main func()) {
 }
 
 // self makes the test binary the command.
-func (c *Config) self() error {
+func self(c *Config) error {
 	if !selfCalled {
 		return errors.New("no command is given, and TestMain does not call plugintest.Self")
 	}

@@ -25,8 +25,12 @@ const (
 )
 
 // LogLevelKey is the environment variable with the host's minimum log level:
-// debug, info, warn or error.
+// debug, info, warn or error, in any case.
 const LogLevelKey = "ISTHMUS_LOG_LEVEL"
+
+// MetricName is the regular expression that the name of an adapter's own metric
+// matches.
+const MetricName = `^[a-z][a-z0-9_]{0,63}$`
 
 // PluginName is the name of the service in go-plugin's table.
 const PluginName = "adapter"
@@ -46,6 +50,8 @@ const (
 	Heartbeat = 2 * time.Second
 	// HeartbeatLimit is the longest silence that the contract allows a plugin.
 	HeartbeatLimit = 5 * time.Second
+	// MaxMetrics is the largest number of an adapter's own metrics.
+	MaxMetrics = 100
 	// HungAfter is the silence after which a host considers a plugin hung.
 	HungAfter = 15 * time.Second
 )

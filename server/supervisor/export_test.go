@@ -4,6 +4,8 @@ import (
 	"io"
 	"log/slog"
 	"time"
+
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 )
 
 // Hurry shortens the host's pauses for tests with plugins that misbehave. Steps
@@ -50,3 +52,12 @@ func Backoff() (restart func(live time.Duration) time.Duration, refused func() t
 	b := &backoff{limits: defaultLimits}
 	return b.restart, b.refused
 }
+
+// Limits returns the time limits of a bridge as it is outside of tests.
+func Limits() (start, answer, end, minBackoff, maxBackoff, refused, healthy time.Duration) {
+	l := defaultLimits
+	return l.start, l.answer, l.end, l.minBackoff, l.maxBackoff, l.refused, l.healthy
+}
+
+// SetOwn takes an adapter's own metrics.
+func (m *Metrics) SetOwn(registry string, metrics ...*pluginv1.Metric) { m.own.set(registry, metrics) }

@@ -3,6 +3,8 @@ package supervisor
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 )
 
 // Metrics are the supervisors' metrics, labelled by registry.
@@ -17,6 +19,7 @@ type Metrics struct {
 	dropped  *prometheus.CounterVec
 	heard    *prometheus.GaugeVec
 	apply    *prometheus.HistogramVec
+	own      *ownMetrics
 }
 
 // NewMetrics creates the metrics and registers them with reg, which may be nil.
@@ -25,7 +28,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	counter := func(name, help string) *prometheus.CounterVec {
 		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"registry"})
 	}
+	own := &ownMetrics{registries: map[string]map[string]*pluginv1.Metric{}}
+	if reg != nil {
+		reg.MustRegister(own)
+	}
 	return &Metrics{
+		own:      own,
 		starts:   counter("isthmus_plugin_starts_total", "Starts of the registry's plugin process."),
 		failures: counter("isthmus_plugin_failures_total", "Times that the plugin could not be started, died, hung, broke the contract or refused its configuration."),
 		phase: auto.NewGaugeVec(prometheus.GaugeOpts{Name: "isthmus_plugin_phase", Help: "1 for the phase that the plugin is in, 0 for the others."},
@@ -55,4 +63,5 @@ func (m *Metrics) forget(registry string) {
 	}{m.starts, m.failures, m.phase, m.messages, m.bytes, m.upserts, m.removals, m.dropped, m.heard, m.apply} {
 		v.DeletePartialMatch(labels)
 	}
+	m.own.forget(registry)
 }

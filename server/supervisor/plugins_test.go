@@ -75,6 +75,9 @@ func spec(role string, config any) supervisor.Spec {
 type remote struct {
 	env      plugin.Env
 	listener net.Listener
+
+	counted plugin.Counter
+	held    plugin.Gauge
 }
 
 type remoteConfig struct {
@@ -109,7 +112,7 @@ func newRemote(c remoteConfig, env plugin.Env) (plugin.Adapter, error) {
 	if err != nil {
 		return nil, &plugin.FieldError{Field: "socket", Reason: err.Error()}
 	}
-	return &remote{env, l}, nil
+	return &remote{env, l, env.Metrics.Counter("asked_total", "Requests to the registry."), env.Metrics.Gauge("held", "What is held.")}, nil
 }
 
 type command struct {
@@ -163,6 +166,9 @@ func (r *remote) do(c plugin.Catalog, cmd command) error {
 		c.Degraded(errors.New(cmd.Name))
 	case "heard":
 		c.Heard()
+	case "count":
+		r.counted.Add(float64(cmd.Instances))
+		r.held.Set(float64(cmd.Change))
 	case "followed":
 		c.Degraded(nil)
 	case "fail":

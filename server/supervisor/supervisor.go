@@ -277,6 +277,7 @@ func (s *Supervisor) watch(ctx context.Context, c *client, d Description) (live 
 		return 0, c.explain(ctx, fmt.Errorf("watch: %w", plain(err, s.host.limits.answer)))
 	}
 	s.sink.Begin(d)
+	s.metrics.own.forget(s.spec.Registry) // the stream tells all of them
 
 	st := streamState{}
 	hung := time.AfterFunc(s.host.limits.silence, func() { cancel(ErrHung) })
@@ -343,6 +344,11 @@ func (s *Supervisor) take(st *streamState, resp *pluginv1.WatchResponse) error {
 		size -= protowire.SizeTag(lastHeardField) + protowire.SizeBytes(proto.Size(t))
 		s.heard(t.AsTime(), now)
 		resp.LastHeard = nil // not for the sink
+	}
+	if m := resp.GetMetrics(); len(m) > 0 {
+		s.metrics.own.set(s.spec.Registry, m)
+		resp.Metrics = nil // not for the sink
+		size = proto.Size(resp)
 	}
 	if size == 0 {
 		s.update(func(st *Status) { st.LastMessage = now })

@@ -8,6 +8,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -283,4 +285,38 @@ func TestServe(t *testing.T) {
 	pid := i.Registry(t, "shop").PID
 	i.Kill9()
 	testwait.Gone(t, testenv.Patience, pid)
+}
+
+// The program checks the adapter without any Go, and says what is wrong with
+// one that is broken.
+func TestPluginCheck(t *testing.T) {
+	testenv.SkipIfShort(t)
+	dir := testenv.PythonAdapter(t)
+	adapter := filepath.Join(dir, "isthmus-adapter-json")
+	from := startInventory(t)
+	from.set(document(3, "web-1 10.0.0.1"))
+	config := fmt.Sprintf(`{"url": %q, "interval": 0.05}`, from.url)
+	check := func(t *testing.T, path string) (string, error) {
+		out, err := exec.CommandContext(t.Context(), testenv.Binary(t), "plugin", "check", path, "--config", config).CombinedOutput()
+		return string(out), err
+	}
+	t.Run("good", func(t *testing.T) {
+		t.Parallel()
+		if out, err := check(t, adapter); err != nil || !strings.Contains(out, "14 passed, 0 failed, 2 skipped") {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+	t.Run("broken", func(t *testing.T) {
+		t.Parallel()
+		broken := filepath.Join(t.TempDir(), "broken")
+		script := fmt.Sprintf("#!/bin/sh\nexec 3>&1\n%s | while read -r line; do echo \"$line\" >&3; echo stray >&3; done\nexit 2\n", adapter)
+		if err := os.WriteFile(broken, []byte(script), 0o755); err != nil { //nolint:gosec // it is a program
+			t.Fatal(err)
+		}
+		out, err := check(t, broken)
+		if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 1 ||
+			!strings.Contains(out, `after it came "stray\n"`) || !strings.Contains(out, "Cure: Write logs to standard error.") {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
 }

@@ -24,6 +24,59 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// MetricKind is the kind of a metric.
+type MetricKind int32
+
+const (
+	// Not set; the metric is ignored.
+	MetricKind_METRIC_KIND_UNSPECIFIED MetricKind = 0
+	// A number that only grows.
+	MetricKind_METRIC_KIND_COUNTER MetricKind = 1
+	// A number that goes up and down.
+	MetricKind_METRIC_KIND_GAUGE MetricKind = 2
+)
+
+// Enum value maps for MetricKind.
+var (
+	MetricKind_name = map[int32]string{
+		0: "METRIC_KIND_UNSPECIFIED",
+		1: "METRIC_KIND_COUNTER",
+		2: "METRIC_KIND_GAUGE",
+	}
+	MetricKind_value = map[string]int32{
+		"METRIC_KIND_UNSPECIFIED": 0,
+		"METRIC_KIND_COUNTER":     1,
+		"METRIC_KIND_GAUGE":       2,
+	}
+)
+
+func (x MetricKind) Enum() *MetricKind {
+	p := new(MetricKind)
+	*p = x
+	return p
+}
+
+func (x MetricKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MetricKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_isthmus_plugin_v1_adapter_proto_enumTypes[0].Descriptor()
+}
+
+func (MetricKind) Type() protoreflect.EnumType {
+	return &file_isthmus_plugin_v1_adapter_proto_enumTypes[0]
+}
+
+func (x MetricKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MetricKind.Descriptor instead.
+func (MetricKind) EnumDescriptor() ([]byte, []int) {
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{0}
+}
+
 // DescribeRequest is empty.
 type DescribeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -425,8 +478,8 @@ func (*WatchRequest) Descriptor() ([]byte, []int) {
 
 // WatchResponse is a batch of changes. Its parts are applied as one: removals,
 // kept, relisted, upserts, then the rest. An empty message, or one with
-// last_heard alone, is a sign of life; a plugin sends one at least every 5
-// seconds.
+// last_heard or metrics alone, is a sign of life; a plugin sends one at least
+// every 5 seconds.
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Resources that are new or changed.
@@ -460,7 +513,11 @@ type WatchResponse struct {
 	// the configuration intends that: an instance that fails its check or is
 	// disabled, what a filter leaves out. New, changed or (with an empty reason)
 	// over. The host lists it apart from the problems and does not log it.
-	LeftOut       []*Problem `protobuf:"bytes,11,rep,name=left_out,json=leftOut" json:"left_out,omitempty"`
+	LeftOut []*Problem `protobuf:"bytes,11,rep,name=left_out,json=leftOut" json:"left_out,omitempty"`
+	// Metrics of the adapter's own: on a stream first all of them, then those that
+	// changed. They may be in any message and need not cause one: the next sign of
+	// life is soon enough.
+	Metrics       []*Metric `protobuf:"bytes,12,rep,name=metrics" json:"metrics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -572,6 +629,89 @@ func (x *WatchResponse) GetLeftOut() []*Problem {
 	return nil
 }
 
+func (x *WatchResponse) GetMetrics() []*Metric {
+	if x != nil {
+		return x.Metrics
+	}
+	return nil
+}
+
+// Metric is one number that the adapter counts or measures. The host shows it as
+// isthmus_adapter_NAME with the registry as its label. It keeps a bounded number
+// of each registry and ignores those that are not as described here.
+type Metric struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Lower-case letters, digits and underscores, beginning with a letter, at most
+	// 64: "requests_total". A counter ends in _total.
+	Name string `protobuf:"bytes,1,opt,name=name" json:"name,omitempty"`
+	// What it counts or measures, in a sentence.
+	Help string `protobuf:"bytes,2,opt,name=help" json:"help,omitempty"`
+	// What kind of number it is; it never changes.
+	Kind MetricKind `protobuf:"varint,3,opt,name=kind,enum=isthmus.plugin.v1.MetricKind" json:"kind,omitempty"`
+	// Its value now. A counter begins with 0 in each process and never falls.
+	Value         float64 `protobuf:"fixed64,4,opt,name=value" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Metric) Reset() {
+	*x = Metric{}
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Metric) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Metric) ProtoMessage() {}
+
+func (x *Metric) ProtoReflect() protoreflect.Message {
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Metric.ProtoReflect.Descriptor instead.
+func (*Metric) Descriptor() ([]byte, []int) {
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Metric) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Metric) GetHelp() string {
+	if x != nil {
+		return x.Help
+	}
+	return ""
+}
+
+func (x *Metric) GetKind() MetricKind {
+	if x != nil {
+		return x.Kind
+	}
+	return MetricKind_METRIC_KIND_UNSPECIFIED
+}
+
+func (x *Metric) GetValue() float64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
 // Upsert is a resource that is new or changed.
 type Upsert struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -591,7 +731,7 @@ type Upsert struct {
 
 func (x *Upsert) Reset() {
 	*x = Upsert{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -603,7 +743,7 @@ func (x *Upsert) String() string {
 func (*Upsert) ProtoMessage() {}
 
 func (x *Upsert) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -616,7 +756,7 @@ func (x *Upsert) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Upsert.ProtoReflect.Descriptor instead.
 func (*Upsert) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{8}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Upsert) GetResource() []byte {
@@ -646,7 +786,7 @@ type Removal struct {
 
 func (x *Removal) Reset() {
 	*x = Removal{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -658,7 +798,7 @@ func (x *Removal) String() string {
 func (*Removal) ProtoMessage() {}
 
 func (x *Removal) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -671,7 +811,7 @@ func (x *Removal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Removal.ProtoReflect.Descriptor instead.
 func (*Removal) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{9}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Removal) GetCollection() string {
@@ -708,7 +848,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -720,7 +860,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -733,7 +873,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{10}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Kept) GetCollection() string {
@@ -763,7 +903,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -775,7 +915,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -788,7 +928,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{11}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Problem) GetId() string {
@@ -818,7 +958,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +970,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +983,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{12}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Status) GetError() string {
@@ -888,7 +1028,7 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\tViolation\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x0e\n" +
-	"\fWatchRequest\"\xf4\x03\n" +
+	"\fWatchRequest\"\xa9\x04\n" +
 	"\rWatchResponse\x123\n" +
 	"\aupserts\x18\x01 \x03(\v2\x19.isthmus.plugin.v1.UpsertR\aupserts\x126\n" +
 	"\bremovals\x18\x02 \x03(\v2\x1a.isthmus.plugin.v1.RemovalR\bremovals\x126\n" +
@@ -902,7 +1042,13 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\x04kept\x18\t \x03(\v2\x17.isthmus.plugin.v1.KeptR\x04kept\x12\x1a\n" +
 	"\brelisted\x18\n" +
 	" \x03(\tR\brelisted\x125\n" +
-	"\bleft_out\x18\v \x03(\v2\x1a.isthmus.plugin.v1.ProblemR\aleftOut\">\n" +
+	"\bleft_out\x18\v \x03(\v2\x1a.isthmus.plugin.v1.ProblemR\aleftOut\x123\n" +
+	"\ametrics\x18\f \x03(\v2\x19.isthmus.plugin.v1.MetricR\ametrics\"y\n" +
+	"\x06Metric\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04help\x18\x02 \x01(\tR\x04help\x121\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x1d.isthmus.plugin.v1.MetricKindR\x04kind\x12\x14\n" +
+	"\x05value\x18\x04 \x01(\x01R\x05value\">\n" +
 	"\x06Upsert\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\fR\bresource\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\"=\n" +
@@ -921,7 +1067,12 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"6\n" +
 	"\x06Status\x12\x14\n" +
 	"\x05error\x18\x01 \x01(\tR\x05error\x12\x16\n" +
-	"\x06detail\x18\x02 \x01(\tR\x06detail2\x8b\x02\n" +
+	"\x06detail\x18\x02 \x01(\tR\x06detail*Y\n" +
+	"\n" +
+	"MetricKind\x12\x1b\n" +
+	"\x17METRIC_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13METRIC_KIND_COUNTER\x10\x01\x12\x15\n" +
+	"\x11METRIC_KIND_GAUGE\x10\x022\x8b\x02\n" +
 	"\x0eAdapterService\x12S\n" +
 	"\bDescribe\x12\".isthmus.plugin.v1.DescribeRequest\x1a#.isthmus.plugin.v1.DescribeResponse\x12V\n" +
 	"\tConfigure\x12#.isthmus.plugin.v1.ConfigureRequest\x1a$.isthmus.plugin.v1.ConfigureResponse\x12L\n" +
@@ -939,44 +1090,49 @@ func file_isthmus_plugin_v1_adapter_proto_rawDescGZIP() []byte {
 	return file_isthmus_plugin_v1_adapter_proto_rawDescData
 }
 
-var file_isthmus_plugin_v1_adapter_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_isthmus_plugin_v1_adapter_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_isthmus_plugin_v1_adapter_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_isthmus_plugin_v1_adapter_proto_goTypes = []any{
-	(*DescribeRequest)(nil),       // 0: isthmus.plugin.v1.DescribeRequest
-	(*DescribeResponse)(nil),      // 1: isthmus.plugin.v1.DescribeResponse
-	(*ConfigureRequest)(nil),      // 2: isthmus.plugin.v1.ConfigureRequest
-	(*Limits)(nil),                // 3: isthmus.plugin.v1.Limits
-	(*ConfigureResponse)(nil),     // 4: isthmus.plugin.v1.ConfigureResponse
-	(*Violation)(nil),             // 5: isthmus.plugin.v1.Violation
-	(*WatchRequest)(nil),          // 6: isthmus.plugin.v1.WatchRequest
-	(*WatchResponse)(nil),         // 7: isthmus.plugin.v1.WatchResponse
-	(*Upsert)(nil),                // 8: isthmus.plugin.v1.Upsert
-	(*Removal)(nil),               // 9: isthmus.plugin.v1.Removal
-	(*Kept)(nil),                  // 10: isthmus.plugin.v1.Kept
-	(*Problem)(nil),               // 11: isthmus.plugin.v1.Problem
-	(*Status)(nil),                // 12: isthmus.plugin.v1.Status
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(MetricKind)(0),               // 0: isthmus.plugin.v1.MetricKind
+	(*DescribeRequest)(nil),       // 1: isthmus.plugin.v1.DescribeRequest
+	(*DescribeResponse)(nil),      // 2: isthmus.plugin.v1.DescribeResponse
+	(*ConfigureRequest)(nil),      // 3: isthmus.plugin.v1.ConfigureRequest
+	(*Limits)(nil),                // 4: isthmus.plugin.v1.Limits
+	(*ConfigureResponse)(nil),     // 5: isthmus.plugin.v1.ConfigureResponse
+	(*Violation)(nil),             // 6: isthmus.plugin.v1.Violation
+	(*WatchRequest)(nil),          // 7: isthmus.plugin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 8: isthmus.plugin.v1.WatchResponse
+	(*Metric)(nil),                // 9: isthmus.plugin.v1.Metric
+	(*Upsert)(nil),                // 10: isthmus.plugin.v1.Upsert
+	(*Removal)(nil),               // 11: isthmus.plugin.v1.Removal
+	(*Kept)(nil),                  // 12: isthmus.plugin.v1.Kept
+	(*Problem)(nil),               // 13: isthmus.plugin.v1.Problem
+	(*Status)(nil),                // 14: isthmus.plugin.v1.Status
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
 }
 var file_isthmus_plugin_v1_adapter_proto_depIdxs = []int32{
-	3,  // 0: isthmus.plugin.v1.ConfigureRequest.limits:type_name -> isthmus.plugin.v1.Limits
-	5,  // 1: isthmus.plugin.v1.ConfigureResponse.violations:type_name -> isthmus.plugin.v1.Violation
-	8,  // 2: isthmus.plugin.v1.WatchResponse.upserts:type_name -> isthmus.plugin.v1.Upsert
-	9,  // 3: isthmus.plugin.v1.WatchResponse.removals:type_name -> isthmus.plugin.v1.Removal
-	11, // 4: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
-	12, // 5: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
-	13, // 6: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
-	10, // 7: isthmus.plugin.v1.WatchResponse.kept:type_name -> isthmus.plugin.v1.Kept
-	11, // 8: isthmus.plugin.v1.WatchResponse.left_out:type_name -> isthmus.plugin.v1.Problem
-	0,  // 9: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
-	2,  // 10: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
-	6,  // 11: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
-	1,  // 12: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
-	4,  // 13: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
-	7,  // 14: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
-	12, // [12:15] is the sub-list for method output_type
-	9,  // [9:12] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	4,  // 0: isthmus.plugin.v1.ConfigureRequest.limits:type_name -> isthmus.plugin.v1.Limits
+	6,  // 1: isthmus.plugin.v1.ConfigureResponse.violations:type_name -> isthmus.plugin.v1.Violation
+	10, // 2: isthmus.plugin.v1.WatchResponse.upserts:type_name -> isthmus.plugin.v1.Upsert
+	11, // 3: isthmus.plugin.v1.WatchResponse.removals:type_name -> isthmus.plugin.v1.Removal
+	13, // 4: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
+	14, // 5: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
+	15, // 6: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
+	12, // 7: isthmus.plugin.v1.WatchResponse.kept:type_name -> isthmus.plugin.v1.Kept
+	13, // 8: isthmus.plugin.v1.WatchResponse.left_out:type_name -> isthmus.plugin.v1.Problem
+	9,  // 9: isthmus.plugin.v1.WatchResponse.metrics:type_name -> isthmus.plugin.v1.Metric
+	0,  // 10: isthmus.plugin.v1.Metric.kind:type_name -> isthmus.plugin.v1.MetricKind
+	1,  // 11: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
+	3,  // 12: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
+	7,  // 13: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
+	2,  // 14: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
+	5,  // 15: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
+	8,  // 16: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
+	14, // [14:17] is the sub-list for method output_type
+	11, // [11:14] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_isthmus_plugin_v1_adapter_proto_init() }
@@ -989,13 +1145,14 @@ func file_isthmus_plugin_v1_adapter_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_isthmus_plugin_v1_adapter_proto_rawDesc), len(file_isthmus_plugin_v1_adapter_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   13,
+			NumEnums:      1,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_isthmus_plugin_v1_adapter_proto_goTypes,
 		DependencyIndexes: file_isthmus_plugin_v1_adapter_proto_depIdxs,
+		EnumInfos:         file_isthmus_plugin_v1_adapter_proto_enumTypes,
 		MessageInfos:      file_isthmus_plugin_v1_adapter_proto_msgTypes,
 	}.Build()
 	File_isthmus_plugin_v1_adapter_proto = out.File

@@ -1,4 +1,4 @@
-package plugintest
+package suite
 
 import (
 	"context"

@@ -1,9 +1,11 @@
-package plugintest
+package suite
 
 import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -34,7 +36,10 @@ type World struct {
 	collections map[string]bool
 	resources   map[id]entry
 	kept        map[id]bool
+	metrics     map[string]float64 // values by name
 }
+
+var metricName = regexp.MustCompile(wire.MetricName)
 
 type id struct{ collection, name string }
 
@@ -44,7 +49,7 @@ type entry struct {
 }
 
 func newWorld(collections []string) *World {
-	w := &World{Problems: map[string]string{}, LeftOut: map[string]string{}, collections: map[string]bool{}, resources: map[id]entry{}, kept: map[id]bool{}}
+	w := &World{Problems: map[string]string{}, LeftOut: map[string]string{}, collections: map[string]bool{}, resources: map[id]entry{}, kept: map[id]bool{}, metrics: map[string]float64{}}
 	for _, c := range collections {
 		w.collections[c] = true
 	}
@@ -66,6 +71,13 @@ func (w *World) Names(collection string) []string {
 // Resource returns a resource, or nil.
 func (w *World) Resource(collection, name string) *mcp.Resource {
 	return w.resources[id{collection, name}].resource
+}
+
+// Metric returns the value of one of the adapter's own metrics, and whether it
+// was told.
+func (w *World) Metric(name string) (value float64, ok bool) {
+	value, ok = w.metrics[name]
+	return value, ok
 }
 
 // Keeps reports whether the stream told the bridge to retain a resource that
@@ -156,6 +168,23 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 			bad("%q is kept in collection %q, which Describe does not name", i.name, i.collection)
 		}
 		w.kept[i] = true
+	}
+	for _, m := range resp.GetMetrics() {
+		name, counter := m.GetName(), m.GetKind() == pluginv1.MetricKind_METRIC_KIND_COUNTER
+		switch was, known := w.metrics[name]; {
+		case !metricName.MatchString(name):
+			bad("the metric %q must match %s", name, wire.MetricName)
+		case !counter && m.GetKind() != pluginv1.MetricKind_METRIC_KIND_GAUGE:
+			bad("the metric %q is neither a counter nor a gauge", name)
+		case counter != strings.HasSuffix(name, "_total"):
+			bad("the metric %q: counters, and they alone, end in _total", name)
+		case math.IsNaN(m.GetValue()) || math.IsInf(m.GetValue(), 0) || counter && m.GetValue() < was:
+			bad("the metric %q is %v, and was %v", name, m.GetValue(), was)
+		case !known && len(w.metrics) >= wire.MaxMetrics:
+			bad("there are more than %d metrics", wire.MaxMetrics)
+		default:
+			w.metrics[name] = m.GetValue()
+		}
 	}
 	note := func(list map[string]string, problems []*pluginv1.Problem) {
 		for _, p := range problems {

@@ -1,4 +1,4 @@
-package plugintest
+package suite
 
 import (
 	"bufio"
@@ -72,7 +72,7 @@ func launch(cfg Config, environ func(dir string) []string) (*process, *bufio.Rea
 	err = p.cmd.Start()
 	_, _ = out.Close(), errOut.Close()
 	if err != nil {
-		return nil, nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, nil, errors.Join(fmt.Errorf("%w: %w", ErrNoProcess, err), os.RemoveAll(dir))
 	}
 	lines := bufio.NewReader(stdout)
 	// Both end with the process; stop waits for them.
@@ -132,10 +132,14 @@ func start(ctx context.Context, cfg Config) (*process, error) {
 		_, _ = io.Copy(writer(func(b []byte) { p.extra = append(p.extra, b[:min(len(b), maxOutput-min(maxOutput, len(p.extra)))]...) }, &p.mu), lines)
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("no handshake on standard output within %v: %w; standard error: %s", startWithin, err, p.errors()), p.stop())
+		reason := fmt.Errorf("no handshake on standard output within %v: %w", startWithin, err)
+		if errors.Is(err, io.EOF) {
+			reason = errors.New("standard output ended without a handshake")
+		}
+		return nil, p.fail(fmt.Errorf("%w: %w", ErrNoHandshake, reason))
 	}
 	if err := p.connect(ctx, line, cert); err != nil {
-		return nil, errors.Join(fmt.Errorf("%w; standard error: %s", err, p.errors()), p.stop())
+		return nil, p.fail(fmt.Errorf("%w: %w", ErrNoHandshake, err))
 	}
 	return p, nil
 }
@@ -153,6 +157,16 @@ func (p *process) connect(ctx context.Context, line string, cert tls.Certificate
 	}
 	p.api = pluginv1.NewAdapterServiceClient(p.conn)
 	return nil
+}
+
+// fail stops the process and adds the beginning of its standard error to an
+// error, unless that is nil.
+func (p *process) fail(err error) error {
+	stopped := p.stop()
+	if out := p.errors(); out != "" && err != nil {
+		err = fmt.Errorf("%w; standard error: %s", err, out)
+	}
+	return errors.Join(err, stopped)
 }
 
 // hangUp closes the connection, as the exit of a host does.

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/spf13/cobra"
+
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest/suite"
+)
+
+func newPlugin() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "plugin",
+		Short: "Help authors of adapters",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+
+		SuggestionsMinimumDistance: 2,
+	}
+	cmd.AddCommand(newPluginCheck())
+	return cmd
+}
+
+func newPluginCheck() *cobra.Command {
+	var (
+		config, translate jsonBlock = "{}", "{}"
+		within            time.Duration
+	)
+	cmd := &cobra.Command{
+		Use:   "check PATH [ARG]...",
+		Short: "Check that an executable keeps the contract of adapters",
+		Long: `Check that an executable, in any language, keeps the contract between the bridge and its adapters. It is started as the bridge starts it,
+several times, and must be able to follow a registry with the block of --config. That takes some 20 seconds.
+
+Each part of the contract is a line: PASS, FAIL with what is wrong and the cure, or SKIP for what only a test can show that changes the
+registry (plugintest.Conformance, in Go). docs/plugin-protocol.md explains the contract.
+
+Exit codes: 0 nothing failed, 1 something did, 2 wrong usage, 3 the adapter refuses the block of --config or --translate.`,
+		Example: `  isthmus plugin check ./isthmus-adapter-json --config '{"url": "http://127.0.0.1:8000/services.json"}'
+  isthmus plugin check isthmus adapter file --config '{"path": "./mesh"}'
+  isthmus plugin check --config '{}' -- python3 -u adapter.py`,
+		Args: usageArgs(func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("PATH is missing: the executable to check")
+			}
+			return nil
+		}),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path, err := exec.LookPath(args[0])
+			if err != nil {
+				return usageError(cmd, fmt.Errorf("%w; PATH must be a program that this machine can run (chmod a+rx)", err))
+			}
+			if within <= 0 {
+				return usageError(cmd, errors.New("--within must be more than 0"))
+			}
+			return checkPlugin(cmd.Context(), cmd.OutOrStdout(), suite.Config{
+				Command: append([]string{path}, args[1:]...), Within: within,
+				Config: json.RawMessage(config), Translate: json.RawMessage(translate),
+			})
+		},
+	}
+	cmd.Flags().Var(&config, "config", "the config block to follow a registry with, as a `JSON` object")
+	cmd.Flags().Var(&translate, "translate", "the translate block, as a `JSON` object")
+	cmd.Flags().DurationVar(&within, "within", 30*time.Second, "how long a first listing may take")
+	return cmd
+}
+
+// jsonBlock is a flag that takes a JSON object.
+type jsonBlock string
+
+// Set implements pflag.Value.
+func (b *jsonBlock) Set(s string) error {
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(s), &object); err != nil || object == nil {
+		return fmt.Errorf(`must be a JSON object such as {"address": "http://127.0.0.1:8500"}: %w`, errOr(err, "it is null"))
+	}
+	*b = jsonBlock(s)
+	return nil
+}
+
+// String implements pflag.Value.
+func (b *jsonBlock) String() string { return string(*b) }
+
+// Type implements pflag.Value.
+func (*jsonBlock) Type() string { return "JSON" }
+
+func errOr(err error, text string) error {
+	if err == nil {
+		return errors.New(text)
+	}
+	return err
+}
+
+// checkPlugin runs the checks and writes a line for each.
+func checkPlugin(ctx context.Context, w io.Writer, cfg suite.Config) error {
+	var passed, failed, skipped int
+	for _, c := range suite.Checks() {
+		if lack := c.Lacks(cfg); lack != "" {
+			skipped++
+			fmt.Fprintf(w, "SKIP  %s\n      It takes %s, which plugintest.Conformance makes in a Go test.\n", c.Name, lack)
+			continue
+		}
+		err := c.Run(ctx, cfg)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err == nil {
+			passed++
+			fmt.Fprintf(w, "PASS  %s\n", c.Name)
+			continue
+		}
+		if refused, ok := errors.AsType[*suite.RefusedError](err); ok {
+			return &exitError{exitConfig, fmt.Errorf("%w\nwith a block that it takes, given with --config and --translate, the rest is checked too", refused)}
+		}
+		failed++
+		fmt.Fprintf(w, "FAIL  %s\n%s      Cure: %s\n", c.Name, indent(err.Error()), c.Cure)
+		if errors.Is(err, suite.ErrNoProcess) || errors.Is(err, suite.ErrNoHandshake) {
+			break // the others fail alike
+		}
+	}
+	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
+	if failed > 0 {
+		return &exitError{exitFailed, fmt.Errorf("%s does not keep the contract; docs/plugin-protocol.md explains it", cfg.Command[0])}
+	}
+	return nil
+}
+
+// indent returns a text below the name of a check, without what a terminal
+// would obey: part of it is the plugin's.
+func indent(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if r == '\n' || unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, text)
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		b.WriteString("      " + strings.TrimRight(line, "\n") + "\n")
+	}
+	return b.String()
+}
