@@ -211,8 +211,10 @@ func TestFetch(t *testing.T) {
 	s.say("/apps", body(apps()))
 	f.want(t, "an empty list", s, "/apps", "whole", "")
 	f.want(t, "and again", s, "/apps", "whole", "")
-	s.say("/apps", cut(whole, 50))
-	f.want(t, "a list that is cut off", s, "/apps", "", "unexpected EOF")
+	for at := 0; at < len(whole); at += 7 {
+		s.say("/apps", cut(whole, at))
+		f.want(t, fmt.Sprint("a list that is cut off at ", at), s, "/apps", "", s.URL)
+	}
 }
 
 // TestPeers shows fail-over: another server is asked for everything, and stays

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -21,7 +22,7 @@ import (
 var EurekaTool = mavenTool("eureka", "eureka", "")
 
 // EurekaConfig configures a Eureka server. The zero value is a single server
-// without authentication, whose answers are at most half a second old.
+// without authentication, whose answers are at most a tenth of a second old.
 type EurekaConfig struct {
 	// User and Password enable basic authentication.
 	User, Password string
@@ -98,7 +99,7 @@ func (e *Eureka) launch(t testing.TB) {
 		"eureka.instance.hostname":                                         host,
 		"eureka.client.register-with-eureka":                               "false",
 		"eureka.client.fetch-registry":                                     strconv.FormatBool(len(e.peers) > 0),
-		"eureka.server.response-cache-update-interval-ms":                  "500",
+		"eureka.server.response-cache-update-interval-ms":                  "100",
 		"eureka.server.peer-eureka-nodes-update-interval-ms":               "2000",
 		"eureka.server.registry-sync-retry-wait-ms":                        "500",
 		"eureka.client.initial-instance-info-replication-interval-seconds": "1",
@@ -115,14 +116,8 @@ func (e *Eureka) launch(t testing.TB) {
 	if e.cfg.User != "" {
 		properties["spring.security.user.name"], properties["spring.security.user.password"] = e.cfg.User, e.cfg.Password
 	}
-	for k, v := range e.cfg.Properties {
-		properties[k] = v
-	}
-	args := []string{fmt.Sprintf("-Xmx%dm", cmp.Or(e.cfg.HeapMB, 512)), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.io.tmpdir=" + e.proc.dir}
-	for k, v := range properties {
-		args = append(args, "-D"+k+"="+v)
-	}
-	e.proc.start(t, nil, e.binary, args...)
+	maps.Copy(properties, e.cfg.Properties)
+	e.proc.start(t, nil, e.binary, javaArgs(e.proc.dir, cmp.Or(e.cfg.HeapMB, 512), properties)...)
 }
 
 // withUser adds the credentials to a URL.
@@ -170,6 +165,7 @@ type EurekaInstance struct {
 	ASG                       string
 	Zone                      string // of Amazon's data centre; "": the instance is in one of one's own
 	Metadata                  map[string]string
+	LeaseSeconds              int // an hour if 0
 }
 
 // dataCenter is an instance's data center. Servers require this order of
@@ -198,7 +194,7 @@ func (i EurekaInstance) body() map[string]any {
 		"instanceId": i.ID, "hostName": cmp.Or(i.Host, i.IP), "app": i.App, "ipAddr": i.IP, "status": cmp.Or(i.Status, "UP"), "overriddenStatus": "UNKNOWN",
 		"port": port(i.Port, 7001), "securePort": port(i.SecurePort, 7002), "vipAddress": cmp.Or(i.VIP, strings.ToLower(i.App)),
 		"secureVipAddress": cmp.Or(i.SecureVIP, strings.ToLower(i.App)), "countryId": 1, "dataCenterInfo": center,
-		"leaseInfo": map[string]any{"renewalIntervalInSecs": 30, "durationInSecs": 3600}, "lastDirtyTimestamp": strconv.FormatInt(time.Now().UnixMilli(), 10),
+		"leaseInfo": map[string]any{"renewalIntervalInSecs": 30, "durationInSecs": cmp.Or(i.LeaseSeconds, 3600)}, "lastDirtyTimestamp": strconv.FormatInt(time.Now().UnixMilli(), 10),
 	}
 	if i.ASG != "" {
 		body["asgName"] = i.ASG

@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
@@ -80,4 +82,36 @@ func TestCallsReachInstances(t *testing.T) {
 			}
 		})
 	}
+}
+
+// keepCalling calls a cluster through Envoy, four calls at a time, until stop,
+// which must be called before the test ends. Each failed call fails the test.
+// stop returns the number of calls.
+func keepCalling(t *testing.T, envoy *testenv.Envoy, cluster string) (stop func() int) {
+	t.Helper()
+	end := make(chan struct{})
+	var callers sync.WaitGroup
+	var calls atomic.Int64
+	for range 4 {
+		// Ends with stop.
+		callers.Go(func() {
+			for {
+				select {
+				case <-end:
+					return
+				default:
+				}
+				if _, err := envoy.Call(t, cluster); err != nil {
+					t.Errorf("a call failed: %v", err)
+					return
+				}
+				calls.Add(1)
+			}
+		})
+	}
+	return sync.OnceValue(func() int {
+		close(end)
+		callers.Wait()
+		return int(calls.Load())
+	})
 }

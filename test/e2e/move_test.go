@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
@@ -45,32 +44,8 @@ func TestMoveBetweenRegistries(t *testing.T) {
 	cluster := testenv.OutboundCluster(host, servicePort)
 	envoy.WaitReaches(t, cluster, "old-1", "old-2")
 
-	// Callers end with the test; each failed call fails it.
-	stop := make(chan struct{})
-	var callers sync.WaitGroup
-	end := sync.OnceFunc(func() {
-		close(stop)
-		callers.Wait()
-	})
-	defer end()
-	calls := make([]int, 4)
-	for n := range calls {
-		callers.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if _, err := envoy.Call(t, cluster); err != nil {
-					t.Errorf("a call failed: %v", err)
-					return
-				}
-				calls[n]++
-			}
-		})
-	}
-
+	stop := keepCalling(t, envoy, cluster)
+	defer stop()
 	bridge.Configure(t, weights(90, 10))
 	envoy.WaitReaches(t, cluster, "old-1", "old-2", "new-1", "new-2")
 	const sample = 1000
@@ -105,6 +80,5 @@ func TestMoveBetweenRegistries(t *testing.T) {
 		return page, left == 0
 	})
 	envoy.WaitReaches(t, cluster, "new-1", "new-2")
-	end()
-	t.Logf("calls: %v; %d of %d reached the new registry at 90/10", calls, moved, sample)
+	t.Logf("calls: %d; %d of %d reached the new registry at 90/10", stop(), moved, sample)
 }

@@ -1,0 +1,107 @@
+package testenv
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"testing"
+)
+
+// SpringTool is an application of Spring Cloud, newer than the Eureka server.
+var SpringTool = mavenTool("spring", "spring", "")
+
+// SpringApp is a running application of Spring Boot that registers in Eureka
+// with Spring Cloud's client.
+type SpringApp struct {
+	// Port is the port that it registers.
+	Port int
+
+	proc   *process
+	client *http.Client
+}
+
+// StartSpringApp starts an application of that name, registered at the server,
+// and waits until it answers. It may not be registered yet by then.
+// Properties are appended to its configuration.
+func StartSpringApp(t testing.TB, e *Eureka, name string, properties map[string]string) *SpringApp {
+	t.Helper()
+	s := &SpringApp{client: &http.Client{Timeout: adminTime, Transport: &http.Transport{}}}
+	t.Cleanup(s.client.CloseIdleConnections)
+	binary := SpringTool.fetch(t)
+	s.proc = newProcess(t, "spring")
+	s.proc.startReady(t, func() {
+		s.Port = FreePort(t)
+		all := map[string]string{
+			"spring.application.name": name, "server.address": "127.0.0.1", "server.port": strconv.Itoa(s.Port),
+			"eureka.client.service-url.defaultZone":                            e.withUser(e.URL) + "/",
+			"eureka.client.initial-instance-info-replication-interval-seconds": "0",
+			"eureka.instance.lease-renewal-interval-in-seconds":                "1",
+			"management.endpoints.web.exposure.include":                        "health,serviceregistry",
+		}
+		maps.Copy(all, properties)
+		s.proc.start(t, nil, binary, javaArgs(s.proc.dir, 256, all)...)
+	}, func() (string, bool) {
+		body, code, err := httpGet(t, s.client, s.url("/instances/"+name))
+		return fmt.Sprintf("status %d %.200s, error %v", code, body, err), code == http.StatusOK
+	})
+	return s
+}
+
+func (s *SpringApp) url(path string) string { return "http://" + loopback(s.Port) + path }
+
+// SetStatus sets its status in Eureka by the actuator: UP, OUT_OF_SERVICE,
+// DOWN; CANCEL_OVERRIDE ends that.
+func (s *SpringApp) SetStatus(t testing.TB, status string) {
+	t.Helper()
+	body, err := json.Marshal(map[string]string{"status": status})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url("/actuator/serviceregistry"), bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	res, err := s.client.Do(req)
+	if err != nil {
+		t.Fatalf("spring: set status %s: %v", status, err)
+	}
+	defer res.Body.Close()
+	if answer, err := io.ReadAll(res.Body); err != nil || res.StatusCode != http.StatusOK {
+		t.Fatalf("spring: set status %s: %s %.300s, error %v", status, res.Status, answer, err)
+	}
+}
+
+// Instances returns the IDs of a service's instances that its own client has,
+// sorted.
+func (s *SpringApp) Instances(t testing.TB, service string) []string {
+	t.Helper()
+	body, code, err := httpGet(t, s.client, s.url("/instances/"+service))
+	var ids []string
+	if err == nil && code == http.StatusOK {
+		err = json.Unmarshal(body, &ids)
+	}
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("spring: instances of %s: status %d %.300s, error %v", service, code, body, err)
+	}
+	return ids
+}
+
+// Stop ends it as a deployment does: it is asked to, and cancels its
+// registration.
+func (s *SpringApp) Stop() { _ = s.proc.terminate() } // Java's exit status is that of the signal
+
+// javaArgs returns the arguments of a Java program that is to start fast, with
+// a heap of so many MiB.
+func javaArgs(dir string, heapMB int, properties map[string]string) []string {
+	args := []string{fmt.Sprintf("-Xmx%dm", heapMB), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.io.tmpdir=" + dir}
+	for _, k := range slices.Sorted(maps.Keys(properties)) {
+		args = append(args, "-D"+k+"="+properties[k])
+	}
+	return args
+}

@@ -1,0 +1,63 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// scaling is a service of a registry that is called through Envoy while it is
+// scaled.
+type scaling struct {
+	// registries configures the registry that has the service.
+	registries string
+	host       string
+	port       int
+	// add and remove register an instance and cancel it.
+	add, remove func(testenv.Backend)
+}
+
+// run scales from one instance to two and back to the second. No call fails,
+// although the first one is gone in the end.
+func (s scaling) run(t *testing.T) {
+	t.Helper()
+	one, two := testenv.StartHTTPBackend(t, "one"), testenv.StartHTTPBackend(t, "two")
+	s.add(one)
+	bridge := testenv.StartIsthmus(t, s.registries)
+	bridge.WaitReady(t)
+	istiod := testenv.StartIstiod(t, testenv.IstiodVersions[len(testenv.IstiodVersions)-1], bridge.Source())
+	istiod.WaitReady(t)
+	envoy := testenv.StartEnvoy(t, istiod)
+	cluster := testenv.OutboundCluster(s.host, s.port)
+	envoy.WaitReaches(t, cluster, "one")
+	stop := keepCalling(t, envoy, cluster)
+	defer stop()
+
+	s.add(two)
+	envoy.WaitReaches(t, cluster, "one", "two")
+	s.remove(one)
+	envoy.WaitReaches(t, cluster, "two")
+	one.Stop()
+	s.add(testenv.StartHTTPBackend(t, "three"))
+	envoy.WaitReaches(t, cluster, "two", "three")
+	calls := stop()
+	t.Logf("%d calls", calls)
+	if calls == 0 {
+		t.Error("no call was made meanwhile")
+	}
+}
+
+// Calls follow the instances of an application that Eureka has.
+func TestEurekaScales(t *testing.T) {
+	testenv.SkipIfShort(t)
+	eureka := testenv.StartEureka(t, testenv.EurekaConfig{})
+	scaling{
+		registries: fmt.Sprintf("- {name: eureka, type: eureka, config: {servers: [%q], interval: 1s}, translate: {ports: [{number: 80, protocol: http}]}}", eureka.URL),
+		host:       "shop.eureka", port: 80,
+		add: func(b testenv.Backend) {
+			eureka.Register(t, testenv.EurekaInstance{App: "SHOP", ID: b.Name, IP: b.Address, Port: b.Port})
+		},
+		remove: func(b testenv.Backend) { eureka.Deregister(t, "SHOP", b.Name) },
+	}.run(t)
+}
