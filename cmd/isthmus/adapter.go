@@ -12,6 +12,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
 	"github.com/isthmus-mesh/isthmus/adapters/dns"
+	"github.com/isthmus-mesh/isthmus/adapters/etcd"
 	"github.com/isthmus-mesh/isthmus/adapters/eureka"
 	"github.com/isthmus-mesh/isthmus/adapters/file"
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
@@ -24,6 +25,7 @@ import (
 var adapters = map[string]func(version string){
 	"consul": consul.Main,
 	"dns":    dns.Main,
+	"etcd":   etcd.Main,
 	"eureka": eureka.Main,
 	"file":   file.Main,
 	"nacos":  nacos.Main,
