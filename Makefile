@@ -7,7 +7,7 @@ VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unk
 FUZZTIME ?= 10s
 PKGS      = $(shell $(GO) list ./... | grep -v /test/)
 # What starts several real servers at once runs on its own, after the tests of the packages, which run side by side.
-ALONE    := ^Test(Nacos|Rotation|MillionNames|EurekaMany)$$
+ALONE    := ^Test(Nacos|Rotation|MillionNames|EurekaMany|EtcdMany)$$
 
 # Tools are built once per version, outside the repository, so that the next fresh clone finds them.
 digest   = $(shell cat tools/$(1)/go.mod tools/$(1)/go.sum | cksum | cut -d' ' -f1)
@@ -46,9 +46,9 @@ race: tools ## every test but the end-to-end ones, with the race detector
 	$(GO) test -race -timeout 20m -skip '$(ALONE)' $(PKGS)
 
 .PHONY: e2e
-e2e: tools ## real Consul, Nacos, Eureka, CoreDNS, istiod and Pilot servers, proxies behind them
+e2e: tools ## real Consul, Nacos, Eureka, etcd, CoreDNS, istiod and Pilot servers, proxies behind them
 	$(GO) test -count=1 -timeout 30m ./test/...
-	$(GO) test -count=1 -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./server/xds
+	$(GO) test -count=1 -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./adapters/etcd ./server/xds
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME each

@@ -12,6 +12,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
 	"github.com/isthmus-mesh/isthmus/adapters/dns"
+	"github.com/isthmus-mesh/isthmus/adapters/etcd"
 	"github.com/isthmus-mesh/isthmus/adapters/eureka"
 	"github.com/isthmus-mesh/isthmus/adapters/exec"
 	"github.com/isthmus-mesh/isthmus/adapters/file"
@@ -25,6 +26,7 @@ import (
 var adapters = map[string]func(version string){
 	"consul": consul.Main,
 	"dns":    dns.Main,
+	"etcd":   etcd.Main,
 	"eureka": eureka.Main,
 	"exec":   exec.Main,
 	"file":   file.Main,

@@ -1,0 +1,161 @@
+package etcd
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
+)
+
+// perService is how many instances a service has.
+const perService = 10
+
+func key(service, instance int) string {
+	return fmt.Sprintf("/services/svc-%d/svc-%d-%d", service, service, instance)
+}
+
+func value(service, instance, change int) string {
+	return fmt.Sprintf(`{"address":"10.%d.%d.%d","port":8080,"meta":{"protocol":"http","change":"%d"}}`, 10+instance, service/250, service%250, change)
+}
+
+// BenchmarkChange measures, for one changed instance among many, the time from
+// the write to etcd to its arrival at a bare watch of etcd's own client and at
+// a delta sink of Isthmus, in the same run. It reports medians, and the 99th
+// percentile of what Isthmus adds, beside by how much a second bare watch is
+// later than the first.
+//
+//	go test ./test/etcd -run '^$' -bench Change -benchtime 1000x
+func BenchmarkChange(b *testing.B) {
+	for _, services := range []int{1000, 10_000} {
+		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) { benchmarkChange(b, services) })
+	}
+}
+
+func benchmarkChange(b *testing.B, services int) {
+	server := testenv.StartEtcd(b, testenv.EtcdConfig{})
+	for s := 0; s < services; s += 10 {
+		var all []clientv3.Op
+		for n := range 10 * perService {
+			all = append(all, clientv3.OpPut(key(s+n/perService, n%perService), value(s+n/perService, n%perService, 0)))
+		}
+		if _, err := server.Client.Txn(b.Context()).Then(all...).Commit(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	begin := time.Now()
+	isthmus := testenv.StartIsthmus(b, fmt.Sprintf(`- {name: etcd, type: etcd, config: {endpoints: [%q]}}`, server.URL))
+	isthmus.WaitReady(b)
+	b.Logf("isthmus ready after %v", time.Since(begin).Round(100*time.Millisecond))
+
+	bare, second, delta := watch(b, server), watch(b, server), sink(b, isthmus.XDS, services*perService)
+	var toBare, toDelta, added, apart []time.Duration
+	change := 0
+	for b.Loop() {
+		change++
+		at := time.Now()
+		server.Put(b, key(change%services, 0), value(change%services, 0, change))
+		x, y := testwait.Receive(b, testenv.Patience, "the change at a bare watch", bare), testwait.Receive(b, testenv.Patience, "the change at the sink", delta)
+		z := testwait.Receive(b, testenv.Patience, "the change at a second watch", second)
+		toBare, toDelta = append(toBare, x.Sub(at)), append(toDelta, y.Sub(at))
+		added, apart = append(added, y.Sub(x)), append(apart, z.Sub(x))
+	}
+	ms := func(all []time.Duration, q float64) float64 {
+		slices.SortFunc(all, cmp.Compare)
+		return float64(all[min(int(q*float64(len(all))), len(all)-1)].Microseconds()) / 1000
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(ms(toBare, 0.5), "ms-bare-p50")
+	b.ReportMetric(ms(toDelta, 0.5), "ms-isthmus-p50")
+	b.ReportMetric(ms(added, 0.5), "ms-added-p50")
+	b.ReportMetric(ms(added, 0.99), "ms-added-p99")
+	b.ReportMetric(ms(apart, 0.99), "ms-second-bare-p99")
+}
+
+// watch returns when each change arrives at a watch of etcd's own client.
+func watch(b *testing.B, server *testenv.Etcd) <-chan time.Time {
+	b.Helper()
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{server.URL}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	events := client.Watch(ctx, "/services/", clientv3.WithPrefix(), clientv3.WithCreatedNotify())
+	<-events
+	arrived, done := make(chan time.Time, 16), make(chan struct{})
+	go func() {
+		defer close(done)
+		for m := range events {
+			now := time.Now()
+			for range m.Events {
+				arrived <- now
+			}
+		}
+	}()
+	b.Cleanup(func() {
+		cancel()
+		<-done
+		client.Close()
+	})
+	return arrived
+}
+
+// sink returns when each change arrives at a client of Isthmus that asks for
+// updates. It has everything, that many instances, when sink returns.
+func sink(b *testing.B, addr string, instances int) <-chan time.Time {
+	b.Helper()
+	cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30)))
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	arrived, done := make(chan time.Time, 16), make(chan struct{})
+	b.Cleanup(func() {
+		cancel()
+		<-done
+		cc.Close()
+	})
+	const kind = "networking.istio.io/v1/WorkloadEntry"
+	stream, err := discovery.NewAggregatedDiscoveryServiceClient(cc).DeltaAggregatedResources(ctx)
+	if err == nil {
+		err = stream.Send(&discovery.DeltaDiscoveryRequest{Node: &core.Node{Id: "bench"}, TypeUrl: kind})
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	first := make(chan struct{})
+	go func() {
+		defer close(done)
+		for n := 0; ; {
+			r, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			now := time.Now()
+			if err := stream.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: kind, ResponseNonce: r.GetNonce()}); err != nil {
+				return
+			}
+			if n < instances {
+				if n += len(r.GetResources()); n >= instances {
+					close(first)
+				}
+				continue
+			}
+			for range r.GetResources() {
+				arrived <- now
+			}
+		}
+	}()
+	testwait.Receive(b, testenv.Patience, "everything at the sink", first)
+	return arrived
+}
