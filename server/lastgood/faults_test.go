@@ -208,7 +208,7 @@ func TestOtherVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	db, s := reopen(t, dir)
-	if why := s.Status().Reading; !strings.Contains(why, "another version of isthmus wrote it (format 2.1; this one reads 1.1)") || len(content(db)) > 0 || db.Synced() {
+	if why := s.Status().Reading; !strings.Contains(why, "another version of isthmus wrote it (format 2.2; this one reads 1.2)") || len(content(db)) > 0 || db.Synced() {
 		t.Errorf("it says %q and serves %d resources", why, len(content(db)))
 	}
 	pass(t, s)

@@ -574,6 +574,7 @@ func (b *batch) commit() {
 		changed[n] = d.moveLocked(&b.touched[n])
 	}
 	for _, t := range b.touched {
+		d.updateAsidesLocked(t.table, t.name)
 		d.boundLocked(t.table)
 	}
 	revision := d.revision

@@ -94,9 +94,10 @@ type DB struct {
 
 // table holds the resources of one collection.
 type table struct {
-	name  string
-	index map[string]*Record // the first claim on each name; guarded by DB.apply
-	logs  [shapes]*changeLog // the same log where shapes do not differ; guarded by DB.mu
+	name   string
+	index  map[string]*Record // the first claim on each name; guarded by DB.apply
+	logs   [shapes]*changeLog // the same log where shapes do not differ; guarded by DB.mu
+	asides asides
 }
 
 // New returns the state of the named registries, in the order of the
