@@ -365,7 +365,7 @@ func (s *Store) restore(path string) (*contents, error) {
 			"published", r.Published, "age", time.Since(at).Round(time.Second))
 		if r.LeftOut > 0 {
 			s.rotate = true
-			s.log.Warn("not all of the registry is restored: it is beyond limits.resources_per_registry or limits.bytes_per_registry, or its service is missing",
+			s.log.Warn("not all of the registry is restored: it is beyond limits of the registry, or its service is missing",
 				"registry", r.Registry, "left_out", r.LeftOut)
 		}
 	}

@@ -26,6 +26,7 @@ type Revision uint64
 // Defaults of [Options].
 const (
 	DefaultMaxResources = 1_000_000
+	DefaultMaxServices  = 250_000
 	DefaultMaxBytes     = 512 << 20
 	DefaultTombstones   = 100_000
 )
@@ -35,6 +36,9 @@ type Options struct {
 	// MaxResources limits the resources of one registry; further ones are
 	// refused and listed as problems. 0 means [DefaultMaxResources].
 	MaxResources int
+	// MaxServices limits the ServiceEntries among them in the same way. 0 means
+	// [DefaultMaxServices].
+	MaxServices int
 	// MaxBytes limits the bytes of metadata and bodies of one registry in the
 	// same way. 0 means [DefaultMaxBytes].
 	MaxBytes int
@@ -104,6 +108,7 @@ type table struct {
 // configuration. It registers its metrics, once per registerer.
 func New(registries []string, o Options, log *slog.Logger, reg prometheus.Registerer) *DB {
 	o.MaxResources = cmp.Or(o.MaxResources, DefaultMaxResources)
+	o.MaxServices = cmp.Or(o.MaxServices, DefaultMaxServices)
 	o.MaxBytes = cmp.Or(o.MaxBytes, DefaultMaxBytes)
 	o.Tombstones = cmp.Or(o.Tombstones, DefaultTombstones)
 	if o.Validate == nil {

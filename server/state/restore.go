@@ -383,7 +383,8 @@ func (l *loader) link() {
 	d := l.d
 	take := func(it *savedItem, fits bool) bool {
 		r, c := l.registries[it.registry], it.record
-		if !fits || r.resources >= d.options.MaxResources || r.bytes+c.size() > d.options.MaxBytes {
+		isEntry := c.Collection() == collection.ServiceEntry
+		if !fits || isEntry && r.entries >= d.options.MaxServices || r.resources >= d.options.MaxResources || r.bytes+c.size() > d.options.MaxBytes {
 			l.leftOut[it.registry]++
 			t, name := c.kind.collection, c.Name()
 			if t.drop(c); t.index[name] == nil {
@@ -393,6 +394,9 @@ func (l *loader) link() {
 			return false
 		}
 		r.resources++
+		if isEntry {
+			r.entries++
+		}
 		r.bytes += c.size()
 		return true
 	}
