@@ -62,7 +62,7 @@ func TestConflictsAreKept(t *testing.T) {
 					t.Fatal(err)
 				}
 				again, store := open2(other)
-				store.restoreAll()
+				store.restoreAll()()
 				closeStore(t, store)
 				if d := cmp.Diff(content(db), content(again)); d != "" {
 					t.Errorf("what is served (-before +after):\n%s", d)
@@ -101,7 +101,7 @@ func TestConflictsAreKept(t *testing.T) {
 			pass(t, s)
 			closeStore(t, s)
 			db, s = open2(dir)
-			s.restoreAll()
+			s.restoreAll()()
 			if got := content(db); !maps.Equal(got, content(again)) {
 				t.Errorf("after it was written: %q", slices.Sorted(maps.Keys(got)))
 			}

@@ -51,7 +51,7 @@ func reopen(t testing.TB, dir string) (*state.DB, *Store) {
 	t.Helper()
 	db := newDB(t, "dc1")
 	s := open(t, db, dir, dc1)
-	s.restoreAll()
+	s.restoreAll()()
 	return db, s
 }
 
@@ -440,7 +440,7 @@ func TestRegistriesChange(t *testing.T) {
 		}
 		again := newDB(t, "east")
 		r := open(t, again, other, east)
-		r.restoreAll()
+		r.restoreAll()()
 		closeStore(t, r)
 		return content(again)
 	}
