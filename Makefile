@@ -62,6 +62,10 @@ bench: ## the benchmarks that docs/performance.md quotes
 bench-against: ## the same beside those of another commit, in turns: make bench-against COMMIT=v0.1
 	./tools/bench-against $(COMMIT)
 
+.PHONY: bench-restart
+bench-restart: ## the time until 1,000,000 instances are served again, their registry down
+	$(GO) test -run '^$$' -bench Restart -benchtime 3x -timeout 30m -v ./test/e2e
+
 .PHONY: bench-consul
 bench-consul: ## the table of adapters/consul/README.md, half an hour; then 10,000 changes, each compared with Consul's catalog
 	$(GO) test -run '^$$' -bench ConsulLoad -benchtime 1x -timeout 90m ./adapters/consul

@@ -62,15 +62,15 @@ type catalog struct {
 var _ Publisher = (*catalog)(nil)
 
 // limits bounds what a catalog holds. Zero means no bound.
-type limits struct{ resources, bytes uint64 }
+type limits struct{ resources, services, bytes uint64 }
 
 // usage counts against limits.
-type usage struct{ resources, bytes uint64 }
+type usage struct{ resources, services, bytes uint64 }
 
 // usageOf counts the resources of a service. A service without resources counts
 // too, since the catalog retains it.
 func usageOf(r *translate.Result) usage {
-	u := usage{resources: 1}
+	u := usage{resources: 1, services: 1}
 	if r.Entry == nil {
 		return u
 	}
@@ -201,6 +201,8 @@ func (c *catalog) refusedLocked(was, is usage, id func() string) bool {
 	switch l := c.limits; {
 	case l.resources > 0 && is.resources > was.resources && c.used.resources+is.resources-was.resources > l.resources:
 		reason = fmt.Sprintf("limits.resources_per_registry (%d)", l.resources)
+	case l.services > 0 && is.services > was.services && c.used.services >= l.services:
+		reason = fmt.Sprintf("limits.services_per_registry (%d)", l.services)
 	case l.bytes > 0 && is.bytes > was.bytes && c.used.bytes+is.bytes-was.bytes > l.bytes:
 		reason = fmt.Sprintf("limits.bytes_per_registry (%d)", l.bytes)
 	}
@@ -220,6 +222,7 @@ func (c *catalog) refusedLocked(was, is usage, id func() string) bool {
 
 func (c *catalog) useLocked(was, is usage) {
 	c.used.resources += is.resources - was.resources
+	c.used.services += is.services - was.services
 	c.used.bytes += is.bytes - was.bytes
 }
 
@@ -279,7 +282,7 @@ func (c *catalog) Publish(res *mcp.Resource) {
 		return
 	}
 	c.setProblemLocked(published{}, publishedProblem(id), "")
-	was, is := c.publishedLocked(id), usage{1, uint64(len(enc.Resource))}
+	was, is := c.publishedLocked(id), usageOfPublished(id, enc.Resource)
 	if c.refusedLocked(was, is, func() string { return publishedProblem(id) }) {
 		if was == (usage{}) {
 			c.keepLocked(id, id)
@@ -354,11 +357,19 @@ func (c *catalog) releaseLocked(owner any) {
 	c.tidyLocked(sl)
 }
 
+func usageOfPublished(id resourceID, encoded []byte) usage {
+	u := usage{resources: 1, bytes: uint64(len(encoded))}
+	if id.collection == collection.ServiceEntry {
+		u.services = 1
+	}
+	return u
+}
+
 // publishedLocked returns the usage of a published name.
 func (c *catalog) publishedLocked(id resourceID) (u usage) {
 	if sl := c.slots[id]; sl != nil {
 		if i := sl.index(nil); i >= 0 {
-			u = usage{1, uint64(len(sl.claims[i].bytes))}
+			u = usageOfPublished(id, sl.claims[i].bytes)
 		}
 	}
 	return u

@@ -22,11 +22,14 @@ import (
 // listed with the field that sets the limit, and what goes makes room.
 func TestCatalogLimits(t *testing.T) {
 	t.Parallel()
-	resources := func(c *catalog) (n, size uint64) {
+	resources := func(c *catalog) (n, services, size uint64) {
 		for id, sl := range c.slots {
 			if len(sl.claims) > 0 {
 				n++
 				size += uint64(len(sl.bytesLocked()))
+				if id.collection == collection.ServiceEntry {
+					services++
+				}
 			}
 			if s := c.services[registry.Key{Name: strings.TrimPrefix(id.name, "ns/")}]; s != nil && s.serving {
 				for e := range s.result.Each() {
@@ -37,13 +40,14 @@ func TestCatalogLimits(t *testing.T) {
 				}
 			}
 		}
-		return n, size
+		return n, services, size
 	}
 	for _, tt := range []struct {
 		limits limits
 		field  string
 	}{
 		{limits{resources: 9}, "limits.resources_per_registry (9)"},
+		{limits{services: 5}, "limits.services_per_registry (5)"},
 		{limits{bytes: 1000}, "limits.bytes_per_registry (1000)"},
 	} {
 		c := newCatalog(named{plainTranslator{}}, []string{collection.ServiceEntry, collection.WorkloadEntry}, tt.limits)
@@ -55,7 +59,7 @@ func TestCatalogLimits(t *testing.T) {
 		c.Publish(publishedEntry("ns/pub", strings.Repeat("h", 60)+".example.org"))
 		drain(t, r, m)
 		kept := len(c.services)
-		if n, size := resources(c); c.used != (usage{n, size}) || tt.limits.resources > 0 && n > tt.limits.resources || tt.limits.bytes > 0 && size > tt.limits.bytes || kept < 3 || kept > 20 {
+		if n, services, size := resources(c); c.used != (usage{n, services, size}) || tt.limits.resources > 0 && n > tt.limits.resources || tt.limits.services > 0 && services > tt.limits.services || tt.limits.bytes > 0 && size > tt.limits.bytes || kept < 3 || kept > 20 {
 			t.Errorf("%s: %d services, %d resources of %d bytes, counted %+v", tt.field, kept, n, size, c.used)
 		}
 		for _, id := range []string{"service s999", "resource networking.istio.io/ServiceEntry ns/pub"} {
@@ -66,7 +70,11 @@ func TestCatalogLimits(t *testing.T) {
 		before := fmt.Sprint(m.resources)
 		c.Set(service1("live"), instances("1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13"))
 		drain(t, r, m)
-		if got := fmt.Sprint(m.resources); got != before || !strings.Contains(m.problems["service live"], "kept as it was") {
+		got, grows := fmt.Sprint(m.resources), tt.limits.services > 0 // in instances
+		if grows && (got == before || m.problems["service live"] != "") {
+			t.Errorf("%s: a service does not grow in instances: problem %q", tt.field, m.problems["service live"])
+		}
+		if !grows && (got != before || !strings.Contains(m.problems["service live"], "kept as it was")) {
 			t.Errorf("%s: a service that grew is %s, it was %s; problem %q", tt.field, got, before, m.problems["service live"])
 		}
 		c.Set(service1("live"), instances("2")) // shrinks
@@ -75,7 +83,7 @@ func TestCatalogLimits(t *testing.T) {
 		}
 		c.Publish(publishedEntry("ns/pub", strings.Repeat("h", 60)+".example.org"))
 		drain(t, r, m)
-		if n, size := resources(c); c.used != (usage{n, size}) || n != 3 || len(m.problems) != 0 {
+		if n, services, size := resources(c); c.used != (usage{n, services, size}) || n != 3 || len(m.problems) != 0 {
 			t.Errorf("%s: afterwards %d resources of %d bytes, counted %+v, problems %v", tt.field, n, size, c.used, m.problems)
 		}
 		c.Withdraw(collection.ServiceEntry, "ns/pub")

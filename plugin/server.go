@@ -142,7 +142,7 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 		return &pluginv1.ConfigureResponse{Violations: violations(err)}, nil
 	}
 	s.metrics = metrics
-	s.adapter, s.catalog, s.configured = a, newCatalog(translator, s.collections, limits{req.GetLimits().GetResources(), req.GetLimits().GetBytes()}), true
+	s.adapter, s.catalog, s.configured = a, newCatalog(translator, s.collections, limits{resources: req.GetLimits().GetResources(), services: req.GetLimits().GetServices(), bytes: req.GetLimits().GetBytes()}), true
 	return &pluginv1.ConfigureResponse{}, nil
 }
 

@@ -106,18 +106,21 @@ func CheckListeners(cfg *config.Config) config.Problems {
 }
 
 // servePort serves until ctx has ended and the streams have drained, within the
-// configured time. From the end of ctx, connections refuse new streams. Ports
-// of xDS serve the legacy protocol only if it has no port.
+// configured time. From the end of ctx, connections refuse new streams, and
+// unless the bridge ends, which has its own order, existing ones end spread
+// over that time. Ports of xDS serve the legacy protocol only if it has no
+// port.
 func (s *Server) servePort(ctx context.Context, p *port) error {
 	defer p.gate.Close()
 	if p.Field == fieldAdmin {
 		a := admin.New(source{s}, admin.Options{Gatherer: s.options.Metrics, Pprof: s.config().Admin.Pprof, Log: s.log, Operator: operator{s}, Gate: p.gate, GuardProbes: s.config().Admin.GuardProbes})
 		return a.Run(ctx, p.gate.Listener(crowdListener{p.listener, s.crowd}))
 	}
+	var streams leaving
 	elsewhere := func() bool { return p.Field == fieldXDS && s.config().Listen.MCP.Address != "" }
 	server := grpc.NewServer(append(xds.ServerOptions(),
 		grpc.Creds(p.gate.Credentials()), grpc.ConnectionTimeout(access.HandshakeTime),
-		grpc.ChainStreamInterceptor(p.gate.Stream, s.crowd.stream, mcpserver.RefuseIf(elsewhere), s.tellHeld))...)
+		grpc.ChainStreamInterceptor(p.gate.Stream, s.crowd.stream, streams.stream, mcpserver.RefuseIf(elsewhere), s.tellHeld))...)
 	s.mcp.Register(server)
 	if p.Field == fieldXDS {
 		s.xds.Register(server)
@@ -125,7 +128,11 @@ func (s *Server) servePort(ctx context.Context, p *port) error {
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
-		timer := time.AfterFunc(time.Duration(s.config().Drain)+drainWithin, server.Stop)
+		over := time.Duration(s.config().Drain)
+		if !s.drained.Load() {
+			streams.begin(over)
+		}
+		timer := time.AfterFunc(over+drainWithin, server.Stop)
 		defer timer.Stop()
 		server.GracefulStop()
 	})

@@ -135,6 +135,7 @@ func New(cfg config.Config, o Options) (*Server, error) {
 	s.loads.succeeded(s.started)
 	s.db = state.New(names, state.Options{
 		MaxResources: cfg.Limits.ResourcesPerRegistry,
+		MaxServices:  cfg.Limits.ServicesPerRegistry,
 		MaxBytes:     cfg.Limits.BytesPerRegistry,
 		Tombstones:   cfg.Limits.Tombstones,
 		Selector:     translate.SelectorValue,
@@ -191,7 +192,7 @@ func Spec(cfg *config.Config, r *config.Registry) (supervisor.Spec, error) {
 	return supervisor.Spec{
 		Registry: r.Name, Adapter: r.Type, Command: append([]string{path}, args...), SHA256: r.Plugin.SHA256,
 		Config: r.Config, Translate: r.Translate,
-		Resources: cfg.Limits.ResourcesPerRegistry, Bytes: cfg.Limits.BytesPerRegistry, Memory: cfg.Limits.PluginMemory,
+		Resources: cfg.Limits.ResourcesPerRegistry, Services: cfg.Limits.ServicesPerRegistry, Bytes: cfg.Limits.BytesPerRegistry, Memory: cfg.Limits.PluginMemory,
 	}, nil
 }
 

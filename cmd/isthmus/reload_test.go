@@ -826,6 +826,59 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// The streams of a listener that a reload removes end one after the other as
+// well, with what changes until then and without a removal. Those of the other
+// listener go on.
+func TestDrainOfListener(t *testing.T) {
+	t.Parallel()
+	one, two, admin := testenv.FreePort(t), testenv.FreePort(t), testenv.FreePort(t)
+	text := func(ports ...int) string {
+		var xds []string
+		for _, p := range ports {
+			xds = append(xds, fmt.Sprintf("'127.0.0.1:%d'", p))
+		}
+		return fmt.Sprintf("listen: {xds: [%s], admin: '127.0.0.1:%d'}\ndrain: 2s\nregistries:\n%s", strings.Join(xds, ", "), admin, steady)
+	}
+	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), text(one, two))
+	stays := follow(t, fmt.Sprintf("127.0.0.1:%d", two))
+	stays.await(t, 80, "load")
+	var sinks []*deltaSink
+	for range 4 {
+		s := follow(t, fmt.Sprintf("127.0.0.1:%d", one))
+		s.await(t, 80, "load")
+		sinks = append(sinks, s)
+	}
+	began := time.Now()
+	_, _, before, _ := sinks[0].seen()
+	r.reload(text(two))
+	var ends []time.Duration
+	last := 0
+	for _, s := range sinks {
+		<-s.done
+		names, removed, updates, err := s.seen()
+		if len(names) != 80 || len(removed) > 0 || !unavailable(err) || !strings.Contains(err.Error(), "no longer in the configuration") {
+			t.Errorf("%d resources, removed %q, ended with %v", len(names), removed, err)
+		}
+		ends = append(ends, s.at.Sub(began))
+		last = max(last, updates)
+	}
+	slices.Sort(ends)
+	for n, end := range ends { // each half a second after the one before
+		if least := time.Duration(n+1) * time.Second / 2; end < least {
+			t.Errorf("streams ended after %v; want the next one no earlier than %v", ends, least)
+		}
+	}
+	if last <= before {
+		t.Error("no change came to the listener that goes")
+	}
+	_, _, before, _ = stays.seen()
+	testwait.Eventually(t, patience, "the stream of the other listener to go on", func() (string, bool) {
+		_, removed, now, ended := stays.seen()
+		return fmt.Sprint(now, removed, ended), now > before && len(removed) == 0 && ended == nil
+	})
+	r.end()
+}
+
 // A second signal ends a bridge that drains at once.
 func TestSecondSignal(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -142,4 +143,32 @@ func (e *Envoy) Call(t testing.TB, clusterName string) (string, error) {
 func (e *Envoy) WaitReaches(t testing.TB, clusterName string, want ...string) {
 	t.Helper()
 	waitReaches(t, "HTTP calls through Envoy to "+clusterName, func() (string, error) { return e.Call(t, clusterName) }, want)
+}
+
+// WaitPolicy waits until a cluster has a load balancing policy, such as
+// ROUND_ROBIN.
+func (e *Envoy) WaitPolicy(t testing.TB, clusterName, policy string) {
+	t.Helper()
+	Eventually(t, Patience, clusterName+" to have the policy "+policy, func() (string, bool) {
+		body, code, err := httpGet(t, e.client, "http://"+e.Admin+"/config_dump?resource=dynamic_active_clusters")
+		var dump struct {
+			Configs []struct {
+				Cluster struct {
+					Name   string `json:"name"`
+					Policy string `json:"lb_policy"`
+				} `json:"cluster"`
+			} `json:"configs"`
+		}
+		if err == nil {
+			err = json.Unmarshal(body, &dump)
+		}
+		for _, c := range dump.Configs {
+			if c.Cluster.Name == clusterName {
+				// Left out is the first value of the enum.
+				got := cmp.Or(c.Cluster.Policy, "ROUND_ROBIN")
+				return got, got == policy
+			}
+		}
+		return fmt.Sprintf("no such cluster: status %d, error %v", code, err), false
+	})
 }

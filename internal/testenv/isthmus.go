@@ -385,5 +385,15 @@ func (i *Isthmus) Page(t testing.TB, path string) []byte {
 	return body
 }
 
+// Get returns the status and the body of a path of the admin API.
+func (i *Isthmus) Get(t testing.TB, path string) (code int, body string) {
+	t.Helper()
+	text, code, err := httpGet(t, i.client, "http://"+i.Admin+path)
+	if err != nil {
+		t.Fatalf("isthmus: get %s: %v", path, err)
+	}
+	return code, string(text)
+}
+
 // Log returns the program's output since its last start.
 func (i *Isthmus) Log() string { return i.proc.since() }

@@ -200,6 +200,7 @@ type Admin struct {
 // Limits are bounds. Each is positive, unless it says what 0 means.
 type Limits struct {
 	ResourcesPerRegistry int `json:"resources_per_registry" doc:"How many resources one registry may have. What comes above is left out and listed."`
+	ServicesPerRegistry  int `json:"services_per_registry" doc:"How many services, which are ServiceEntries, are among these. A service takes several times as much as an instance, and a mesh much more. What comes above is left out and listed, with its instances."`
 	BytesPerRegistry     int `json:"bytes_per_registry" doc:"How many bytes the resources of one registry may have together, as its plugin encodes them; one instance has some 300. What comes above is left out and listed; nothing that is served is removed for it. The bridge takes about three times as much memory, besides 1 kB for each resource."`
 	ConnectionsPerPeer   int `json:"connections_per_peer" doc:"How many connections one IP address may have, on all ports together. More are closed at once."`
 	Streams              int `json:"streams" doc:"How many streams all sinks may have together. More are refused with ResourceExhausted. One that asks for twenty names takes some 20 kB."`
@@ -236,7 +237,7 @@ var Default = Config{
 	State:  State{Dir: AutoDir},
 	Log:    Log{Level: "info", Format: "text"},
 	Drain:  Duration(5 * time.Second),
-	Limits: Limits{ResourcesPerRegistry: 1_000_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, PluginMemory: 4 << 30, Tombstones: 100_000},
+	Limits: Limits{ResourcesPerRegistry: 1_000_000, ServicesPerRegistry: 250_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, PluginMemory: 4 << 30, Tombstones: 100_000},
 }
 
 // DefaultRegistry holds the values of missing fields of a registry.

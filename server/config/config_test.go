@@ -80,7 +80,7 @@ conflicts:
 - {hosts: ["*"], policy: isolate}
 admin: {pprof: true, guard_probes: true}
 drain: 20s
-limits: {resources_per_registry: 5, bytes_per_registry: 7, connections_per_peer: 8, streams: 9, plugin_memory: 1000000000, tombstones: 6}
+limits: {resources_per_registry: 5, services_per_registry: 4, bytes_per_registry: 7, connections_per_peer: 8, streams: 9, plugin_memory: 1000000000, tombstones: 6}
 mcp: {profile: pilot-1.8, synthetic_entries: true, full_state: true}
 sinks:
 - address: pilot.example.org:9901
@@ -122,7 +122,7 @@ registries:
 		Conflicts: []Conflict{{Hosts: []string{"*.example.org", "x"}, Policy: "merge", Weights: map[string]int{"zoo-1": 90}}, {Hosts: []string{"*"}, Policy: "isolate"}},
 		Admin:     Admin{Pprof: true, GuardProbes: true},
 		Drain:     Duration(20 * time.Second),
-		Limits:    Limits{ResourcesPerRegistry: 5, BytesPerRegistry: 7, ConnectionsPerPeer: 8, Streams: 9, PluginMemory: 1_000_000_000, Tombstones: 6},
+		Limits:    Limits{ResourcesPerRegistry: 5, ServicesPerRegistry: 4, BytesPerRegistry: 7, ConnectionsPerPeer: 8, Streams: 9, PluginMemory: 1_000_000_000, Tombstones: 6},
 		MCP:       MCP{Profile: "pilot-1.8", SyntheticEntries: true, FullState: true},
 		Sinks: []Sink{{
 			Address: "pilot.example.org:9901", Metadata: map[string]string{"authorization": "Bearer secret", "x": ""},
@@ -204,7 +204,7 @@ registries:
 - {name: a, type: sim, translate: [], plugin: {sha256: ab}}
 log: {level: loud, format: xml}
 admin: {pprof: please}
-limits: {tombstones: -1, resources_per_registry: many, bytes_per_registry: 0}
+limits: {tombstones: -1, resources_per_registry: many, bytes_per_registry: 0, services_per_registry: -2}
 profile: tool
 log: {}
 `, `
@@ -224,6 +224,7 @@ f:9:16: admin.pprof: must be true or false, not text
 f:10:10: limits.tombstones: must be positive
 f:10:50: limits.resources_per_registry: must be a whole number, not text
 f:10:56: limits.bytes_per_registry: must be positive
+f:10:79: limits.services_per_registry: must be positive
 f:11:1: profile: there is no profile of this name; did you mean tools?
 f:12:1: log: given twice, first on line 8`},
 		{"same port of blocks", "listen: {xds: ['[::1]:1', {address: '[::1]:2'}, {address: '[::1]:1'}], admin: {address: '[::1]:2'}}\nregistries: [{name: a, type: sim}]", `

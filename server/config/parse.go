@@ -166,6 +166,7 @@ func (d *decoder) validate(o Options) {
 	d.legacy(o)
 	d.check(c.Drain >= 0 && c.Drain <= maxDrain, "drain", "must be 0s to %s", maxDrain)
 	d.check(c.Limits.ResourcesPerRegistry > 0, "limits.resources_per_registry", "must be positive")
+	d.check(c.Limits.ServicesPerRegistry > 0, "limits.services_per_registry", "must be positive")
 	d.check(c.Limits.BytesPerRegistry > 0, "limits.bytes_per_registry", "must be positive")
 	d.check(c.Limits.PluginMemory == 0 || c.Limits.PluginMemory >= minPluginMemory, "limits.plugin_memory", "must be 0 for no bound, or at least 134217728 (128 MiB), which a plugin needs to start")
 	d.check(c.Limits.ConnectionsPerPeer > 0, "limits.connections_per_peer", "must be positive")

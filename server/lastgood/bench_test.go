@@ -101,7 +101,7 @@ func BenchmarkRestore(b *testing.B) {
 	for b.Loop() {
 		db := newDB(b, "dc1")
 		s := open(b, db, dir, dc1)
-		s.restoreAll()
+		s.restoreAll()()
 		if st := db.Registry("dc1").Status(); st.Instances != 1_000_000 || st.Services != 100_000 || !db.Synced() {
 			b.Fatalf("%+v", st)
 		}

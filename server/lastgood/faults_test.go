@@ -51,7 +51,7 @@ func reopen(t testing.TB, dir string) (*state.DB, *Store) {
 	t.Helper()
 	db := newDB(t, "dc1")
 	s := open(t, db, dir, dc1)
-	s.restoreAll()
+	s.restoreAll()()
 	return db, s
 }
 
@@ -208,7 +208,7 @@ func TestOtherVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	db, s := reopen(t, dir)
-	if why := s.Status().Reading; !strings.Contains(why, "another version of isthmus wrote it (format 2.1; this one reads 1.1)") || len(content(db)) > 0 || db.Synced() {
+	if why := s.Status().Reading; !strings.Contains(why, "another version of isthmus wrote it (format 2.2; this one reads 1.2)") || len(content(db)) > 0 || db.Synced() {
 		t.Errorf("it says %q and serves %d resources", why, len(content(db)))
 	}
 	pass(t, s)
@@ -440,7 +440,7 @@ func TestRegistriesChange(t *testing.T) {
 		}
 		again := newDB(t, "east")
 		r := open(t, again, other, east)
-		r.restoreAll()
+		r.restoreAll()()
 		closeStore(t, r)
 		return content(again)
 	}

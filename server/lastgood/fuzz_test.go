@@ -16,12 +16,12 @@ func FuzzItems(f *testing.F) {
 	fill(f, db.Registry("dc1"), 2)
 	var items []byte
 	for _, coll := range []string{collection.WorkloadEntry, collection.ServiceEntry} {
-		for c := range db.Changes(state.Kind{Collection: coll, Shape: encode.Workload}, new(state.Cursor)) {
-			items = c.Record.AppendSaved(items, 0)
+		for c := range db.Claims(coll, new(state.ClaimsCursor)) {
+			items = c.AppendSaved(items, coll, func(*state.Record) int { return 0 })
 		}
 	}
 	f.Add(items)
-	f.Add(state.AppendRemoved(items[:len(items):len(items)], collection.WorkloadEntry, "dc1/service-000000-1"))
+	f.Add(state.Claims{Name: "dc1/service-000000-1"}.AppendSaved(items[:len(items):len(items)], collection.WorkloadEntry, nil))
 	f.Fuzz(func(t *testing.T, items []byte) {
 		db := newDB(t, "dc1")
 		saved, err := db.ParseSaved(items)

@@ -13,7 +13,6 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
-	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
@@ -45,8 +44,8 @@ type generation struct {
 }
 
 type place struct {
-	cursors    map[string]state.Cursor // by collection
-	revision   state.Revision          // of the state at the last pass
+	cursors    map[string]state.ClaimsCursor // by collection
+	revision   state.Revision                // of the claims at the last pass
 	registries []savedRegistry
 	size       int64 // of the file
 	frames     uint32
@@ -79,7 +78,7 @@ func newGeneration(db *state.DB, dir string, number int) (*generation, error) {
 		return nil, err
 	}
 	g.out = appendHead(nil, itemsVersion)
-	g.place.cursors = make(map[string]state.Cursor)
+	g.place.cursors = make(map[string]state.ClaimsCursor)
 	return g, nil
 }
 
@@ -94,12 +93,11 @@ func openGeneration(db *state.DB, dir string, number int, c *contents) (*generat
 	if err := g.file.Truncate(c.size); err != nil {
 		return nil, errors.Join(err, g.file.Close())
 	}
-	now := db.Revision()
 	g.place = place{
-		cursors: make(map[string]state.Cursor), revision: now, registries: c.commit.Registries, size: c.size, frames: c.frames, at: c.commit.Time,
+		cursors: make(map[string]state.ClaimsCursor), revision: db.ClaimsRevision(), registries: c.commit.Registries, size: c.size, frames: c.frames, at: c.commit.Time,
 	}
 	for _, coll := range collections {
-		g.place.cursors[coll] = state.At(now)
+		g.place.cursors[coll] = db.ClaimsNow(coll)
 	}
 	g.committed = g.place.clone()
 	return g, nil
@@ -129,28 +127,27 @@ func (g *generation) registry(name, adapter string) int {
 }
 
 // behind reports whether the state has changed since the last pass.
-func (g *generation) behind() bool { return g.db.Revision() != g.place.revision || g.first == 0 }
+func (g *generation) behind() bool { return g.db.ClaimsRevision() != g.place.revision || g.first == 0 }
 
 // advance appends changes, until deadline unless it is zero, and reports
 // whether it appended all. Adapters are by registry name.
 func (g *generation) advance(adapters map[string]string, deadline time.Time) (bool, error) {
-	revision := g.db.Revision()
+	revision := g.db.ClaimsRevision()
 	numbers := make(map[string]int)
+	number := func(r *state.Record) int {
+		name := g.db.RegistryOf(r)
+		n, known := numbers[name]
+		if !known {
+			n = g.registry(name, adapters[name])
+			numbers[name] = n
+		}
+		return n
+	}
 	for _, coll := range collections {
 		cursor := g.place.cursors[coll]
 		count := 0
-		for c := range g.db.Changes(state.Kind{Collection: coll, Shape: encode.Workload}, &cursor) {
-			if c.Removed {
-				g.items = state.AppendRemoved(g.items, coll, c.Name)
-			} else {
-				name := g.db.RegistryOf(c.Record)
-				number, known := numbers[name]
-				if !known {
-					number = g.registry(name, adapters[name])
-					numbers[name] = number
-				}
-				g.items = c.Record.AppendSaved(g.items, number)
-			}
+		for c := range g.db.Claims(coll, &cursor) {
+			g.items = c.AppendSaved(g.items, coll, number)
 			if len(g.items) >= dataSize {
 				if err := g.frame(); err != nil {
 					return false, err

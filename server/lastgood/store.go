@@ -107,6 +107,7 @@ type Store struct {
 	next     *generation // being written
 	rotate   bool        // a new generation is due
 
+	resumeGC    func()   // ends what pauseGC began
 	rotateAbove int64    // minJournal
 	strays      []string // files to delete once all registries are saved in the current one
 
@@ -250,8 +251,16 @@ func (s *Store) generations() ([]int, error) {
 func (s *Store) Restored() <-chan struct{} { return s.restored }
 
 // restoreAll restores the saved state. Problems are logged and reported in the
-// status; they do not prevent the bridge from serving.
-func (s *Store) restoreAll() {
+// status; they do not prevent the bridge from serving. The caller has to call
+// resume, which lets garbage be collected again.
+func (s *Store) restoreAll() (resume func()) {
+	s.resumeGC = func() {}
+	s.restoreNewest()
+	return s.resumeGC
+}
+
+// restoreNewest restores the newest generation that can be used.
+func (s *Store) restoreNewest() {
 	numbers, err := s.generations()
 	if err != nil {
 		s.unreadable("the directory cannot be read: " + reason(err))
@@ -312,9 +321,6 @@ const maxFile = 8 << 30
 // restore restores the content of one file.
 func (s *Store) restore(path string) (*contents, error) {
 	began := time.Now()
-	// Nearly all data read stays live: garbage collection would cost a quarter
-	// of the time and free little.
-	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	if info, err := os.Stat(path); err != nil {
 		return nil, err
 	} else if info.Size() > maxFile {
@@ -328,6 +334,7 @@ func (s *Store) restore(path string) (*contents, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.pauseGC(len(file))
 	saved, err := parse(s.db, c.data)
 	if err != nil {
 		return nil, err
@@ -365,7 +372,7 @@ func (s *Store) restore(path string) (*contents, error) {
 			"published", r.Published, "age", time.Since(at).Round(time.Second))
 		if r.LeftOut > 0 {
 			s.rotate = true
-			s.log.Warn("not all of the registry is restored: it is beyond limits.resources_per_registry or limits.bytes_per_registry, or its service is missing",
+			s.log.Warn("not all of the registry is restored: it is beyond limits of the registry, or its service is missing",
 				"registry", r.Registry, "left_out", r.LeftOut)
 		}
 	}
@@ -382,6 +389,31 @@ func (s *Store) restore(path string) (*contents, error) {
 		s.mu.Unlock()
 	}
 	return &c, nil
+}
+
+// collectFrom is the size of a file in bytes from which garbage is collected
+// once it is restored.
+const collectFrom = 4 << 20
+
+// pauseGC stops garbage collection while a file is restored: nearly all of its
+// data stays live, so collecting would cost a quarter of the time and free
+// little.
+//
+// The collector would start as soon as it is allowed to, since the heap is many
+// times as large as after its last cycle, and have the streams help that are
+// being sent everything. Resuming it after one full cycle in the background
+// spares them that.
+func (s *Store) pauseGC(size int) {
+	percent := debug.SetGCPercent(-1)
+	if percent < 0 {
+		return // paused for a newer file, which cannot be used, or for good
+	}
+	s.resumeGC = func() {
+		if size >= collectFrom {
+			runtime.GC()
+		}
+		debug.SetGCPercent(percent)
+	}
 }
 
 // parse parses data frames on all processors.
@@ -440,9 +472,12 @@ func (s *Store) Run(ctx context.Context) error {
 	// without it.
 	go func() {
 		defer close(done)
-		s.restoreAll()
+		resume := s.restoreAll()
 		close(s.restored)
+		var background sync.WaitGroup
+		background.Go(resume) // ends by itself
 		s.loop(ctx)
+		background.Wait()
 	}()
 	<-ctx.Done()
 	timer := time.NewTimer(endWithin)

@@ -189,6 +189,9 @@ func (b *batch) claim(c *Record, isNew bool) {
 	}
 	if isNew {
 		b.r.resources++
+		if t.name == collection.ServiceEntry {
+			b.r.entries++
+		}
 		if c.isService() {
 			b.r.guard.live++
 		}
@@ -205,6 +208,7 @@ func (b *batch) disclaim(c *Record) {
 	}
 	t.drop(c)
 	if t.name == collection.ServiceEntry {
+		b.r.entries--
 		b.rehost(c, nil)
 	}
 	b.r.resources--
@@ -236,6 +240,8 @@ func (b *batch) limit(c *Record, p *encode.Part) error {
 	switch {
 	case c == nil && b.r.resources >= o.MaxResources:
 		return &limitError{"limits.resources_per_registry", o.MaxResources}
+	case c == nil && p.Collection == collection.ServiceEntry && b.r.entries >= o.MaxServices:
+		return &limitError{"limits.services_per_registry", o.MaxServices}
 	case size > was && b.r.bytes+size-was > o.MaxBytes:
 		return &limitError{"limits.bytes_per_registry", o.MaxBytes}
 	}
@@ -574,6 +580,7 @@ func (b *batch) commit() {
 		changed[n] = d.moveLocked(&b.touched[n])
 	}
 	for _, t := range b.touched {
+		d.updateAsidesLocked(t.table, t.name)
 		d.boundLocked(t.table)
 	}
 	revision := d.revision

@@ -26,6 +26,7 @@ type Revision uint64
 // Defaults of [Options].
 const (
 	DefaultMaxResources = 1_000_000
+	DefaultMaxServices  = 250_000
 	DefaultMaxBytes     = 512 << 20
 	DefaultTombstones   = 100_000
 )
@@ -35,6 +36,9 @@ type Options struct {
 	// MaxResources limits the resources of one registry; further ones are
 	// refused and listed as problems. 0 means [DefaultMaxResources].
 	MaxResources int
+	// MaxServices limits the ServiceEntries among them in the same way. 0 means
+	// [DefaultMaxServices].
+	MaxServices int
 	// MaxBytes limits the bytes of metadata and bodies of one registry in the
 	// same way. 0 means [DefaultMaxBytes].
 	MaxBytes int
@@ -94,15 +98,17 @@ type DB struct {
 
 // table holds the resources of one collection.
 type table struct {
-	name  string
-	index map[string]*Record // the first claim on each name; guarded by DB.apply
-	logs  [shapes]*changeLog // the same log where shapes do not differ; guarded by DB.mu
+	name   string
+	index  map[string]*Record // the first claim on each name; guarded by DB.apply
+	logs   [shapes]*changeLog // the same log where shapes do not differ; guarded by DB.mu
+	asides asides
 }
 
 // New returns the state of the named registries, in the order of the
 // configuration. It registers its metrics, once per registerer.
 func New(registries []string, o Options, log *slog.Logger, reg prometheus.Registerer) *DB {
 	o.MaxResources = cmp.Or(o.MaxResources, DefaultMaxResources)
+	o.MaxServices = cmp.Or(o.MaxServices, DefaultMaxServices)
 	o.MaxBytes = cmp.Or(o.MaxBytes, DefaultMaxBytes)
 	o.Tombstones = cmp.Or(o.Tombstones, DefaultTombstones)
 	if o.Validate == nil {

@@ -131,7 +131,8 @@ func TestRequiredHolds(t *testing.T) {
 func TestHeldAndRestored(t *testing.T) {
 	before := newEnv(t, Options{}, "dc1")
 	list(before.Registry("dc1"), 3)
-	items := saved(t, before.DB)
+	disk := &savedClaims{}
+	disk.follow(before.DB)
 	for name, late := range map[string]bool{"in time": false, "after sync_timeout": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -147,7 +148,7 @@ func TestHeldAndRestored(t *testing.T) {
 						t.Error("it is waited for")
 					}
 				}
-				e.restore(items, "dc1")
+				disk.restore(e)
 				r.Begin(nil)
 				r.Apply(&pluginv1.WatchResponse{Status: &pluginv1.Status{Error: "connection refused"}})
 				time.Sleep(time.Hour)

@@ -72,6 +72,11 @@ func (d *DB) decideAnew() {
 	}
 	b := &batch{r: d.registries[0], db: d}
 	b.markAll()
+	d.decideOn(b)
+}
+
+// decideOn decides on what the batch marked.
+func (d *DB) decideOn(b *batch) {
 	b.commit()
 	for _, r := range d.registries {
 		d.metrics.setServed(r)

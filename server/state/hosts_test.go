@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -605,6 +606,7 @@ func TestHostsAreDecidedAlike(t *testing.T) {
 			contents := map[string]string{} // by name and version
 			seen := map[Kind]map[string]string{}
 			cursors := map[Kind]*Cursor{}
+			disk := &savedClaims{}
 			for step := range 60 {
 				name := names[rnd.IntN(len(names))]
 				r := e.Registry(name)
@@ -655,9 +657,13 @@ func TestHostsAreDecidedAlike(t *testing.T) {
 						}
 					}
 				}
+				disk.follow(e.DB)
 				if step%4 > 0 {
 					continue
 				}
+				restarted := newEnv(t, Options{Conflicts: rules}, names...)
+				disk.restore(restarted)
+				wantAlike(t, restarted, e, names)
 				fresh := newEnv(t, Options{Conflicts: rules}, names...)
 				for _, n := range rnd.Perm(len(names)) {
 					m := w.all(rnd, names[n])
@@ -706,6 +712,111 @@ func TestHostsAreDecidedAlike(t *testing.T) {
 					}
 				}
 			}
+		})
+	}
+}
+
+// savedClaims is what a follower of all claims keeps on disk.
+type savedClaims struct {
+	items   []byte
+	names   []string
+	cursors map[string]*ClaimsCursor
+}
+
+// follow appends what changed, a restart of the follower included.
+func (s *savedClaims) follow(d *DB) {
+	if s.cursors == nil {
+		s.cursors = map[string]*ClaimsCursor{}
+	}
+	for _, coll := range []string{collection.WorkloadEntry, collection.ServiceEntry} {
+		if s.cursors[coll] == nil {
+			s.cursors[coll] = &ClaimsCursor{}
+		}
+		for c := range d.Claims(coll, s.cursors[coll]) {
+			s.items = c.AppendSaved(s.items, coll, func(r *Record) int {
+				name := d.RegistryOf(r)
+				if !slices.Contains(s.names, name) {
+					s.names = append(s.names, name)
+				}
+				return slices.Index(s.names, name)
+			})
+		}
+	}
+}
+
+// restore serves what was saved.
+func (s *savedClaims) restore(e env) {
+	e.t.Helper()
+	parsed, err := e.ParseSaved(s.items)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	var registries []SavedRegistry
+	for _, name := range s.names {
+		registries = append(registries, SavedRegistry{Name: name, AsOf: time.Now()})
+	}
+	if _, err := e.Restore([]Saved{parsed}, registries); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// wantAlike compares what two states serve and show of conflicts.
+func wantAlike(t *testing.T, got, want env, names []string) {
+	t.Helper()
+	if d := cmp.Diff(want.bytesOf(), got.bytesOf()); d != "" {
+		t.Fatalf("before the restart (-), and after it (+):\n%s\n\n%s\n\n%s", want.dump(encode.Workload), got.dump(encode.Workload), d)
+	}
+	if d := cmp.Diff(want.Conflicts(), got.Conflicts()); d != "" {
+		t.Fatalf("conflicts before the restart (-), and after it (+):\n%s", d)
+	}
+	for _, name := range names {
+		want, got := want.Registry(name), got.Registry(name)
+		if d := cmp.Diff(want.Problems(), got.Problems()); d != "" {
+			t.Fatalf("problems of %s before the restart (-), and after it (+):\n%s", name, d)
+		}
+		if want, got := want.Status().Resources, got.Status().Resources; !maps.Equal(want, got) {
+			t.Errorf("served of %s: %v, want %v", name, got, want)
+		}
+		if want.resources != got.resources || want.bytes != got.bytes || want.services != got.services || want.instances != got.instances || want.shadowed != got.shadowed {
+			t.Errorf("counts of %s: %d %d %d %d %d, want %d %d %d %d %d", name, got.resources, got.bytes, got.services, got.instances, got.shadowed,
+				want.resources, want.bytes, want.services, want.instances, want.shadowed)
+		}
+	}
+}
+
+// After a restart with every registry down a merged host is served as before,
+// and belongs to the same registries: the listing of one takes nothing of the
+// other, and the second serves the host at once when the first loses it.
+func TestConflictsAreRestored(t *testing.T) {
+	weights := map[string]uint32{"a": 90, "b": 10}
+	for name, rules := range map[string][]ConflictRule{
+		"priority": nil, "isolate": {rule(Isolate, nil)}, "merge": {rule(Merge, nil)}, "weights": {rule(Merge, weights)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := twoOfOneHost(t, rules...)
+			disk := &savedClaims{}
+			disk.follow(before.DB)
+			e := newEnv(t, Options{Conflicts: rules}, "a", "b")
+			disk.restore(e)
+			wantAlike(t, e, before, []string{"a", "b"})
+
+			// The first registry is in again, and has what it had.
+			for _, e := range []env{before, e} {
+				a := e.Registry("a")
+				a.Begin(nil)
+				a.Apply(upserts(entry("a/web", "web.example.org"), instance("a/web", "a/web-1", "10.1.0.1")))
+				a.Apply(synced)
+			}
+			wantAlike(t, e, before, []string{"a", "b"})
+			for _, e := range []env{before, e} {
+				e.Registry("a").Apply(removed(collection.ServiceEntry, "a/web"))
+			}
+			wantAlike(t, e, before, []string{"a", "b"})
+			e.wantDump("the first one lost it", `
+				se b/web web.example.org [10.2.0.1] [10.2.0.2]`, `
+				se b/web web.example.org selects web
+				we b/web-1 [10.2.0.1] of web
+				we b/web-2 [10.2.0.2] of web`)
 		})
 	}
 }

@@ -418,3 +418,41 @@ func BenchmarkChangesOne(b *testing.B) {
 		})
 	}
 }
+
+// Names that two registries had for a while are remembered up to a bound. Who
+// reads claims and missed one of them learns so, who did not reads on.
+func TestClaimsAreBounded(t *testing.T) {
+	e := newEnv(t, Options{Tombstones: 4}, "a", "b")
+	a, b := e.Registry("a"), e.Registry("b")
+	read := func(c *ClaimsCursor) (names []string) {
+		for claims := range e.Claims(collection.ServiceEntry, c) {
+			names = append(names, fmt.Sprint(claims.Name, len(claims.Records)))
+		}
+		return names
+	}
+	var early, late ClaimsCursor
+	a.Apply(upserts(entry("ns/kept", "kept.example.org")))
+	b.Apply(upserts(entry("ns/kept", "kept.example.org")))
+	read(&early)
+	for n := range 40 {
+		name := fmt.Sprintf("ns/s%d", n)
+		a.Apply(upserts(entry(name, name+".example.org")))
+		b.Apply(upserts(entry(name, name+".example.org")))
+		if got := read(&late); !slices.Contains(got, name+"2") || late.Lost {
+			t.Fatalf("%s: %q, lost %v", name, got, late.Lost)
+		}
+		b.Apply(removed(collection.ServiceEntry, name))
+		if got := read(&late); !slices.Equal(got, []string{name + "1"}) || late.Lost {
+			t.Fatalf("%s without b: %q, lost %v", name, got, late.Lost)
+		}
+	}
+	if n := len(e.tables[collection.ServiceEntry].asides.names); n > 5 {
+		t.Errorf("%d names are remembered", n)
+	}
+	if read(&early); !early.Lost {
+		t.Error("who missed 36 changes does not learn so")
+	}
+	if got := read(&ClaimsCursor{}); !slices.Contains(got, "ns/kept2") || !slices.Contains(got, "ns/s31") {
+		t.Errorf("from the start on: %q", got)
+	}
+}

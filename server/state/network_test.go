@@ -79,7 +79,9 @@ func TestAddressesOfNetwork(t *testing.T) {
 		t.Errorf("addresses after another order (-straight +shuffled):\n%s", d)
 	}
 	restarted := newEnv(t, Options{Addresses: small}, "dc1")
-	restarted.restore(saved(t, e.DB), "dc1")
+	disk := &savedClaims{}
+	disk.follow(e.DB)
+	disk.restore(restarted)
 	if d := cmp.Diff(got, restarted.addresses()); d != "" {
 		t.Errorf("addresses after a restart (-before +after):\n%s", d)
 	}

@@ -18,7 +18,6 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
-	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
 // protected are options with the defaults of the configuration.
@@ -325,37 +324,15 @@ func TestRefuse(t *testing.T) {
 	})
 }
 
-// saved returns what a DB has as it is kept on disk, of one registry.
-func saved(t *testing.T, d *DB) []byte {
-	t.Helper()
-	var items []byte
-	for _, coll := range []string{collection.WorkloadEntry, collection.ServiceEntry} {
-		for c := range d.Changes(Kind{Collection: coll, Shape: encode.Workload}, new(Cursor)) {
-			items = c.Record.AppendSaved(items, 0)
-		}
-	}
-	return items
-}
-
-// restore serves what was saved of a registry.
-func (e env) restore(items []byte, registry string) {
-	e.t.Helper()
-	parsed, err := e.ParseSaved(items)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	if _, err := e.Restore([]Saved{parsed}, []SavedRegistry{{Name: registry, AsOf: time.Now()}}); err != nil {
-		e.t.Fatal(err)
-	}
-}
-
 // What was restored is protected from the first listing.
 func TestFirstListingAfterRestore(t *testing.T) {
 	before := newEnv(t, protected(), "dc1")
 	list(before.Registry("dc1"), 20)
 	before.Registry("dc1").Apply(upserts(external("ns/ext", "ext.example.org")))
 	e := newEnv(t, protected(), "dc1")
-	e.restore(saved(t, before.DB), "dc1")
+	disk := &savedClaims{}
+	disk.follow(before.DB)
+	disk.restore(e)
 	r := e.Registry("dc1")
 	list(r, 4)
 	wantProtection(t, r, "would remove 17 of 21 services, 32 endpoints")

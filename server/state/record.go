@@ -69,9 +69,10 @@ func (r *Record) set(t traits, on bool) {
 type marks uint8
 
 const (
-	isShadowed marks = 1 << iota // another registry owns the name
-	isServed                     // counted as served
-	isKept                       // retained after removal by its registry; see [Protect]
+	isShadowed  marks = 1 << iota // another registry owns the name
+	isServed                      // counted as served
+	isKept                        // retained after removal by its registry; see [Protect]
+	isUndecided                   // while it is restored: it may be in conflict with others
 )
 
 func (r *Record) marked(m marks) bool { return r.marks&m != 0 }

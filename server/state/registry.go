@@ -29,6 +29,7 @@ type Registry struct {
 	listing     uint32          // number of the current listing
 	nameless    uint32          // last listing with a resource that has no name
 	resources   int             // claims
+	entries     int             // ServiceEntries among them
 	bytes       int             // of all claims
 	services    int             // services among them
 	instances   int             // instances among them

@@ -14,10 +14,9 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
-// SavedFormat is the version of the output of [Record.AppendSaved] and
-// [AppendRemoved]. It changes with the encoding and with the input of content
-// hashes.
-const SavedFormat = 1
+// SavedFormat is the version of the output of [Claims.AppendSaved]. It changes
+// with the encoding and with the input of content hashes.
+const SavedFormat = 2
 
 // Kinds of saved items.
 const (
@@ -25,23 +24,30 @@ const (
 	savedPlain           // a resource published unchanged
 	savedEntry           // the ServiceEntry of a service
 	savedInstance        // an instance of a service
+
+	// savedMore is added to the kind of a further claim on the same name. An
+	// item without it replaces all claims on its name.
+	savedMore = 4
 )
 
 // savedTraits are the traits that are saved.
 const savedTraits = isStatic | isComposable | ownAddress | ownLabel
 
-// AppendSaved appends the record in the form that [DB.ParseSaved] reads. The
-// number identifies its registry.
-func (r *Record) AppendSaved(b []byte, registry int) []byte {
+// appendSaved appends the record; the number identifies its registry.
+func (r *Record) appendSaved(b []byte, registry int, more bool) []byte {
 	b = binary.AppendUvarint(b, uint64(registry))
+	var flag byte
+	if more {
+		flag = savedMore
+	}
 	switch {
 	case r.parts != nil:
-		b = append(b, savedEntry)
+		b = append(b, savedEntry|flag)
 	case r.of != nil:
-		b = append(b, savedInstance)
+		b = append(b, savedInstance|flag)
 		b = appendText(b, r.of.name)
 	default:
-		b = append(b, savedPlain)
+		b = append(b, savedPlain|flag)
 	}
 	b = appendText(b, r.kind.url)
 	b = append(b, byte(r.traits&savedTraits))
@@ -52,8 +58,8 @@ func (r *Record) AppendSaved(b []byte, registry int) []byte {
 	return appendText(b, r.buf)
 }
 
-// AppendRemoved appends the removal of a name from all registries.
-func AppendRemoved(b []byte, coll, name string) []byte {
+// appendRemoved appends the removal of a name from all registries.
+func appendRemoved(b []byte, coll, name string) []byte {
 	b = append(binary.AppendUvarint(b, 0), savedRemoval)
 	return appendText(appendText(b, coll), name)
 }
@@ -68,6 +74,7 @@ type Saved struct{ items []savedItem }
 type savedItem struct {
 	record   *Record // nil for a removal
 	registry int     // number
+	more     bool    // does not replace the claims of other registries
 	service  string  // of an instance
 	host     string  // of a service that gets its address by host
 
@@ -114,12 +121,14 @@ func (d *DB) ParseSaved(run []byte) (Saved, error) {
 	service := ""
 	for len(s.rest) > 0 {
 		it := savedItem{registry: s.number(1<<16 - 2)}
-		typ := s.number(savedInstance)
+		typ := s.number(savedInstance | savedMore)
+		it.more = typ&savedMore != 0
+		typ &^= savedMore
 		switch typ {
 		case savedRemoval:
 			it.table = d.tables[string(s.text())]
 			it.name = string(s.text())
-			if s.bad || it.table == nil {
+			if s.bad || it.table == nil || it.more {
 				return Saved{}, errSaved
 			}
 			out.items = append(out.items, it)
@@ -202,9 +211,9 @@ type Restored struct {
 var ErrNotEmpty = errors.New("state: what was saved has to be restored before any registry is followed")
 
 // Restore serves saved items until the registries are listed. Later items
-// replace earlier ones of the same name. Each registry in registries counts as
-// having completed its first listing; its first own listing removes what it
-// does not mention. The DB must be unused.
+// replace earlier ones of the same name, and conflicts are decided anew. Each
+// registry in registries counts as having completed its first listing; its
+// first own listing removes what it does not mention. The DB must be unused.
 func (d *DB) Restore(saved []Saved, registries []SavedRegistry) ([]Restored, error) {
 	d.apply.Lock()
 	defer d.apply.Unlock()
@@ -237,8 +246,9 @@ func (d *DB) Restore(saved []Saved, registries []SavedRegistry) ([]Restored, err
 	}
 	l.link()
 	l.compose()
+	l.contest()
 	l.enter()
-	d.decideAnew()
+	l.decide()
 	var out []Restored
 	for n, r := range l.registries {
 		if r == nil {
@@ -266,9 +276,16 @@ type loader struct {
 	registries []*Registry // by number; nil if not configured
 	leftOut    []int       // by number
 	services   []*savedItem
+	several    []savedName // of several claims, more than once possibly
+	batch      *batch      // decides on what may be in conflict
 }
 
-// merge keeps the last item of each name and drops the others.
+type savedName struct {
+	table *table
+	name  string
+}
+
+// merge keeps the last claims of each name and drops the others.
 func (l *loader) merge() error {
 	count := make(map[*table]int)
 	for _, s := range l.items {
@@ -299,25 +316,55 @@ func (l *loader) merge() error {
 			if it.registry >= len(l.registries) && it.record != nil {
 				return fmt.Errorf("there is no registry number %d", it.registry)
 			}
-			n := len(t.index)
+			if !it.more {
+				l.dropClaims(t, name)
+			}
 			if it.record == nil || l.registries[it.registry] == nil {
-				if old := t.index[name]; old != nil {
-					old.kind = nil // dropped
-					delete(t.index, name)
-				}
 				it.record = nil
 				continue
 			}
 			it.record.kind = l.registries[it.registry].kindOf(t, it.record.kind.url)
-			old := t.index[name]
-			if t.index[name] = it.record; len(t.index) == n {
-				old.kind = nil
-				delete(t.index, name) // so that the key does not retain the old buffer
-				t.index[name] = it.record
+			if it.more {
+				l.addClaim(it.record)
+				continue
 			}
+			t.index[name] = it.record
 		}
 	}
 	return nil
+}
+
+// dropClaims drops the claims on a name. Its key in the index, which retains
+// a buffer, goes with them.
+func (l *loader) dropClaims(t *table, name string) {
+	old := t.index[name]
+	if old == nil {
+		return
+	}
+	for ; old != nil; old = old.next {
+		old.kind = nil // dropped
+	}
+	delete(t.index, name)
+}
+
+// addClaim adds a claim to those of other registries on its name.
+func (l *loader) addClaim(c *Record) {
+	t, name := c.kind.collection, c.Name()
+	claims := claimsOn(t.index[name])
+	claims = slices.DeleteFunc(claims, func(old *Record) bool {
+		same := old.kind.registry == c.kind.registry
+		if same {
+			old.kind = nil
+		}
+		return same
+	})
+	claims = append(claims, c)
+	slices.SortFunc(claims, precedence)
+	delete(t.index, name)
+	t.relink(name, claims)
+	if len(claims) > 1 {
+		l.several = append(l.several, savedName{t, name})
+	}
 }
 
 // each calls f with each item that was not dropped.
@@ -336,15 +383,21 @@ func (l *loader) link() {
 	d := l.d
 	take := func(it *savedItem, fits bool) bool {
 		r, c := l.registries[it.registry], it.record
-		if !fits || r.resources >= d.options.MaxResources || r.bytes+c.size() > d.options.MaxBytes {
+		isEntry := c.Collection() == collection.ServiceEntry
+		if !fits || isEntry && r.entries >= d.options.MaxServices || r.resources >= d.options.MaxResources || r.bytes+c.size() > d.options.MaxBytes {
 			l.leftOut[it.registry]++
-			delete(c.kind.collection.index, c.Name())
+			t, name := c.kind.collection, c.Name()
+			if t.drop(c); t.index[name] == nil {
+				delete(t.index, name)
+			}
 			it.record = nil
 			return false
 		}
 		r.resources++
+		if isEntry {
+			r.entries++
+		}
 		r.bytes += c.size()
-		d.setServed(c, true)
 		return true
 	}
 	l.each(func(it *savedItem) {
@@ -364,7 +417,7 @@ func (l *loader) link() {
 		c.of.registry.services++
 		l.services = append(l.services, it)
 	})
-	entries := d.tables[collection.ServiceEntry].index
+	entries := d.tables[collection.ServiceEntry]
 	var last *Record // the entry of the previous instance
 	l.each(func(it *savedItem) {
 		c := it.record
@@ -377,11 +430,11 @@ func (l *loader) link() {
 			}
 			return
 		}
-		if last == nil || last.Name() != it.service {
-			last = entries[it.service]
+		if last == nil || last.Name() != it.service || last.kind.registry != c.kind.registry {
+			last = entries.claim(it.service, c.kind.registry)
 		}
 		e := last
-		if !take(it, e != nil && e.parts != nil && e.kind.registry == c.kind.registry) {
+		if !take(it, e != nil && e.parts != nil) {
 			return
 		}
 		c.of = e.of
@@ -413,7 +466,65 @@ func (l *loader) compose() {
 	}
 }
 
-// enter appends the records to the logs, in the order of the items.
+// contest marks what may be in conflict: names of several claims, and hosts of
+// several registries with the instances of their services.
+func (l *loader) contest() {
+	d := l.d
+	if len(d.registries) == 0 {
+		return
+	}
+	b := &batch{r: d.registries[0], db: d}
+	l.batch = b
+	entries := d.tables[collection.ServiceEntry]
+	undecided := func(c *Record) {
+		c.mark(isUndecided, true)
+		b.touch(c.kind.collection, c.Name())
+	}
+	entry := func(c *Record) {
+		if c == nil || c.marked(isUndecided) {
+			return
+		}
+		undecided(c)
+		if c.parts != nil {
+			c.of.each(undecided)
+		}
+	}
+	b.markAll()
+	for host := range b.marked {
+		for c := d.claims[host]; c != nil; c = c.next {
+			entry(entries.claim(c.name, c.registry))
+		}
+	}
+	for _, s := range l.several {
+		if s.table == entries {
+			b.markName(s.name)
+		}
+		for c := s.table.index[s.name]; c != nil; c = c.next {
+			if s.table == entries {
+				entry(c)
+			} else {
+				undecided(c)
+			}
+		}
+	}
+}
+
+// decide serves what may be in conflict as the rules have it. Nothing of it is
+// in a log before, so that none of it is seen to be removed.
+func (l *loader) decide() {
+	l.each(func(it *savedItem) { it.record.mark(isUndecided, false) })
+	if l.batch != nil {
+		l.d.decideOn(l.batch)
+	}
+	for _, r := range l.registries {
+		if r != nil {
+			r.status.Revision = l.d.revision
+		}
+	}
+}
+
+// enter appends the records that are not in conflict to the logs, in the order
+// of the items.
 func (l *loader) enter() {
 	d := l.d
 	d.mu.Lock()
@@ -424,17 +535,17 @@ func (l *loader) enter() {
 		}
 	}
 	l.each(func(it *savedItem) {
-		t := it.record.kind.collection
+		c := it.record
+		if c.marked(isUndecided) {
+			return
+		}
+		d.setServed(c, true)
+		t := c.kind.collection
 		for _, s := range shapesOf(t) {
-			if log := t.logs[s]; it.record.visible(log.shape) {
+			if log := t.logs[s]; c.visible(log.shape) {
 				d.revision++
-				log.enter(it.record, d.revision)
+				log.enter(c, d.revision)
 			}
 		}
 	})
-	for _, r := range l.registries {
-		if r != nil {
-			r.status.Revision = d.revision
-		}
-	}
 }

@@ -1201,6 +1201,37 @@ func TestReasonsOfRefusal(t *testing.T) {
 	}
 }
 
+// Services have a bound of their own: what comes above is left out with its
+// instances, those that are there may have more instances, and one that goes
+// makes room. It holds for what is restored as well.
+func TestServicesAreBounded(t *testing.T) {
+	o := Options{MaxServices: 2}
+	e := newEnv(t, o, "dc1")
+	r := e.Registry("dc1")
+	r.Begin(nil)
+	r.Apply(upserts(entry("dc1/a", "a"), instance("dc1/a", "dc1/a-1", "10.0.0.1"), external("dc1/b", "b.example.org"), entry("dc1/c", "c"), instance("dc1/c", "dc1/c-1", "10.0.0.2")))
+	r.Apply(synced)
+	want := []string{`registry would exceed limits.services_per_registry (2)`, `its service "dc1/c" is not there, as its ServiceEntry was refused`}
+	got := fmt.Sprint(r.Problems())
+	for _, w := range want {
+		if !strings.Contains(got, w) {
+			t.Errorf("problems: %s, want %s", got, w)
+		}
+	}
+	r.Apply(upserts(instance("dc1/a", "dc1/a-2", "10.0.0.3"), external("dc1/b", "other.example.org")))
+	e.wantCounts(1, 2)
+	disk := &savedClaims{}
+	disk.follow(e.DB)
+	restored := newEnv(t, Options{MaxServices: 1}, "dc1")
+	disk.restore(restored)
+	if n := restored.Len(Kind{Collection: collection.ServiceEntry}); n != 1 {
+		t.Errorf("%d services are restored, want 1", n)
+	}
+	r.Apply(removed(collection.ServiceEntry, "dc1/b"))
+	r.Apply(upserts(entry("dc1/c", "c"), instance("dc1/c", "dc1/c-1", "10.0.0.2")))
+	e.wantCounts(2, 3)
+}
+
 // The cure for a name that two registries have names conflicts.
 func TestCureOfOwnership(t *testing.T) {
 	e := newEnv(t, Options{}, "a", "b")

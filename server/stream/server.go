@@ -82,6 +82,9 @@ func (f *Fault) Unwrap() error { return f.Err }
 // ErrShutdown ends all streams when the server shuts down.
 var ErrShutdown = status.Error(codes.Unavailable, "isthmus is shutting down; connect again")
 
+// ErrListenerRemoved ends the streams of a listener that a reload removed.
+var ErrListenerRemoved = status.Error(codes.Unavailable, "this listener is no longer in the configuration of isthmus; connect to another one")
+
 // TooMany refuses a stream beyond the limit of streams.
 func TooMany(limit int) error {
 	return status.Error(codes.ResourceExhausted, fmt.Sprintf("the bridge has as many streams as limits.streams allows (%d); raise it, or spread the sinks over several bridges", limit))

@@ -282,7 +282,7 @@ func (c *client) configure(ctx context.Context, spec Spec) error {
 		Registry:  spec.Registry,
 		Config:    orEmpty(spec.Config),
 		Translate: orEmpty(spec.Translate),
-		Limits:    &pluginv1.Limits{Resources: uint64(max(0, spec.Resources)), Bytes: uint64(max(0, spec.Bytes))},
+		Limits:    &pluginv1.Limits{Resources: uint64(max(0, spec.Resources)), Services: uint64(max(0, spec.Services)), Bytes: uint64(max(0, spec.Bytes))},
 	})
 	if err != nil {
 		return c.explain(ctx, fmt.Errorf("configure: %w", plain(err, c.limits.answer)))

@@ -25,9 +25,9 @@ type Spec struct {
 	Config json.RawMessage
 	// Translate is the registry's translate block as a JSON object. Empty: {}.
 	Translate json.RawMessage
-	// Resources and Bytes are the sink's limits for the registry, so that the
-	// plugin can omit the excess. 0: not sent.
-	Resources, Bytes int
+	// Resources, Services and Bytes are the sink's limits for the registry, so
+	// that the plugin can omit the excess. 0: not sent.
+	Resources, Services, Bytes int
 	// Memory bounds the private writable memory of the process, in bytes
 	// (getrlimit(2), RLIMIT_DATA); for a Go program that is the memory obtained
 	// from the system. A Go plugin collects garbage before it reaches the limit

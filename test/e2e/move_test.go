@@ -10,9 +10,32 @@ import (
 )
 
 // A service moves from one registry to another by weights, under calls through
-// Envoy, without a failed one.
+// Envoy, without a failed one. With ROUND_ROBIN calls follow the weights; with
+// Istio's default, LEAST_REQUEST, about.
 func TestMoveBetweenRegistries(t *testing.T) {
 	testenv.SkipIfShort(t)
+	for _, tt := range []struct {
+		policy      string
+		least, most int // of 1000 calls at 90/10 that reach the new registry
+	}{
+		{"LEAST_REQUEST", 50, 250},
+		{"ROUND_ROBIN", 60, 150},
+	} {
+		t.Run(tt.policy, func(t *testing.T) {
+			moved := moveShop(t, tt.policy)
+			if moved < tt.least || moved > tt.most {
+				t.Errorf("%d of %d calls reach the new registry at 90/10, want %d to %d", moved, sampleOfMove, tt.least, tt.most)
+			}
+		})
+	}
+}
+
+const sampleOfMove = 1000
+
+// moveShop moves the service shop from the registry old to the registry new,
+// and returns how many of so many calls reached the new one at 90/10.
+func moveShop(t *testing.T, policy string) (moved int) {
+	t.Helper()
 	const host, servicePort = "shop.example.org", 80
 	dir := t.TempDir()
 	for _, registry := range []string{"old", "new"} {
@@ -21,11 +44,16 @@ func TestMoveBetweenRegistries(t *testing.T) {
 			b := testenv.StartHTTPBackend(t, fmt.Sprintf("%s-%d", registry, n+1))
 			text += fmt.Sprintf("  - {address: %q, port: %d}\n", b.Address, b.Port)
 		}
+		rule := fmt.Sprintf("apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: shop, namespace: %s}\n"+
+			"spec: {host: %s, trafficPolicy: {loadBalancer: {simple: %s}}}\n", registry, host, policy)
 		folder := filepath.Join(dir, registry)
 		if err := os.Mkdir(folder, 0o700); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(filepath.Join(folder, "shop.yaml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, "rule.yaml"), []byte(rule), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -43,14 +71,13 @@ func TestMoveBetweenRegistries(t *testing.T) {
 	envoy := testenv.StartEnvoy(t, istiod)
 	cluster := testenv.OutboundCluster(host, servicePort)
 	envoy.WaitReaches(t, cluster, "old-1", "old-2")
+	envoy.WaitPolicy(t, cluster, policy)
 
 	stop := keepCalling(t, envoy, cluster)
 	defer stop()
 	bridge.Configure(t, weights(90, 10))
 	envoy.WaitReaches(t, cluster, "old-1", "old-2", "new-1", "new-2")
-	const sample = 1000
-	moved := 0
-	for range sample {
+	for range sampleOfMove {
 		name, err := envoy.Call(t, cluster)
 		if err != nil {
 			t.Fatal(err)
@@ -58,9 +85,6 @@ func TestMoveBetweenRegistries(t *testing.T) {
 		if name == "new-1" || name == "new-2" {
 			moved++
 		}
-	}
-	if moved < sample/20 || moved > sample/5 {
-		t.Errorf("%d of %d calls reach the new registry, want some %d", moved, sample, sample/10)
 	}
 
 	bridge.Configure(t, weights(0, 100))
@@ -80,5 +104,6 @@ func TestMoveBetweenRegistries(t *testing.T) {
 		return page, left == 0
 	})
 	envoy.WaitReaches(t, cluster, "new-1", "new-2")
-	t.Logf("calls: %d; %d of %d reached the new registry at 90/10", stop(), moved, sample)
+	t.Logf("calls: %d; with %s %d of %d reached the new registry at 90/10", stop(), policy, moved, sampleOfMove)
+	return moved
 }

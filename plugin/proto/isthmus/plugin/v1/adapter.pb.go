@@ -289,7 +289,10 @@ type Limits struct {
 	Resources uint64 `protobuf:"varint,1,opt,name=resources" json:"resources,omitempty"`
 	// Encoded resources (Upsert.resource), in bytes together:
 	// limits.bytes_per_registry.
-	Bytes         uint64 `protobuf:"varint,2,opt,name=bytes" json:"bytes,omitempty"`
+	Bytes uint64 `protobuf:"varint,2,opt,name=bytes" json:"bytes,omitempty"`
+	// ServiceEntries among the resources, in number:
+	// limits.services_per_registry.
+	Services      uint64 `protobuf:"varint,3,opt,name=services" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -334,6 +337,13 @@ func (x *Limits) GetResources() uint64 {
 func (x *Limits) GetBytes() uint64 {
 	if x != nil {
 		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Limits) GetServices() uint64 {
+	if x != nil {
+		return x.Services
 	}
 	return 0
 }
@@ -1017,10 +1027,11 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x16\n" +
 	"\x06config\x18\x02 \x01(\fR\x06config\x12\x1c\n" +
 	"\ttranslate\x18\x03 \x01(\fR\ttranslate\x121\n" +
-	"\x06limits\x18\x04 \x01(\v2\x19.isthmus.plugin.v1.LimitsR\x06limits\"<\n" +
+	"\x06limits\x18\x04 \x01(\v2\x19.isthmus.plugin.v1.LimitsR\x06limits\"X\n" +
 	"\x06Limits\x12\x1c\n" +
 	"\tresources\x18\x01 \x01(\x04R\tresources\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"Q\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x1a\n" +
+	"\bservices\x18\x03 \x01(\x04R\bservices\"Q\n" +
 	"\x11ConfigureResponse\x12<\n" +
 	"\n" +
 	"violations\x18\x01 \x03(\v2\x1c.isthmus.plugin.v1.ViolationR\n" +
