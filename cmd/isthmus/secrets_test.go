@@ -139,8 +139,12 @@ func TestSecretsStaySecret(t *testing.T) {
 		}
 	}
 	for _, args := range [][]string{
-		{"validate", "--config", good}, {"validate", "--config", good, "--against", at[1]}, {"validate", "--config", bad}, {"serve", "--config", bad},
-		{"dump", "--config", good, "--timeout", "1s"}, {"validate", "--config", bad, "--against", at[1]},
+		{"validate", "--config", good},
+		{"validate", "--config", good, "--against", at[1]},
+		{"validate", "--config", bad},
+		{"serve", "--config", bad},
+		{"dump", "--config", good, "--timeout", "1s"},
+		{"validate", "--config", bad, "--against", at[1]},
 	} {
 		c := startWith(t, surroundings{env: env}, args...)
 		c.wait()
