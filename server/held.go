@@ -21,18 +21,23 @@ const heldHeader = "isthmus-held"
 
 // tellHeld sends heldHeader.
 func (s *Server) tellHeld(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if holds := s.db.Holds(); len(holds) > 0 {
-		md := metadata.MD{}
-		for _, h := range holds {
-			for _, coll := range h.Collections {
-				md.Append(heldHeader, coll+" "+h.Registry+" "+h.Since.UTC().Format(time.RFC3339))
-			}
-		}
+	if md := s.held(); len(md) > 0 {
 		if err := stream.SendHeader(md); err != nil {
 			return err
 		}
 	}
 	return handler(srv, stream)
+}
+
+// held returns heldHeader, or nothing while no collection is held.
+func (s *Server) held() metadata.MD {
+	md := metadata.MD{}
+	for _, h := range s.db.Holds() {
+		for _, coll := range h.Collections {
+			md.Append(heldHeader, coll+" "+h.Registry+" "+h.Since.UTC().Format(time.RFC3339))
+		}
+	}
+	return md
 }
 
 // registryOptions returns the options of each registry in the state.

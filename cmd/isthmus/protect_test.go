@@ -271,8 +271,11 @@ func TestRequired(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "later")
 	file := filepath.Join(t.TempDir(), "isthmus.yaml")
 	closed := fmt.Sprintf("127.0.0.1:%d", testenv.FreePort(t))
+	reverse := start(t, "watch", "--listen", "127.0.0.1:0", "--protocol", "mcp")
+	dialled := reverse.find(reverse.stderr, `listening at (\S+)`)[1]
 	if err := os.WriteFile(file, []byte(`
 listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}
+sinks: [{address: "`+dialled+`"}]
 registries:
 - {name: files, type: file, config: {path: `+dir+`}, sync_timeout: 1s}
 - {name: extra, type: consul, required: false, config: {address: "http://`+closed+`"}}
@@ -306,8 +309,11 @@ registries:
 		t.Errorf("the optional registry is shown as %+v", r)
 	}
 	await(t, admin+"/", `holds for \d+ s: .*ServiceEntry`, "optional: served without it")
-	for _, protocol := range []string{"sotw", "delta", "mcp"} {
-		watch := start(t, "watch", "--address", at[1], "--protocol", protocol)
+	for _, protocol := range []string{"sotw", "delta", "mcp", "mcp, dialled"} {
+		watch := reverse
+		if protocol != "mcp, dialled" {
+			watch = start(t, "watch", "--address", at[1], "--protocol", protocol)
+		}
 		watch.find(watch.stderr, `networking.istio.io/ServiceEntry.*: held since \S+Z: registry files has not completed its first listing`)
 		watch.signal(syscall.SIGTERM)
 		if code := watch.wait(); code != exitOK {

@@ -14,16 +14,19 @@ import (
 // collection and registry, "COLLECTION REGISTRY SINCE".
 const heldHeader = "isthmus-held"
 
-// tellHeld waits for what a stream begins with, and prints which types do not
-// come yet and why. Whether there is an error is said on receiving.
+// tellHeld waits for what a stream begins with, and prints what is held.
+// Whether there is an error is said on receiving.
 func (wa *watcher) tellHeld(stream interface {
 	Header() (metadata.MD, error)
 },
 ) {
-	md, err := stream.Header()
-	if err != nil {
-		return
+	if md, err := stream.Header(); err == nil {
+		wa.printHeld(md)
 	}
+}
+
+// printHeld prints which types do not come yet and why.
+func (wa *watcher) printHeld(md metadata.MD) {
 	asked := make([]string, 0, len(wa.o.Types))
 	for _, url := range wa.o.Types {
 		asked = append(asked, collection.OfTypeURL(url))

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	mcp "istio.io/api/mcp/v1alpha1"
@@ -160,6 +161,9 @@ func (l *listener) establish(stream grpc.ServerStream) error {
 		return status.Error(codes.Unavailable, "another source is connected")
 	}
 	defer l.busy.Unlock()
+	if md, ok := metadata.FromIncomingContext(stream.Context()); ok {
+		l.wa.printHeld(md)
+	}
 	err := l.wa.legacy(stream)
 	if e, ok := errors.AsType[*writeError](err); ok {
 		select {

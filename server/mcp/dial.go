@@ -34,6 +34,8 @@ type Sink struct {
 	TLS *TLS
 	// Metadata is sent with the call as HTTP/2 headers.
 	Metadata map[string]string
+	// Headers, unless nil, returns more of them for each call.
+	Headers func() metadata.MD
 }
 
 // TLS names PEM files. They are read for each connection, so replaced files
@@ -136,6 +138,10 @@ func (s *Server) dialOnce(ctx context.Context, sink Sink, options []grpc.DialOpt
 	defer cancel()
 	for key, value := range sink.Metadata {
 		ctx = metadata.AppendToOutgoingContext(ctx, key, value)
+	}
+	if sink.Headers != nil {
+		md, _ := metadata.FromOutgoingContext(ctx)
+		ctx = metadata.NewOutgoingContext(ctx, metadata.Join(md, sink.Headers()))
 	}
 	st, err := conn.NewStream(ctx, &grpc.StreamDesc{StreamName: streamName, ServerStreams: true, ClientStreams: true}, SinkMethod)
 	if err != nil {
