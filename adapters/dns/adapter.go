@@ -259,7 +259,9 @@ func (r *run) take(res result) {
 	switch {
 	case err != nil:
 		fault := faultServers
-		if answered {
+		if !answered {
+			err = fmt.Errorf("no DNS server answers: %w", err)
+		} else {
 			fault, err = faultName, fmt.Errorf("%s: %w", q.question, err)
 		}
 		r.faults.Set(q.String(), fault, fmt.Errorf("%w; what is known is kept", err))
