@@ -30,6 +30,9 @@ func secretFields(schema map[string]any, path string) (found []string) {
 		if p["writeOnly"] == true {
 			found = append(found, path+name)
 		}
+		if values, ok := p["additionalProperties"].(map[string]any); ok && values["writeOnly"] == true {
+			found = append(found, path+name+".SECRET")
+		}
 		found = append(found, secretFields(p, path+name+".")...)
 	}
 	return found
@@ -60,7 +63,9 @@ func TestSecretsStaySecret(t *testing.T) {
 	// What each adapter needs besides the secret, by the name of the field.
 	minimal := map[string]string{
 		"consul": "address: " + echo.URL,
+		"etcd":   "endpoints: [" + echo.URL + "]",
 		"eureka": "servers: [" + echo.URL + "]",
+		"exec":   `command: [/bin/sh, -c, 'echo "with $SECRET" >&2; echo "no JSON: $SECRET"; echo "{\"service\": {\"$SECRET\": 1}}"; exit 1']`,
 		"nacos":  "servers: [" + host + "], protocol: http",
 	}
 	beside := map[string]string{
@@ -89,11 +94,18 @@ func TestSecretsStaySecret(t *testing.T) {
 					break
 				}
 			}
-			fmt.Fprintf(&registries, "- {name: r%d, type: %s, config: {%s, %s: \"${CANARY_%d}\"}}\n", n, adapter, block, field, n)
+			set := func(value string) string {
+				if block, key, ok := strings.Cut(field, "."); ok {
+					return fmt.Sprintf("%s: {%s: %s}", block, key, value)
+				}
+				return field + ": " + value
+			}
+			variable := fmt.Sprintf("\"${CANARY_%d}\"", n)
+			fmt.Fprintf(&registries, "- {name: r%d, type: %s, config: {%s, %s}}\n", n, adapter, block, set(variable))
 			// A value of another kind, and a field that does not exist.
-			fmt.Fprintf(&broken, "- {name: r%d, type: %s, config: {%s, %s: [\"${CANARY_%d}\"]}}\n", n, adapter, block, field, n)
-			fmt.Fprintf(&broken, "- {name: s%d, type: %s, config: {%s, %s_: \"${CANARY_%d}\"}}\n", n, adapter, block, field, n)
-			fmt.Fprintf(&broken, "- {name: t%d, type: %s, config: {%s: \"${CANARY_%d}\"}}\n", n, adapter, field, n)
+			fmt.Fprintf(&broken, "- {name: r%d, type: %s, config: {%s, %s}}\n", n, adapter, block, set("["+variable+"]"))
+			fmt.Fprintf(&broken, "- {name: s%d, type: %s, config: {%s, other: %s}}\n", n, adapter, block, variable)
+			fmt.Fprintf(&broken, "- {name: t%d, type: %s, config: {%s}}\n", n, adapter, set(variable))
 		}
 	}
 	if len(canaries) < 8 {
@@ -158,7 +170,13 @@ func TestSecretsStaySecret(t *testing.T) {
 	search("/api/v1/status after a refused reload", body)
 	r.signal(syscall.SIGTERM)
 	r.wait()
-	search("the log", strings.Join(append(r.stderr.seen, r.stdout.seen...), "\n"))
+	log := strings.Join(append(r.stderr.seen, r.stdout.seen...), "\n")
+	search("the log", log)
+	for _, repeated := range []string{"with <secret>", "X-Consul-Token:[<secret>]", "Basic <secret>"} {
+		if !strings.Contains(log, repeated) {
+			t.Errorf("the log has no %s; was anything sent back?", repeated)
+		}
+	}
 	if err := filepath.WalkDir(filepath.Join(dir, "state"), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
