@@ -5,12 +5,12 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
 
+	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
@@ -23,16 +23,14 @@ type crowd struct {
 	open             atomic.Int64 // streams
 
 	mu    sync.Mutex
-	peers map[string]int       // connections by IP address; guarded by mu
-	told  map[string]time.Time // time of the last logged refusal, by limit; guarded by mu
-}
+	peers map[string]int // connections by IP address; guarded by mu
 
-// tellEvery is the interval at which refusals of one limit are logged.
-const tellEvery = time.Minute
+	told access.Sparingly // refusals in the log, by limit
+}
 
 func newCrowd(perPeer, streams int, log *slog.Logger, reg prometheus.Registerer) *crowd {
 	c := &crowd{
-		perPeer: perPeer, streams: streams, log: log, peers: make(map[string]int), told: make(map[string]time.Time),
+		perPeer: perPeer, streams: streams, log: log, peers: make(map[string]int),
 		refused: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 			Name: "isthmus_connections_refused_total", Help: "Connections and streams that were refused, by the limit that was reached.",
 		}, []string{"limit"}),
@@ -52,14 +50,7 @@ const (
 // refuse counts a refusal, and logs at most one per limit and minute.
 func (c *crowd) refuse(limit string, value int, peer string) {
 	c.refused.WithLabelValues(limit).Inc()
-	c.mu.Lock()
-	now := time.Now()
-	tell := now.Sub(c.told[limit]) >= tellEvery
-	if tell {
-		c.told[limit] = now
-	}
-	c.mu.Unlock()
-	if tell {
+	if c.told.Allow(limit) {
 		c.log.Warn("a limit of connections or streams is reached; more are refused", "limit", "limits."+limit, "value", value, "peer", peer)
 	}
 }

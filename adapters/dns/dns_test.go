@@ -21,7 +21,6 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/plugin"
-	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
@@ -57,22 +56,6 @@ func follow(t *testing.T, change func(c *dns.Config)) *plugintest.Catalog {
 	return catalog
 }
 
-// ids waits until a service has these instances and no others; "-" is for no
-// such service.
-func ids(t *testing.T, c *plugintest.Catalog, what, service, want string) {
-	t.Helper()
-	c.Await(t, within, what, func(h *plugintest.Held) bool { return h.IDs(service) == want })
-}
-
-// wantDegraded waits until the catalog is told a reason with text in it; "" is
-// for followed again.
-func wantDegraded(t *testing.T, c *plugintest.Catalog, what, text string) {
-	t.Helper()
-	c.Await(t, within, what, func(h *plugintest.Held) bool {
-		return (h.Degraded == "") == (text == "") && strings.Contains(h.Degraded, text)
-	})
-}
-
 // wantLeast fails if a service had fewer instances since ForgetLeast.
 func wantLeast(t *testing.T, c *plugintest.Catalog, service string, want int) {
 	t.Helper()
@@ -99,8 +82,8 @@ func TestAddresses(t *testing.T) {
 		}
 	})
 	c.AwaitSynced(t, within)
-	ids(t, c, "the first listing", "web.example.org", "10.0.0.1:8080 10.0.0.2:8080")
-	ids(t, c, "a chain of aliases", "shop", "10.0.0.1:80 10.0.0.2:80")
+	c.AwaitIDs(t, within, "the first listing", "web.example.org", "10.0.0.1:8080 10.0.0.2:8080")
+	c.AwaitIDs(t, within, "a chain of aliases", "shop", "10.0.0.1:80 10.0.0.2:80")
 	c.Look(func(h *plugintest.Held) {
 		want := registry.Instance{ID: "10.0.0.1:8080", Address: "10.0.0.1", Ports: []registry.Port{{Name: "http", Number: 8080}}, Meta: map[string]string{"version": "v2"}}
 		if got := h.Instances["web.example.org"][0]; fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", want) {
@@ -111,8 +94,8 @@ func TestAddresses(t *testing.T) {
 		}
 	})
 	server.SetZone(t, zone, "web A 10.0.0.1", "web A 10.0.0.3", "web AAAA 2001:db8::1", "alias CNAME web", "old A 10.9.0.1")
-	ids(t, c, "scaled out and in", "web.example.org", "10.0.0.1:8080 10.0.0.3:8080 [2001:db8::1]:8080")
-	ids(t, c, "scaled out and in", "shop", "10.0.0.1:80 10.0.0.3:80 [2001:db8::1]:80")
+	c.AwaitIDs(t, within, "scaled out and in", "web.example.org", "10.0.0.1:8080 10.0.0.3:8080 [2001:db8::1]:8080")
+	c.AwaitIDs(t, within, "scaled out and in", "shop", "10.0.0.1:80 10.0.0.3:80 [2001:db8::1]:80")
 
 	// NODATA and NXDOMAIN, which are believed after a while.
 	earliest := time.Now().Add(grace)
@@ -125,12 +108,12 @@ func TestAddresses(t *testing.T) {
 	if early := time.Until(earliest); early > 0 {
 		t.Errorf("removed %v before the end of remove_grace", early)
 	}
-	ids(t, c, "no address for longer", "web.example.org", "")
-	ids(t, c, "no such name for longer", "old.example.org", "-")
-	ids(t, c, "the end of a chain has none", "shop", "")
+	c.AwaitIDs(t, within, "no address for longer", "web.example.org", "")
+	c.AwaitIDs(t, within, "no such name for longer", "old.example.org", "-")
+	c.AwaitIDs(t, within, "the end of a chain has none", "shop", "")
 	server.SetZone(t, zone, "web A 10.0.0.1", "old A 10.9.0.1")
-	ids(t, c, "back", "web.example.org", "10.0.0.1:8080")
-	ids(t, c, "back", "old.example.org", "10.9.0.1:80")
+	c.AwaitIDs(t, within, "back", "web.example.org", "10.0.0.1:8080")
+	c.AwaitIDs(t, within, "back", "old.example.org", "10.9.0.1:80")
 	c.Await(t, within, "no more problems", func(h *plugintest.Held) bool { return h.Problems["name web.example.org"] == "" })
 }
 
@@ -155,7 +138,7 @@ func TestSRV(t *testing.T) {
 	}
 	c, quick := all("", time.Hour), all("", time.Second)
 	const shop = "shop.example.org"
-	ids(t, c, "the lowest priority", shop, "10.1.0.1:9001 10.1.0.2:9002 10.2.0.2:9003 [2001:db8::2]:9003")
+	c.AwaitIDs(t, within, "the lowest priority", shop, "10.1.0.1:9001 10.1.0.2:9002 10.2.0.2:9003 [2001:db8::2]:9003")
 	c.Look(func(h *plugintest.Held) {
 		var got []string
 		for _, i := range h.Instances[shop] {
@@ -166,10 +149,10 @@ func TestSRV(t *testing.T) {
 			t.Errorf("instances\n%v\nwant\n%s", got, want)
 		}
 	})
-	ids(t, quick, `the target "."`, "none.example.org", "")
+	quick.AwaitIDs(t, within, `the target "."`, "none.example.org", "")
 	quick.AwaitSynced(t, within)
 	every := all("all", time.Hour)
-	ids(t, every, "all priorities", shop, "10.1.0.1:9001 10.1.0.2:9002 10.2.0.1:9009 10.2.0.2:9003 [2001:db8::2]:9003")
+	every.AwaitIDs(t, within, "all priorities", shop, "10.1.0.1:9001 10.1.0.2:9002 10.2.0.1:9009 10.2.0.2:9003 [2001:db8::2]:9003")
 	every.Look(func(h *plugintest.Held) {
 		if got := h.Instances[shop][2].Meta["priority"]; got != "20" {
 			t.Errorf("the priority is %q", got)
@@ -182,16 +165,16 @@ func TestSRV(t *testing.T) {
 	wantProblem(t, c, "a target without an address", shop, "c.hosts.test")
 	wantLeast(t, c, shop, 4)
 	server.SetZone(t, "hosts.test", "far A 10.2.0.1", "c A 10.3.0.1")
-	ids(t, c, "it has one", shop, "10.3.0.1:9001")
+	c.AwaitIDs(t, within, "it has one", shop, "10.3.0.1:9001")
 	c.Look(func(h *plugintest.Held) {
 		if i := h.Instances[shop][0]; i.Weight != nil {
 			t.Errorf("weight %v, want none where all are 0", *i.Weight)
 		}
 	})
 	server.SetZone(t, zone, "_grpc._tcp.shop SRV 0 0 9001 gone", "_grpc._tcp.shop SRV 1 0 9009 far.hosts.test.")
-	ids(t, quick, "the next priority, as the lowest has no address", shop, "10.2.0.1:9009")
+	quick.AwaitIDs(t, within, "the next priority, as the lowest has no address", shop, "10.2.0.1:9009")
 	server.SetZone(t, zone)
-	ids(t, quick, "no such name for longer", shop, "-")
+	quick.AwaitIDs(t, within, "no such name for longer", shop, "-")
 }
 
 // TestNoAnswer shows that neither error codes nor silence nor a server that is
@@ -211,14 +194,14 @@ func TestNoAnswer(t *testing.T) {
 		catalogs[address] = follow(t, func(c *dns.Config) {
 			c.Servers, c.Names, c.Timeout = []string{address}, names, plugin.Duration(2*time.Second)
 		})
-		ids(t, catalogs[address], "the first listing", "web.example.org", "10.0.0.1:80 10.0.0.2:80")
-		ids(t, catalogs[address], "the first listing", "db.example.org", "10.0.1.1:80")
+		catalogs[address].AwaitIDs(t, within, "the first listing", "web.example.org", "10.0.0.1:80 10.0.0.2:80")
+		catalogs[address].AwaitIDs(t, within, "the first listing", "db.example.org", "10.0.1.1:80")
 		catalogs[address].ForgetLeast()
 	}
 	degraded := func(what, text string) {
 		t.Helper()
 		for _, c := range catalogs {
-			wantDegraded(t, c, what, text)
+			c.AwaitDegraded(t, within, what, text)
 		}
 	}
 	for _, code := range []string{"SERVFAIL", "REFUSED"} {
@@ -232,17 +215,17 @@ func TestNoAnswer(t *testing.T) {
 	server.Thaw()
 	degraded("no more frozen", "")
 	server.Kill()
-	wantDegraded(t, catalogs[server.Addr], "killed", "connection refused")
-	wantDegraded(t, catalogs["tcp://"+gate.Addr], "killed", "tcp://"+gate.Addr)
+	catalogs[server.Addr].AwaitDegraded(t, within, "killed", "connection refused")
+	catalogs["tcp://"+gate.Addr].AwaitDegraded(t, within, "killed", "tcp://"+gate.Addr)
 	server.Start(t)
 	degraded("started again", "")
 	gate.Shut()
-	wantDegraded(t, catalogs["tcp://"+gate.Addr], "cut off", "connection refused")
+	catalogs["tcp://"+gate.Addr].AwaitDegraded(t, within, "cut off", "connection refused")
 	gate.Open(t)
 	degraded("no more cut off", "")
 	server.SetZone(t, zone, append(web, "web A 10.0.0.3")...)
 	for _, c := range catalogs {
-		ids(t, c, "it goes on", "web.example.org", "10.0.0.1:80 10.0.0.2:80 10.0.0.3:80")
+		c.AwaitIDs(t, within, "it goes on", "web.example.org", "10.0.0.1:80 10.0.0.2:80 10.0.0.3:80")
 		wantLeast(t, c, "web.example.org", 2)
 		wantLeast(t, c, "db.example.org", 1)
 	}
@@ -259,8 +242,8 @@ func TestFirstListing(t *testing.T) {
 	c := follow(t, func(c *dns.Config) {
 		c.Servers, c.Names = []string{server.Addr}, []dns.Name{{Name: "web.example.org"}, {Name: "db.example.org"}}
 	})
-	ids(t, c, "the other", "web.example.org", "10.0.0.1")
-	wantDegraded(t, c, "no answer", "answers SERVFAIL")
+	c.AwaitIDs(t, within, "the other", "web.example.org", "10.0.0.1")
+	c.AwaitDegraded(t, within, "no answer", "answers SERVFAIL")
 	c.Look(func(h *plugintest.Held) {
 		if h.Synced || h.IDs("db.example.org") != "-" {
 			t.Errorf("no answer is taken for one: %s", h)
@@ -268,7 +251,7 @@ func TestFirstListing(t *testing.T) {
 	})
 	server.Fail(t, "db.example.org", "")
 	c.AwaitSynced(t, within)
-	ids(t, c, "it answers", "db.example.org", "10.0.1.1")
+	c.AwaitIDs(t, within, "it answers", "db.example.org", "10.0.1.1")
 }
 
 // TestFailOver shows that a server that fails is left for another one, and that
@@ -286,7 +269,7 @@ func TestFailOver(t *testing.T) {
 		c.Servers, c.Names = []string{a.Addr, b.Addr}, []dns.Name{{Name: "web.example.org", Type: "a"}, {Name: "x.only-b.test", Type: "a"}}
 	})
 	c.AwaitSynced(t, within)
-	ids(t, c, "refused by the first", "x.only-b.test", "10.0.0.9")
+	c.AwaitIDs(t, within, "refused by the first", "x.only-b.test", "10.0.0.9")
 	c.Look(func(h *plugintest.Held) {
 		if h.Detail != "polling "+a.Addr || h.Degraded != "" {
 			t.Errorf("detail %q, degraded %q", h.Detail, h.Degraded)
@@ -298,12 +281,12 @@ func TestFailOver(t *testing.T) {
 		return strings.HasPrefix(h.Detail, "polling "+b.Addr+", "+a.Addr+" cannot be used since")
 	})
 	b.SetZone(t, zone, "web A 10.0.0.1", "web A 10.0.0.2")
-	ids(t, c, "a change at the other one", "web.example.org", "10.0.0.1 10.0.0.2")
+	c.AwaitIDs(t, within, "a change at the other one", "web.example.org", "10.0.0.1 10.0.0.2")
 	b.Kill()
-	wantDegraded(t, c, "no server", a.Addr)
+	c.AwaitDegraded(t, within, "no server", a.Addr)
 	a.SetFile(t, zone, "web A 10.0.0.1", "web A 10.0.0.3")
 	a.Start(t)
-	ids(t, c, "the first again", "web.example.org", "10.0.0.1 10.0.0.3")
+	c.AwaitIDs(t, within, "the first again", "web.example.org", "10.0.0.1 10.0.0.3")
 	wantLeast(t, c, "web.example.org", 1)
 }
 
@@ -358,23 +341,23 @@ func TestTLS(t *testing.T) {
 			c.Names = []dns.Name{{Name: "web.example.org", Port: 80}}
 		})
 	}
-	wantDegraded(t, at("other.example.org"), "another name", "certificate is valid for dns.example.org, not other.example.org")
+	at("other.example.org").AwaitDegraded(t, within, "another name", "certificate is valid for dns.example.org, not other.example.org")
 	c := at("dns.example.org")
 	c.AwaitSynced(t, within)
-	ids(t, c, "over TLS", "web.example.org", "10.0.0.1:80")
+	c.AwaitIDs(t, within, "over TLS", "web.example.org", "10.0.0.1:80")
 	c.ForgetLeast()
 	put(two.Cert, "cert")
 	put(two.Key, "key")
 	server.Reload(t)
 	server.WaitCertificate(t)
 	gate.Shut() // connections that were made with the old one
-	wantDegraded(t, c, "cut off", "connection refused")
+	c.AwaitDegraded(t, within, "cut off", "connection refused")
 	gate.Open(t)
-	wantDegraded(t, c, "an authority that is not trusted", "certificate")
+	c.AwaitDegraded(t, within, "an authority that is not trusted", "certificate")
 	put(two.Cert, "ca")
-	wantDegraded(t, c, "it is trusted", "")
+	c.AwaitDegraded(t, within, "it is trusted", "")
 	server.SetZone(t, zone, "web A 10.0.0.1", "web A 10.0.0.2")
-	ids(t, c, "it goes on", "web.example.org", "10.0.0.1:80 10.0.0.2:80")
+	c.AwaitIDs(t, within, "it goes on", "web.example.org", "10.0.0.1:80 10.0.0.2:80")
 	wantLeast(t, c, "web.example.org", 1)
 }
 
@@ -398,8 +381,8 @@ func TestNamesFile(t *testing.T) {
 	c := follow(t, func(c *dns.Config) {
 		c.Servers, c.Names, c.NamesFile = []string{server.Addr}, []dns.Name{{Name: "a.example.org"}}, path
 	})
-	ids(t, c, "without the file", "a.example.org", "10.0.0.1")
-	wantDegraded(t, c, "without the file", "names_file: open "+path)
+	c.AwaitIDs(t, within, "without the file", "a.example.org", "10.0.0.1")
+	c.AwaitDegraded(t, within, "without the file", "names_file: open "+path)
 	c.Look(func(h *plugintest.Held) {
 		if h.Synced {
 			t.Error("the first listing does not wait for the file")
@@ -407,19 +390,19 @@ func TestNamesFile(t *testing.T) {
 	})
 	write("- b.example.org:8080\n- {name: c.example.org, port: 80, service: sea}\n")
 	c.AwaitSynced(t, within)
-	ids(t, c, "text", "b.example.org", "10.0.0.2:8080")
-	ids(t, c, "a block", "sea", "10.0.0.3:80")
-	wantDegraded(t, c, "the file is there", "")
+	c.AwaitIDs(t, within, "text", "b.example.org", "10.0.0.2:8080")
+	c.AwaitIDs(t, within, "a block", "sea", "10.0.0.3:80")
+	c.AwaitDegraded(t, within, "the file is there", "")
 	for _, wrong := range []string{"", "names: [x]", "[{name: c.example.org, prot: 1}]", "[a.example.org]", "[not a name]"} {
 		write(wrong)
-		wantDegraded(t, c, wrong, path)
+		c.AwaitDegraded(t, within, wrong, path)
 	}
-	ids(t, c, "a file that cannot be used", "sea", "10.0.0.3:80")
+	c.AwaitIDs(t, within, "a file that cannot be used", "sea", "10.0.0.3:80")
 	write("[{name: c.example.org, port: 81, service: sea}]")
-	ids(t, c, "another port", "sea", "10.0.0.3:81")
-	ids(t, c, "no more listed", "b.example.org", "-")
-	ids(t, c, "listed elsewhere", "a.example.org", "10.0.0.1")
-	wantDegraded(t, c, "mended", "")
+	c.AwaitIDs(t, within, "another port", "sea", "10.0.0.3:81")
+	c.AwaitIDs(t, within, "no more listed", "b.example.org", "-")
+	c.AwaitIDs(t, within, "listed elsewhere", "a.example.org", "10.0.0.1")
+	c.AwaitDegraded(t, within, "mended", "")
 }
 
 // TestManyNames shows that 10,000 names are followed within bounds of memory,
@@ -464,7 +447,7 @@ func TestManyNames(t *testing.T) {
 	})
 	begin = time.Now()
 	server.SetZone(t, zone, "web A 10.0.0.1", "web A 10.0.0.2")
-	ids(t, c, "a change", "web.example.org", "10.0.0.1:80 10.0.0.2:80")
+	c.AwaitIDs(t, within, "a change", "web.example.org", "10.0.0.1:80 10.0.0.2:80")
 	t.Logf("a change was seen after %v", time.Since(begin).Round(time.Millisecond))
 	c.Look(func(h *plugintest.Held) {
 		if h.Sets != 1 || h.Removes != 0 {
@@ -494,17 +477,7 @@ func TestConformance(t *testing.T) {
 		t.Fatal(err)
 	}
 	endpoints := func(want int) func(*plugintest.World) error {
-		return func(w *plugintest.World) error {
-			for _, name := range w.Names(collection.ServiceEntry) {
-				if w.ServiceEntry(name).GetHosts()[0] == "web.example.org" {
-					if n := len(w.WorkloadEntries(name)); n != want {
-						return fmt.Errorf("%s has %d instances, want %d", name, n, want)
-					}
-					return nil
-				}
-			}
-			return fmt.Errorf("no host web.example.org among %q", w.Names(collection.ServiceEntry))
-		}
+		return func(w *plugintest.World) error { return w.WantInstances("web.example.org", want) }
 	}
 	plugintest.Conformance(t, plugintest.Config{
 		Config: config, Adapter: "dns", Within: within,
@@ -542,13 +515,13 @@ func TestForeignMessages(t *testing.T) {
 	}
 	for _, c := range follows {
 		c.AwaitSynced(t, within)
-		ids(t, c, "the first listing", "web", "10.0.0.1:80")
+		c.AwaitIDs(t, within, "the first listing", "web", "10.0.0.1:80")
 		c.ForgetLeast()
 	}
 	server.lying.Store(true)
 	for i, lie := range lies {
 		if lie.reason != "" {
-			wantDegraded(t, follows[i], lie.name, lie.reason)
+			follows[i].AwaitDegraded(t, within, lie.name, lie.reason)
 			continue
 		}
 		heard := 0
@@ -557,8 +530,8 @@ func TestForeignMessages(t *testing.T) {
 	}
 	server.lying.Store(false)
 	for i, c := range follows {
-		wantDegraded(t, c, lies[i].name+", then the truth", "")
-		ids(t, c, "the truth", "web", "10.0.0.1:80")
+		c.AwaitDegraded(t, within, lies[i].name+", then the truth", "")
+		c.AwaitIDs(t, within, "the truth", "web", "10.0.0.1:80")
 		wantLeast(t, c, "web", 1)
 	}
 }
@@ -693,13 +666,13 @@ func TestForeignStreams(t *testing.T) {
 				c.Servers, c.Names = []string{"tcp://" + server}, []dns.Name{{Name: "web.example.org", Type: "a"}}
 				c.Timeout = plugin.Duration(2 * time.Second)
 			})
-			ids(t, c, "the first listing", "web.example.org", "10.0.0.1")
+			c.AwaitIDs(t, within, "the first listing", "web.example.org", "10.0.0.1")
 			c.ForgetLeast()
 			lying.Store(true)
-			wantDegraded(t, c, "the lie", lie.reason)
+			c.AwaitDegraded(t, within, "the lie", lie.reason)
 			lying.Store(false)
-			wantDegraded(t, c, "the truth", "")
-			ids(t, c, "the truth", "web.example.org", "10.0.0.1")
+			c.AwaitDegraded(t, within, "the truth", "")
+			c.AwaitIDs(t, within, "the truth", "web.example.org", "10.0.0.1")
 			wantLeast(t, c, "web.example.org", 1)
 		})
 	}

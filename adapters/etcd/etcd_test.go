@@ -19,7 +19,6 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/plugin"
-	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
@@ -67,34 +66,6 @@ func key(service, id string) string { return "/services/" + service + "/" + id }
 // value is the value of an instance in layout json.
 func value(n int) string { return fmt.Sprintf(`{"address":"10.1.0.%d","port":8080}`, n) }
 
-// ids waits until a service has these instances and no others.
-func ids(t *testing.T, c *plugintest.Catalog, what, service, want string) {
-	t.Helper()
-	c.Await(t, within, what, func(h *plugintest.Held) bool { return h.IDs(service) == want })
-}
-
-// one waits until an instance is as cond wants it.
-func one(t *testing.T, c *plugintest.Catalog, what, service, id string, cond func(registry.Instance) bool) {
-	t.Helper()
-	c.Await(t, within, what, func(h *plugintest.Held) bool {
-		for _, i := range h.Instances[service] {
-			if i.ID == id {
-				return cond(i)
-			}
-		}
-		return false
-	})
-}
-
-// wantDegraded waits until the catalog is told a reason with text in it; "" is
-// for followed again.
-func wantDegraded(t *testing.T, c *plugintest.Catalog, what, text string) {
-	t.Helper()
-	c.Await(t, within, what, func(h *plugintest.Held) bool {
-		return (h.Degraded == "") == (text == "") && strings.Contains(h.Degraded, text)
-	})
-}
-
 // wantLeast checks that web never had less than two instances since the first
 // list or ForgetLeast.
 func wantLeast(t *testing.T, c *plugintest.Catalog) {
@@ -123,8 +94,8 @@ func TestEtcd(t *testing.T) {
 		c, stop := start(t, etcd.Config{Endpoints: []string{server.URL}})
 		defer stop()
 		c.AwaitSynced(t, within)
-		ids(t, c, "the first list", "web", "web-1 web-2")
-		one(t, c, "all fields", "shop", "shop-1", func(i registry.Instance) bool {
+		c.AwaitIDs(t, within, "the first list", "web", "web-1 web-2")
+		c.AwaitInstance(t, within, "all fields", "shop", "shop-1", func(i registry.Instance) bool {
 			weight := i.Weight
 			i.Weight = nil
 			return weight != nil && *weight == 2.5 && fmt.Sprintf("%+v", i) == fmt.Sprintf("%+v", registry.Instance{
@@ -134,9 +105,9 @@ func TestEtcd(t *testing.T) {
 			})
 		})
 		server.Put(t, key("web", "web-3"), value(3))
-		ids(t, c, "scaled out", "web", "web-1 web-2 web-3")
+		c.AwaitIDs(t, within, "scaled out", "web", "web-1 web-2 web-3")
 		server.Put(t, key("web", "web-3"), `{"address":"10.1.0.3","port":9090,"health":"critical"}`)
-		one(t, c, "changed", "web", "web-3", func(i registry.Instance) bool {
+		c.AwaitInstance(t, within, "changed", "web", "web-3", func(i registry.Instance) bool {
 			return i.Ports[0].Number == 9090 && i.Health == registry.HealthCritical
 		})
 		server.Put(t, key("web", "web-3"), `{"address":`)
@@ -146,16 +117,16 @@ func TestEtcd(t *testing.T) {
 		server.Put(t, key("web", "web-3"), value(3))
 		c.Await(t, within, "it is mended", func(h *plugintest.Held) bool { return h.Problems["service web"] == "" })
 		server.Delete(t, key("web", "web-3"))
-		ids(t, c, "scaled in", "web", "web-1 web-2")
+		c.AwaitIDs(t, within, "scaled in", "web", "web-1 web-2")
 		server.Put(t, "/services/lonely", value(1))
 		c.Await(t, within, "a key of no service", func(h *plugintest.Held) bool { return strings.Contains(h.Problems["keys"], "lonely") })
 		server.Delete(t, "/services/lonely")
 		c.Await(t, within, "it is gone", func(h *plugintest.Held) bool { return len(h.Problems) == 0 })
 		server.Put(t, key("brief", "brief-1"), value(1), server.Grant(t, time.Second))
-		ids(t, c, "with a lease", "brief", "brief-1")
-		ids(t, c, "the lease is over", "brief", "-")
+		c.AwaitIDs(t, within, "with a lease", "brief", "brief-1")
+		c.AwaitIDs(t, within, "the lease is over", "brief", "-")
 		server.Delete(t, key("shop", "shop-1"))
-		ids(t, c, "a service is gone", "shop", "-")
+		c.AwaitIDs(t, within, "a service is gone", "shop", "-")
 		var heard int
 		c.Look(func(h *plugintest.Held) {
 			heard = h.Heard
@@ -192,60 +163,60 @@ func TestEtcd(t *testing.T) {
 		gate := testenv.NewGate(t, server.Addr)
 		gate.Open(t)
 		c := follow(t, etcd.Config{Endpoints: []string{"http://" + gate.Addr}, Timeout: short})
-		ids(t, c, "the first list", "web", "web-1 web-2")
+		c.AwaitIDs(t, within, "the first list", "web", "web-1 web-2")
 		c.ForgetLeast()
 		gate.Shut()
-		wantDegraded(t, c, "cut off", "connection refused")
+		c.AwaitDegraded(t, within, "cut off", "connection refused")
 		server.Put(t, key("web", "web-5"), value(5))
 		server.Delete(t, key("web", "web-1"))
 		gate.Open(t)
-		ids(t, c, "no more cut off", "web", "web-1 web-2 web-5")
-		wantDegraded(t, c, "what is missing is kept", "remove_grace")
+		c.AwaitIDs(t, within, "no more cut off", "web", "web-1 web-2 web-5")
+		c.AwaitDegraded(t, within, "what is missing is kept", "remove_grace")
 		server.Put(t, key("web", "web-1"), value(1))
-		wantDegraded(t, c, "it is back", "")
+		c.AwaitDegraded(t, within, "it is back", "")
 		server.Delete(t, key("web", "web-5"))
-		ids(t, c, "removed once it was listed", "web", "web-1 web-2")
+		c.AwaitIDs(t, within, "removed once it was listed", "web", "web-1 web-2")
 		server.Freeze()
-		wantDegraded(t, c, "frozen", "nothing was heard")
+		c.AwaitDegraded(t, within, "frozen", "nothing was heard")
 		server.Thaw()
-		wantDegraded(t, c, "no more frozen", "")
+		c.AwaitDegraded(t, within, "no more frozen", "")
 		wantLeast(t, c)
 	})
 
 	t.Run("restarted with data", func(t *testing.T) {
 		c := follow(t, etcd.Config{Endpoints: []string{server.URL}, RemoveGrace: plugin.Duration(time.Second)})
-		ids(t, c, "the first list", "web", "web-1 web-2")
+		c.AwaitIDs(t, within, "the first list", "web", "web-1 web-2")
 		c.ForgetLeast()
 		server.Kill()
-		wantDegraded(t, c, "killed", "connection refused")
+		c.AwaitDegraded(t, within, "killed", "connection refused")
 		server.Restart(t)
-		wantDegraded(t, c, "it is back", "")
+		c.AwaitDegraded(t, within, "it is back", "")
 		server.Put(t, key("web", "web-3"), value(3))
-		ids(t, c, "it goes on", "web", "web-1 web-2 web-3")
+		c.AwaitIDs(t, within, "it goes on", "web", "web-1 web-2 web-3")
 		server.Delete(t, key("web", "web-3"))
-		ids(t, c, "it goes on", "web", "web-1 web-2")
+		c.AwaitIDs(t, within, "it goes on", "web", "web-1 web-2")
 		wantLeast(t, c)
 	})
 
 	t.Run("restarted without data", func(t *testing.T) {
 		c := follow(t, etcd.Config{Endpoints: []string{server.URL}, RemoveGrace: plugin.Duration(5 * time.Second)})
-		ids(t, c, "the first list", "web", "web-1 web-2")
+		c.AwaitIDs(t, within, "the first list", "web", "web-1 web-2")
 		c.ForgetLeast()
 		server.Kill()
-		wantDegraded(t, c, "killed", "connection refused")
+		c.AwaitDegraded(t, within, "killed", "connection refused")
 		server.RestartEmpty(t)
-		wantDegraded(t, c, "empty", "no instance at all")
+		c.AwaitDegraded(t, within, "empty", "no instance at all")
 		wantLeast(t, c)
 		server.Put(t, key("web", "web-1"), value(1))
-		wantDegraded(t, c, "half of it is back", "remove_grace")
+		c.AwaitDegraded(t, within, "half of it is back", "remove_grace")
 		c.Look(func(h *plugintest.Held) {
 			if !strings.Contains(h.Degraded, "the revision went back from") {
 				t.Errorf("degraded: %s", h.Degraded)
 			}
 		})
-		ids(t, c, "the time is over", "web", "web-1")
-		ids(t, c, "the time is over", "old", "-")
-		wantDegraded(t, c, "the time is over", "")
+		c.AwaitIDs(t, within, "the time is over", "web", "web-1")
+		c.AwaitIDs(t, within, "the time is over", "old", "-")
+		c.AwaitDegraded(t, within, "the time is over", "")
 	})
 }
 
@@ -258,11 +229,11 @@ func TestEmpty(t *testing.T) {
 	at := []string{server.URL}
 	follow(t, etcd.Config{Endpoints: at, AcceptEmpty: true, RemoveGrace: plugin.Duration(time.Hour)}).AwaitSynced(t, within)
 	c := follow(t, etcd.Config{Endpoints: at, RemoveGrace: plugin.Duration(time.Second)})
-	wantDegraded(t, c, "empty", "no instance at all")
+	c.AwaitDegraded(t, within, "empty", "no instance at all")
 	c.AwaitSynced(t, within)
-	wantDegraded(t, c, "believed", "")
+	c.AwaitDegraded(t, within, "believed", "")
 	c = follow(t, etcd.Config{Endpoints: at, RemoveGrace: plugin.Duration(time.Hour)})
-	wantDegraded(t, c, "empty", "no instance at all")
+	c.AwaitDegraded(t, within, "empty", "no instance at all")
 	c.Look(func(h *plugintest.Held) {
 		if h.Synced {
 			t.Error("an empty registry is believed at once")
@@ -270,10 +241,10 @@ func TestEmpty(t *testing.T) {
 	})
 	server.Put(t, key("web", "web-1"), value(1))
 	c.AwaitSynced(t, within)
-	ids(t, c, "the first instance", "web", "web-1")
-	wantDegraded(t, c, "the first instance", "")
+	c.AwaitIDs(t, within, "the first instance", "web", "web-1")
+	c.AwaitDegraded(t, within, "the first instance", "")
 	server.Delete(t, key("web", "web-1"))
-	ids(t, c, "a removal that the watch reports", "web", "-")
+	c.AwaitIDs(t, within, "a removal that the watch reports", "web", "-")
 }
 
 // TestCompacted shows that a watch that has to go on from a compacted revision
@@ -288,10 +259,10 @@ func TestCompacted(t *testing.T) {
 	gate := testenv.NewGate(t, server.Addr)
 	gate.Open(t)
 	c := follow(t, etcd.Config{Endpoints: []string{"http://" + gate.Addr}, RemoveGrace: plugin.Duration(time.Second)})
-	ids(t, c, "the first list", "web", "web-1 web-2 web-3")
+	c.AwaitIDs(t, within, "the first list", "web", "web-1 web-2 web-3")
 	c.ForgetLeast()
 	gate.Shut()
-	wantDegraded(t, c, "cut off", "connection refused")
+	c.AwaitDegraded(t, within, "cut off", "connection refused")
 	server.Delete(t, key("web", "web-3"))
 	var last int64
 	for n := range 50 {
@@ -305,8 +276,8 @@ func TestCompacted(t *testing.T) {
 		t.Fatal(err)
 	}
 	gate.Open(t)
-	ids(t, c, "listed again", "web", "web-1 web-2 web-4")
-	wantDegraded(t, c, "followed again", "")
+	c.AwaitIDs(t, within, "listed again", "web", "web-1 web-2 web-4")
+	c.AwaitDegraded(t, within, "followed again", "")
 	c.Look(func(h *plugintest.Held) {
 		if h.Least["web"] < 3 {
 			t.Errorf("web had %d instances meanwhile", h.Least["web"])
@@ -332,39 +303,39 @@ func TestAuth(t *testing.T) {
 	}
 	password("wrong")
 	c := follow(t, etcd.Config{Endpoints: at, Username: "isthmus", PasswordFile: file, Timeout: short})
-	ids(t, c, "authentication is off", "web", "web-1 web-2")
+	c.AwaitIDs(t, within, "authentication is off", "web", "web-1 web-2")
 	c.ForgetLeast()
 
 	server.EnableAuth(t, "isthmus", "right", "/services/")
 	gate.Shut()
 	gate.Open(t)
-	wantDegraded(t, c, "a wrong password", "check username and password_file")
+	c.AwaitDegraded(t, within, "a wrong password", "check username and password_file")
 	nobody := follow(t, etcd.Config{Endpoints: at})
-	wantDegraded(t, nobody, "nobody", "it wants a user")
+	nobody.AwaitDegraded(t, within, "nobody", "it wants a user")
 	nobody.Look(func(h *plugintest.Held) {
 		if h.Synced {
 			t.Error("a refusal is taken for an empty registry")
 		}
 	})
 	password("right")
-	wantDegraded(t, c, "the right password", "")
+	c.AwaitDegraded(t, within, "the right password", "")
 	elsewhere := follow(t, etcd.Config{Endpoints: at, Prefix: "/elsewhere", Username: "isthmus", PasswordFile: file})
-	wantDegraded(t, elsewhere, "another prefix", "permission denied: grant")
+	elsewhere.AwaitDegraded(t, within, "another prefix", "permission denied: grant")
 
 	// Longer than a login counts: the watch goes on, and so does a new session.
 	testenv.Eventually(t, within, "the end of the token", func() (string, bool) {
 		return "", strings.Contains(server.Output(), `"deleted a simple token","user-name":"isthmus"`)
 	})
 	server.Put(t, key("web", "web-3"), value(3))
-	ids(t, c, "the token is over", "web", "web-1 web-2 web-3")
+	c.AwaitIDs(t, within, "the token is over", "web", "web-1 web-2 web-3")
 	gate.Shut()
-	wantDegraded(t, c, "cut off", "connection refused")
+	c.AwaitDegraded(t, within, "cut off", "connection refused")
 	gate.Open(t)
-	wantDegraded(t, c, "a new login", "")
+	c.AwaitDegraded(t, within, "a new login", "")
 	password("wrong again")
 	gate.Shut()
 	gate.Open(t)
-	wantDegraded(t, c, "wrong again", "check username and password_file")
+	c.AwaitDegraded(t, within, "wrong again", "check username and password_file")
 	wantLeast(t, c)
 }
 
@@ -413,26 +384,26 @@ func TestTLS(t *testing.T) {
 	}
 	at := []string{"https://localhost:" + port}
 
-	wantDegraded(t, follow(t, etcd.Config{Endpoints: at, TLS: plugin.TLS{CAFile: files.CAFile}}), "no client certificate", "tls: ")
-	wantDegraded(t, follow(t, etcd.Config{Endpoints: []string{"http://localhost:" + port}, Timeout: plugin.Duration(time.Second)}), "no TLS", "localhost")
+	follow(t, etcd.Config{Endpoints: at, TLS: plugin.TLS{CAFile: files.CAFile}}).AwaitDegraded(t, within, "no client certificate", "tls: ")
+	follow(t, etcd.Config{Endpoints: []string{"http://localhost:" + port}, Timeout: plugin.Duration(time.Second)}).AwaitDegraded(t, within, "no TLS", "localhost")
 	c := follow(t, etcd.Config{Endpoints: at, TLS: files})
-	ids(t, c, "the first list", "web", "web-1 web-2")
+	c.AwaitIDs(t, within, "the first list", "web", "web-1 web-2")
 	c.ForgetLeast()
 
 	write("client.pem")
 	gate.Shut()
 	gate.Open(t)
-	wantDegraded(t, c, "a client certificate that is half written", "cert_file")
+	c.AwaitDegraded(t, within, "a client certificate that is half written", "cert_file")
 	write("client.key", second.Key)
 	write("client.pem", second.Cert)
-	wantDegraded(t, c, "the renewed client certificate", "")
+	c.AwaitDegraded(t, within, "the renewed client certificate", "")
 	write("server.key", after.Key)
 	write("server.pem", after.Cert)
 	gate.Shut()
 	gate.Open(t)
-	wantDegraded(t, c, "another server certificate", "x509")
+	c.AwaitDegraded(t, within, "another server certificate", "x509")
 	write("ca.pem", after.Cert)
-	wantDegraded(t, c, "the renewed authority", "")
+	c.AwaitDegraded(t, within, "the renewed authority", "")
 	wantLeast(t, c)
 }
 
@@ -449,7 +420,7 @@ func TestFailOver(t *testing.T) {
 		urls = append(urls, m.URL)
 	}
 	c := follow(t, etcd.Config{Endpoints: urls, Timeout: short})
-	ids(t, c, "the first list", "web", "web-1 web-2")
+	c.AwaitIDs(t, within, "the first list", "web", "web-1 web-2")
 	c.ForgetLeast()
 	inUse := func(what string, url string) {
 		t.Helper()
@@ -464,7 +435,7 @@ func TestFailOver(t *testing.T) {
 		err := members[1].TryPut(t.Context(), key("web", "web-3"), value(3)) // they may be electing a leader
 		return fmt.Sprint(err), err == nil
 	})
-	ids(t, c, "a change at the rest", "web", "web-1 web-2 web-3")
+	c.AwaitIDs(t, within, "a change at the rest", "web", "web-1 web-2 web-3")
 	members[0].Restart(t)
 	members[1].Freeze()
 	c.Await(t, within, "one that answers", func(h *plugintest.Held) bool {
@@ -475,14 +446,14 @@ func TestFailOver(t *testing.T) {
 		err := members[2].TryDelete(t.Context(), key("web", "web-3"))
 		return fmt.Sprint(err), err == nil
 	})
-	ids(t, c, "another change", "web", "web-1 web-2")
+	c.AwaitIDs(t, within, "another change", "web", "web-1 web-2")
 
 	// Without a majority, a member that still answers knows nothing new.
 	members[0].Kill()
 	members[1].Kill()
-	wantDegraded(t, c, "no majority", members[2].URL)
+	c.AwaitDegraded(t, within, "no majority", members[2].URL)
 	members[0].Restart(t)
-	wantDegraded(t, c, "a majority", "")
+	c.AwaitDegraded(t, within, "a majority", "")
 	wantLeast(t, c)
 }
 
@@ -588,7 +559,7 @@ func TestCutAtEachPoint(t *testing.T) {
 	}
 	proxy := newCutter(t, server.Addr)
 	c := follow(t, etcd.Config{Endpoints: []string{"http://" + proxy.listener.Addr().String()}, Timeout: short, RemoveGrace: plugin.Duration(time.Millisecond)})
-	ids(t, c, "the first list", "web", "web-1 web-2")
+	c.AwaitIDs(t, within, "the first list", "web", "web-1 web-2")
 	c.ForgetLeast()
 	for _, n := range []int{0, 1, 15, 40, 80, 120, 200, 400, 800, 1200, 1600, 2000, 2100, 2200, 2400, 2800, 3200} {
 		var reasons int
@@ -597,10 +568,10 @@ func TestCutAtEachPoint(t *testing.T) {
 		c.Await(t, within, fmt.Sprint("cut after ", n), func(h *plugintest.Held) bool { return len(h.Reasons) >= reasons+3 || h.Degraded != "" })
 		server.Put(t, key("web", "web-3"), value(n%250))
 		proxy.cut(-1)
-		ids(t, c, fmt.Sprint("whole after ", n), "web", "web-1 web-2 web-3")
-		wantDegraded(t, c, fmt.Sprint("whole after ", n), "")
+		c.AwaitIDs(t, within, fmt.Sprint("whole after ", n), "web", "web-1 web-2 web-3")
+		c.AwaitDegraded(t, within, fmt.Sprint("whole after ", n), "")
 		server.Delete(t, key("web", "web-3"))
-		ids(t, c, fmt.Sprint("whole after ", n), "web", "web-1 web-2")
+		c.AwaitIDs(t, within, fmt.Sprint("whole after ", n), "web", "web-1 web-2")
 	}
 	c.Look(func(h *plugintest.Held) {
 		if h.Least["web"] != 2 || h.Least["other"] != 20 {
@@ -644,7 +615,7 @@ func TestNoAnswer(t *testing.T) {
 				running.Wait()
 			})
 			c := follow(t, etcd.Config{Endpoints: []string{"http://" + l.Addr().String()}, Timeout: plugin.Duration(time.Second)})
-			wantDegraded(t, c, what, l.Addr().String())
+			c.AwaitDegraded(t, within, what, l.Addr().String())
 			c.Look(func(h *plugintest.Held) {
 				if h.Synced || h.Heard != 0 {
 					t.Errorf("synced %t, heard %d", h.Synced, h.Heard)
@@ -730,17 +701,7 @@ func TestConformance(t *testing.T) {
 		t.Fatal(err)
 	}
 	endpoints := func(want int) func(*plugintest.World) error {
-		return func(w *plugintest.World) error {
-			for _, name := range w.Names(collection.ServiceEntry) {
-				if w.ServiceEntry(name).GetHosts()[0] == "web.etcd" {
-					if n := len(w.WorkloadEntries(name)); n != want {
-						return fmt.Errorf("%s has %d instances, want %d", name, n, want)
-					}
-					return nil
-				}
-			}
-			return fmt.Errorf("no host web.etcd among %q", w.Names(collection.ServiceEntry))
-		}
+		return func(w *plugintest.World) error { return w.WantInstances("web.etcd", want) }
 	}
 	plugintest.Conformance(t, plugintest.Config{
 		Config: config, Adapter: "etcd", Within: within,
@@ -798,12 +759,12 @@ func TestClients(t *testing.T) {
 			}
 			deregister := server.RegisterWith(t, layout, service, id, "10.0.0.1:9000")
 			c := follow(t, etcd.Config{Endpoints: []string{server.URL}, Layout: layout, Prefix: prefix})
-			one(t, c, "registered", name, want.ID, func(i registry.Instance) bool {
+			c.AwaitInstance(t, within, "registered", name, want.ID, func(i registry.Instance) bool {
 				return plugin.EqualInstances([]registry.Instance{i}, []registry.Instance{want})
 			})
-			ids(t, c, "registered", name, want.ID)
+			c.AwaitIDs(t, within, "registered", name, want.ID)
 			deregister()
-			ids(t, c, "deregistered", name, "-")
+			c.AwaitIDs(t, within, "deregistered", name, "-")
 			c.Look(func(h *plugintest.Held) {
 				if len(h.Problems) != 0 || len(h.Reasons) != 0 {
 					t.Errorf("problems %q, degraded %q", h.Problems, h.Reasons)

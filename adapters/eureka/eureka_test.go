@@ -24,7 +24,6 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/eureka"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/plugin"
-	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
@@ -67,34 +66,6 @@ func followUntil(t *testing.T, c eureka.Config) (catalog *plugintest.Catalog, st
 
 func web(n int) testenv.EurekaInstance {
 	return testenv.EurekaInstance{App: "WEB", ID: fmt.Sprint("web-", n), IP: fmt.Sprint("10.1.0.", n), Port: 8080}
-}
-
-// ids waits until a service has these instances and no others.
-func ids(t *testing.T, c *plugintest.Catalog, what, service, want string) {
-	t.Helper()
-	c.Await(t, within, what, func(h *plugintest.Held) bool { return h.IDs(service) == want })
-}
-
-// one waits until an instance is as cond wants it.
-func one(t *testing.T, c *plugintest.Catalog, what, service, id string, cond func(registry.Instance) bool) {
-	t.Helper()
-	c.Await(t, within, what, func(h *plugintest.Held) bool {
-		for _, i := range h.Instances[service] {
-			if i.ID == id {
-				return cond(i)
-			}
-		}
-		return false
-	})
-}
-
-// wantDegraded waits until the catalog is told a reason with text in it; "" is
-// for followed again.
-func wantDegraded(t *testing.T, c *plugintest.Catalog, what, text string) {
-	t.Helper()
-	c.Await(t, within, what, func(h *plugintest.Held) bool {
-		return (h.Degraded == "") == (text == "") && strings.Contains(h.Degraded, text)
-	})
 }
 
 // relay passes requests on to a real server. It records them, and may change
@@ -192,11 +163,11 @@ func TestEureka(t *testing.T) {
 	t.Run("life", func(t *testing.T) {
 		c := follow(t, eureka.Config{Servers: []string{server.URL}})
 		c.AwaitSynced(t, within)
-		ids(t, c, "the first list", "WEB", "web-1 web-2")
+		c.AwaitIDs(t, within, "the first list", "WEB", "web-1 web-2")
 		// A list of the time before the registrations may have come first.
 		var reasons int
 		c.Look(func(h *plugintest.Held) { reasons = len(h.Reasons) })
-		one(t, c, "all fields", "SHOP", "shop-1", func(i registry.Instance) bool {
+		c.AwaitInstance(t, within, "all fields", "SHOP", "shop-1", func(i registry.Instance) bool {
 			return fmt.Sprintf("%+v", i) == fmt.Sprintf("%+v", registry.Instance{
 				ID: "shop-1", Address: "10.2.0.1", Ports: []registry.Port{{Number: 80}, {Name: "https", Number: 8443, Protocol: "https"}},
 				Meta: map[string]string{"version": "v2"}, Health: registry.HealthPassing, Locality: registry.Locality{Region: "eu-west-1", Zone: "eu-west-1b"},
@@ -204,25 +175,25 @@ func TestEureka(t *testing.T) {
 			})
 		})
 		server.Register(t, web(3))
-		ids(t, c, "scaled out", "WEB", "web-1 web-2 web-3")
+		c.AwaitIDs(t, within, "scaled out", "WEB", "web-1 web-2 web-3")
 		server.Override(t, "WEB", "web-3", "OUT_OF_SERVICE")
-		one(t, c, "overridden", "WEB", "web-3", func(i registry.Instance) bool { return i.Disabled })
+		c.AwaitInstance(t, within, "overridden", "WEB", "web-3", func(i registry.Instance) bool { return i.Disabled })
 		server.Override(t, "WEB", "web-3", "")
-		one(t, c, "no more overridden", "WEB", "web-3", func(i registry.Instance) bool { return !i.Disabled && i.Health == registry.HealthPassing })
+		c.AwaitInstance(t, within, "no more overridden", "WEB", "web-3", func(i registry.Instance) bool { return !i.Disabled && i.Health == registry.HealthPassing })
 		for _, status := range []string{"DOWN", "UP", "STARTING"} {
 			now := web(3)
 			now.Status = status
 			server.Register(t, now)
-			one(t, c, status, "WEB", "web-3", func(i registry.Instance) bool { return (i.Health == registry.HealthPassing) == (status == "UP") })
+			c.AwaitInstance(t, within, status, "WEB", "web-3", func(i registry.Instance) bool { return (i.Health == registry.HealthPassing) == (status == "UP") })
 		}
 		now := web(3)
 		now.Port, now.Metadata = 9090, map[string]string{"version": "v3"}
 		server.Register(t, now)
-		one(t, c, "another port", "WEB", "web-3", func(i registry.Instance) bool { return i.Ports[0].Number == 9090 && i.Meta["version"] == "v3" })
+		c.AwaitInstance(t, within, "another port", "WEB", "web-3", func(i registry.Instance) bool { return i.Ports[0].Number == 9090 && i.Meta["version"] == "v3" })
 		server.Deregister(t, "WEB", "web-3")
-		ids(t, c, "scaled in", "WEB", "web-1 web-2")
+		c.AwaitIDs(t, within, "scaled in", "WEB", "web-1 web-2")
 		server.Deregister(t, "SHOP", "shop-1")
-		ids(t, c, "a service is gone", "SHOP", "-")
+		c.AwaitIDs(t, within, "a service is gone", "SHOP", "-")
 		brief := testenv.EurekaInstance{App: "BRIEF", ID: "brief", IP: "10.4.0.2", Port: 80, LeaseSeconds: 1}
 		testenv.Eventually(t, within, "an instance that is not to be renewed", func() (string, bool) {
 			server.Register(t, brief)
@@ -231,7 +202,7 @@ func TestEureka(t *testing.T) {
 			c.Look(func(h *plugintest.Held) { got = h.IDs("BRIEF") })
 			return got, got == "brief"
 		})
-		ids(t, c, "its lease ends", "BRIEF", "-")
+		c.AwaitIDs(t, within, "its lease ends", "BRIEF", "-")
 		c.Look(func(h *plugintest.Held) {
 			if len(h.Reasons) != reasons || h.Degraded != "" || !strings.HasPrefix(h.Detail, "polling "+server.URL) || h.Heard == 0 {
 				t.Errorf("degraded %q, detail %q, heard %d", h.Reasons, h.Detail, h.Heard)
@@ -242,7 +213,7 @@ func TestEureka(t *testing.T) {
 	t.Run("requests", func(t *testing.T) {
 		r := newRelay(t, server)
 		c := follow(t, eureka.Config{Servers: []string{r.url}})
-		ids(t, c, "the first list", "WEB", "web-1 web-2")
+		c.AwaitIDs(t, within, "the first list", "WEB", "web-1 web-2")
 		heard(t, c, 1)
 		r.answer(nil)
 		heard(t, c, 3)
@@ -259,13 +230,13 @@ func TestEureka(t *testing.T) {
 			return answer
 		})
 		server.Register(t, web(5))
-		ids(t, c, "a change that is not told", "WEB", "web-1 web-2 web-5")
+		c.AwaitIDs(t, within, "a change that is not told", "WEB", "web-1 web-2 web-5")
 		if asked := r.took(); !slices.Contains(asked, "/apps") {
 			t.Errorf("a change that is not told was seen by %q", asked)
 		}
 		r.answer(nil)
 		server.Deregister(t, "WEB", "web-5")
-		ids(t, c, "a change that is told", "WEB", "web-1 web-2")
+		c.AwaitIDs(t, within, "a change that is told", "WEB", "web-1 web-2")
 
 		c.ForgetLeast()
 		for what, with := range map[string]func(path, answer string) string{
@@ -274,16 +245,16 @@ func TestEureka(t *testing.T) {
 			"no list of applications; does the URL end with the path of the API": func(string, string) string { return "{}" },
 		} {
 			r.answer(with)
-			wantDegraded(t, c, what, what)
+			c.AwaitDegraded(t, within, what, what)
 			r.answer(nil)
-			wantDegraded(t, c, "no more "+what, "")
+			c.AwaitDegraded(t, within, "no more "+what, "")
 		}
 		c.Look(func(h *plugintest.Held) {
 			if h.Least["WEB"] != 2 {
 				t.Errorf("WEB had %d instances meanwhile", h.Least["WEB"])
 			}
 		})
-		wantDegraded(t, follow(t, eureka.Config{Servers: []string{server.URL + "/apps"}}), "another path", "status 404")
+		follow(t, eureka.Config{Servers: []string{server.URL + "/apps"}}).AwaitDegraded(t, within, "another path", "status 404")
 	})
 
 	t.Run("cut and frozen", func(t *testing.T) {
@@ -291,20 +262,20 @@ func TestEureka(t *testing.T) {
 		gate.Open(t)
 		c, stop := followUntil(t, eureka.Config{Servers: []string{"http://" + gate.Addr}, HTTP: plugin.HTTP{Timeout: plugin.Duration(2 * time.Second)}})
 		defer stop()
-		ids(t, c, "the first list", "WEB", "web-1 web-2")
+		c.AwaitIDs(t, within, "the first list", "WEB", "web-1 web-2")
 		c.ForgetLeast()
 		gate.Shut()
-		wantDegraded(t, c, "cut off", "connection refused")
+		c.AwaitDegraded(t, within, "cut off", "connection refused")
 		gate.Open(t)
-		wantDegraded(t, c, "no more cut off", "")
+		c.AwaitDegraded(t, within, "no more cut off", "")
 		server.Freeze()
-		wantDegraded(t, c, "frozen", "no whole answer within 2s")
+		c.AwaitDegraded(t, within, "frozen", "no whole answer within 2s")
 		server.Thaw()
-		wantDegraded(t, c, "no more frozen", "")
+		c.AwaitDegraded(t, within, "no more frozen", "")
 		server.Register(t, web(4))
-		ids(t, c, "it goes on", "WEB", "web-1 web-2 web-4")
+		c.AwaitIDs(t, within, "it goes on", "WEB", "web-1 web-2 web-4")
 		server.Deregister(t, "WEB", "web-4")
-		ids(t, c, "it goes on", "WEB", "web-1 web-2")
+		c.AwaitIDs(t, within, "it goes on", "WEB", "web-1 web-2")
 		c.Look(func(h *plugintest.Held) {
 			if h.Least["WEB"] != 2 {
 				t.Errorf("WEB had %d instances meanwhile", h.Least["WEB"])
@@ -316,7 +287,7 @@ func TestEureka(t *testing.T) {
 		gate := testenv.NewGate(t, u.Host)
 		gate.Open(t)
 		c, stop := followUntil(t, eureka.Config{Servers: []string{"http://" + gate.Addr}})
-		ids(t, c, "the first list", "WEB", "web-1 web-2")
+		c.AwaitIDs(t, within, "the first list", "WEB", "web-1 web-2")
 		heard(t, c, 1)
 		if n := len(gate.LocalPorts()); n != 1 {
 			t.Errorf("%d connections to the server, want one for all requests", n)
@@ -331,21 +302,21 @@ func TestEureka(t *testing.T) {
 		at := func(server *testenv.Eureka) *plugintest.Catalog {
 			return follow(t, eureka.Config{Servers: []string{server.URL}})
 		}
-		ids(t, at(other), "replicated", "WEB", "web-1 web-2")
+		at(other).AwaitIDs(t, within, "replicated", "WEB", "web-1 web-2")
 		c := follow(t, eureka.Config{Servers: []string{server.URL, other.URL}})
-		ids(t, c, "the first list", "WEB", "web-1 web-2")
+		c.AwaitIDs(t, within, "the first list", "WEB", "web-1 web-2")
 		c.ForgetLeast()
 		server.Kill()
 		c.Await(t, within, "fail-over", func(h *plugintest.Held) bool {
 			return strings.HasPrefix(h.Detail, "polling "+other.URL) && strings.Contains(h.Detail, server.URL+" cannot be used since")
 		})
 		other.Register(t, web(3))
-		ids(t, c, "a change at the other one", "WEB", "web-1 web-2 web-3")
+		c.AwaitIDs(t, within, "a change at the other one", "WEB", "web-1 web-2 web-3")
 		server.Start(t)
-		ids(t, at(server), "started again, with its data", "WEB", "web-1 web-2 web-3")
+		at(server).AwaitIDs(t, within, "started again, with its data", "WEB", "web-1 web-2 web-3")
 		other.Kill()
 		c.Await(t, within, "back again", func(h *plugintest.Held) bool { return strings.HasPrefix(h.Detail, "polling "+server.URL) })
-		ids(t, c, "back again", "WEB", "web-1 web-2 web-3")
+		c.AwaitIDs(t, within, "back again", "WEB", "web-1 web-2 web-3")
 		c.Look(func(h *plugintest.Held) {
 			if h.Least["WEB"] != 2 {
 				t.Errorf("WEB had %d instances meanwhile", h.Least["WEB"])
@@ -355,21 +326,21 @@ func TestEureka(t *testing.T) {
 
 	t.Run("restarted without data", func(t *testing.T) {
 		c := follow(t, eureka.Config{Servers: []string{server.URL}, RemoveGrace: plugin.Duration(3 * time.Second)})
-		ids(t, c, "the first list", "WEB", "web-1 web-2 web-3")
+		c.AwaitIDs(t, within, "the first list", "WEB", "web-1 web-2 web-3")
 		c.ForgetLeast()
 		server.Kill()
-		wantDegraded(t, c, "killed", "connection refused")
+		c.AwaitDegraded(t, within, "killed", "connection refused")
 		server.Start(t) // and its peer is gone
-		wantDegraded(t, c, "empty", "no instance at all")
+		c.AwaitDegraded(t, within, "empty", "no instance at all")
 		c.Look(func(h *plugintest.Held) {
 			if h.IDs("WEB") != "web-1 web-2 web-3" || h.Least["WEB"] != 3 || h.Removes > 0 {
 				t.Errorf("an empty server removes: %s", h)
 			}
 		})
 		server.Register(t, web(1))
-		ids(t, c, "the time is over", "WEB", "web-1")
-		ids(t, c, "the time is over", "OLD", "-")
-		wantDegraded(t, c, "the time is over", "")
+		c.AwaitIDs(t, within, "the time is over", "WEB", "web-1")
+		c.AwaitIDs(t, within, "the time is over", "OLD", "-")
+		c.AwaitDegraded(t, within, "the time is over", "")
 		c.Look(func(h *plugintest.Held) {
 			if !slices.ContainsFunc(h.Reasons, func(reason string) bool { return strings.Contains(reason, "remove_grace") }) {
 				t.Errorf("what was missing was not kept for a time: %q", h.Reasons)
@@ -391,19 +362,19 @@ func TestSpring(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantDegraded(t, follow(t, eureka.Config{Servers: []string{server.URL}}), "nobody", "status 401")
+	follow(t, eureka.Config{Servers: []string{server.URL}}).AwaitDegraded(t, within, "nobody", "status 401")
 	password("wrong")
 	user := plugin.HTTP{Username: "isthmus", PasswordFile: file}
 	c := follow(t, eureka.Config{Servers: []string{server.URL}, HTTP: user})
-	wantDegraded(t, c, "a wrong password", "status 401: it wants a user")
+	c.AwaitDegraded(t, within, "a wrong password", "status 401: it wants a user")
 	c.Look(func(h *plugintest.Held) {
 		if h.Synced {
 			t.Error("a refusal is taken for an empty registry")
 		}
 	})
 	password("right")
-	ids(t, c, "the right password", "WEB", "web-1")
-	wantDegraded(t, c, "the right password", "")
+	c.AwaitIDs(t, within, "the right password", "WEB", "web-1")
+	c.AwaitDegraded(t, within, "the right password", "")
 
 	app := testenv.StartSpringApp(t, server, "shop-app", map[string]string{
 		"eureka.instance.prefer-ip-address": "true", "eureka.instance.ip-address": "127.0.0.1",
@@ -434,24 +405,24 @@ func TestSpring(t *testing.T) {
 		}
 	})
 	for _, by := range []string{"vip", "secure_vip"} {
-		ids(t, follow(t, eureka.Config{Servers: []string{server.URL}, HTTP: user, ServiceBy: by}), "by "+by, "shop-app", service+"/"+id)
+		follow(t, eureka.Config{Servers: []string{server.URL}, HTTP: user, ServiceBy: by}).AwaitIDs(t, within, "by "+by, "shop-app", service+"/"+id)
 	}
 	testenv.Eventually(t, within, "the same by its own client", func() (string, bool) {
 		got := app.Instances(t, "shop-app")
 		return fmt.Sprint(got), slices.Equal(got, []string{id})
 	})
 	app.SetStatus(t, "OUT_OF_SERVICE")
-	one(t, c, "out of service by the actuator", service, id, func(i registry.Instance) bool { return i.Disabled })
+	c.AwaitInstance(t, within, "out of service by the actuator", service, id, func(i registry.Instance) bool { return i.Disabled })
 	app.SetStatus(t, "DOWN")
-	one(t, c, "down by the actuator", service, id, func(i registry.Instance) bool { return !i.Disabled && i.Health == registry.HealthCritical })
+	c.AwaitInstance(t, within, "down by the actuator", service, id, func(i registry.Instance) bool { return !i.Disabled && i.Health == registry.HealthCritical })
 	app.SetStatus(t, "CANCEL_OVERRIDE")
-	one(t, c, "no longer by the actuator", service, id, func(i registry.Instance) bool { return !i.Disabled && i.Health == registry.HealthPassing })
+	c.AwaitInstance(t, within, "no longer by the actuator", service, id, func(i registry.Instance) bool { return !i.Disabled && i.Health == registry.HealthPassing })
 	app.Stop()
-	ids(t, c, "it ends", service, "-")
+	c.AwaitIDs(t, within, "it ends", service, "-")
 
 	password("wrong")
-	wantDegraded(t, c, "wrong again", "status 401")
-	ids(t, c, "wrong again", "WEB", "web-1")
+	c.AwaitDegraded(t, within, "wrong again", "status 401")
+	c.AwaitIDs(t, within, "wrong again", "WEB", "web-1")
 }
 
 // TestEurekaMany shows that 10,000 services of ten instances are followed
@@ -515,25 +486,15 @@ func TestConformance(t *testing.T) {
 	server.Register(t, web(1), web(2), testenv.EurekaInstance{App: "DB_MAIN", ID: "db", IP: "10.3.0.1", Port: 5432})
 	// Until then its answers may be of a time between the registrations.
 	c, stop := followUntil(t, eureka.Config{Servers: []string{server.URL}})
-	ids(t, c, "registered", "WEB", "web-1 web-2")
-	ids(t, c, "registered", "DB_MAIN", "db")
+	c.AwaitIDs(t, within, "registered", "WEB", "web-1 web-2")
+	c.AwaitIDs(t, within, "registered", "DB_MAIN", "db")
 	stop()
 	config, err := json.Marshal(map[string]any{"servers": []string{"http://" + gate.Addr + "/eureka"}, "interval": "1s"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	endpoints := func(want int) func(*plugintest.World) error {
-		return func(w *plugintest.World) error {
-			for _, name := range w.Names(collection.ServiceEntry) {
-				if w.ServiceEntry(name).GetHosts()[0] == "web.eureka" {
-					if n := len(w.WorkloadEntries(name)); n != want {
-						return fmt.Errorf("%s has %d instances, want %d", name, n, want)
-					}
-					return nil
-				}
-			}
-			return fmt.Errorf("no host web.eureka among %q", w.Names(collection.ServiceEntry))
-		}
+		return func(w *plugintest.World) error { return w.WantInstances("web.eureka", want) }
 	}
 	plugintest.Conformance(t, plugintest.Config{
 		Config: config, Adapter: "eureka", Within: within,

@@ -77,7 +77,7 @@ var rules = []rule{
 	{
 		folder: "server/lastgood", own: []string{"plugin/collection", "server/encode", "server/state"},
 		others: []string{"github.com/klauspost/compress/zstd", "github.com/prometheus/client_golang/..."},
-		tests:  []string{"plugin/proto/...", "internal/testresource"},
+		tests:  []string{"plugin/proto/...", "internal/testenv", "internal/testresource"},
 	},
 	{folder: "server/stream", own: []string{"server/view", "internal/clip"}, others: []string{"google.golang.org/grpc/...", "github.com/prometheus/client_golang/..."}},
 	{folder: "server/servertest", own: []string{"plugin/collection", "plugin/proto/...", "server/encode", "server/state", "server/view", "server/stream", "internal/testresource"}, others: anyone},

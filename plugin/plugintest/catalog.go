@@ -193,6 +193,35 @@ func (c *Catalog) AwaitSynced(t testing.TB, within time.Duration) {
 	c.Await(t, within, "the first listing", func(h *Held) bool { return h.Synced })
 }
 
+// AwaitIDs waits until a service has exactly these instances, as [Held.IDs]
+// returns them.
+func (c *Catalog) AwaitIDs(t testing.TB, within time.Duration, what, service, want string) {
+	t.Helper()
+	c.Await(t, within, what, func(h *Held) bool { return h.IDs(service) == want })
+}
+
+// AwaitInstance waits until a service has an instance that cond accepts.
+func (c *Catalog) AwaitInstance(t testing.TB, within time.Duration, what, service, id string, cond func(registry.Instance) bool) {
+	t.Helper()
+	c.Await(t, within, what, func(h *Held) bool {
+		for _, i := range h.Instances[service] {
+			if i.ID == id {
+				return cond(i)
+			}
+		}
+		return false
+	})
+}
+
+// AwaitDegraded waits until the registry is degraded with a reason that
+// contains part, or with "" until it is not degraded.
+func (c *Catalog) AwaitDegraded(t testing.TB, within time.Duration, what, part string) {
+	t.Helper()
+	c.Await(t, within, what, func(h *Held) bool {
+		return (h.Degraded == "") == (part == "") && strings.Contains(h.Degraded, part)
+	})
+}
+
 // WantIDs fails the test unless the catalog holds exactly the services of want:
 // the IDs of the instances by key, as [Held.IDs] returns them.
 func (c *Catalog) WantIDs(t testing.TB, when string, want map[string]string) {

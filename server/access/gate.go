@@ -7,10 +7,12 @@ import (
 	"encoding/base64"
 	"errors"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,13 +47,14 @@ type Gate struct {
 	log      *slog.Logger
 
 	mu      sync.Mutex
-	streams map[*guarded]struct{} // guarded by mu, as the rest
-	told    map[string]time.Time  // of the last line, by address
+	streams map[*guarded]struct{} // guarded by mu
+
+	peers, files Sparingly // lines of the log, by address; about files
 }
 
 // NewGate returns the gate of a listener.
 func NewGate(listener string, p *Policy, m *Metrics, log *slog.Logger) *Gate {
-	g := &Gate{listener: listener, m: m, log: log.With("listener", listener), streams: make(map[*guarded]struct{}), told: make(map[string]time.Time)}
+	g := &Gate{listener: listener, m: m, log: log.With("listener", listener), streams: make(map[*guarded]struct{})}
 	g.policy.Store(p)
 	m.add(g)
 	return g
@@ -62,12 +65,13 @@ func (g *Gate) Close() { g.m.remove(g) }
 
 // Set replaces the policy, and ends the streams that it does not allow.
 func (g *Gate) Set(p *Policy) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	// A stream that is checked against the policy before is registered by now,
-	// or registers under the lock and is checked again.
+	// A stream registers before it loads the policy, so one that is not in the
+	// list is checked against this one.
 	g.policy.Store(p)
-	for s := range g.streams {
+	g.mu.Lock()
+	open := slices.Collect(maps.Keys(g.streams))
+	g.mu.Unlock()
+	for _, s := range open {
 		if p.Check(s.caller) == None {
 			s.end(errRevoked)
 		}
@@ -76,9 +80,6 @@ func (g *Gate) Set(p *Policy) {
 
 var errRevoked = errors.New("the rules of the listener have changed")
 
-// told is forgotten when this many addresses are in it.
-const maxTold = 10_000
-
 // refuse counts a refusal, and logs at most one per address and minute.
 func (g *Gate) refuse(reason, address, why, cure string) {
 	g.m.refused.WithLabelValues(g.field(), reason).Inc()
@@ -86,17 +87,7 @@ func (g *Gate) refuse(reason, address, why, cure string) {
 	if err != nil {
 		host = address
 	}
-	g.mu.Lock()
-	now := time.Now()
-	tell := now.Sub(g.told[host]) >= time.Minute
-	if tell {
-		if len(g.told) >= maxTold {
-			clear(g.told)
-		}
-		g.told[host] = now
-	}
-	g.mu.Unlock()
-	if tell {
+	if g.peers.Allow(host) {
 		g.log.Warn("a peer was refused", "peer", address, "reason", why, "cure", cure)
 	}
 }
@@ -110,17 +101,8 @@ func (g *Gate) field() string {
 // checkFiles logs why renewed files of the policy cannot be used, at most once
 // a minute.
 func (g *Gate) checkFiles(p *Policy) {
-	if err := p.fault(); err != nil {
-		g.mu.Lock()
-		now := time.Now()
-		tell := now.Sub(g.told[""]) >= time.Minute
-		if tell {
-			g.told[""] = now
-		}
-		g.mu.Unlock()
-		if tell {
-			g.log.Error("renewed files of a listener cannot be used; those read before stay in use", "err", err)
-		}
+	if err := p.fault(); err != nil && g.files.Allow("") {
+		g.log.Error("renewed files of a listener cannot be used; those read before stay in use", "err", err)
 	}
 }
 
@@ -234,24 +216,20 @@ func (g *Gate) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	s.ctx, s.end = context.WithCancelCause(ss.Context())
 	defer s.end(nil)
 	g.mu.Lock()
-	p := g.policy.Load()
-	allowed := p.Check(s.caller) != None
-	if allowed {
-		g.streams[s] = struct{}{}
-	}
+	g.streams[s] = struct{}{}
 	g.mu.Unlock()
-	if !allowed {
+	defer func() {
+		g.mu.Lock()
+		delete(g.streams, s)
+		g.mu.Unlock()
+	}()
+	if p := g.policy.Load(); p.Check(s.caller) == None {
 		err := g.denied(p, s)
 		if strings.Contains(info.FullMethod, "istio.mcp") {
 			wait.Pause(ss.Context(), refuseDelay+rand.N(refuseDelay), nil)
 		}
 		return err
 	}
-	defer func() {
-		g.mu.Lock()
-		delete(g.streams, s)
-		g.mu.Unlock()
-	}()
 	err := next(srv, s)
 	if errors.Is(context.Cause(s.ctx), errRevoked) && ss.Context().Err() == nil {
 		return g.denied(g.policy.Load(), s)

@@ -10,6 +10,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"golang.org/x/crypto/bcrypt"
@@ -226,7 +227,7 @@ func hasToken(tokens [][sha256.Size]byte, token string) bool {
 type passwords struct {
 	hashes map[string][]byte
 	slots  chan struct{} // bounds how many hashes are computed at a time
-	known  chan map[[sha256.Size]byte]bool
+	known  sync.Map      // digests of pairs that were right
 }
 
 func readPasswords(files []string) (*passwords, error) {
@@ -234,8 +235,7 @@ func readPasswords(files []string) (*passwords, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &passwords{hashes: make(map[string][]byte), slots: make(chan struct{}, 2), known: make(chan map[[sha256.Size]byte]bool, 1)}
-	p.known <- make(map[[sha256.Size]byte]bool)
+	p := &passwords{hashes: make(map[string][]byte), slots: make(chan struct{}, 2)}
 	n := 0
 	for line := range strings.Lines(string(text)) {
 		n++
@@ -263,10 +263,7 @@ func (p *passwords) has(user, password string) bool {
 		return false
 	}
 	sum := sha256.Sum256([]byte(user + ":" + password))
-	known := <-p.known
-	right := known[sum]
-	p.known <- known
-	if right {
+	if _, right := p.known.Load(sum); right {
 		return true
 	}
 	p.slots <- struct{}{}
@@ -274,8 +271,6 @@ func (p *passwords) has(user, password string) bool {
 	if bcrypt.CompareHashAndPassword(hash, []byte(password)) != nil {
 		return false
 	}
-	known = <-p.known
-	known[sum] = true // at most one for each user: the hash fits one password
-	p.known <- known
+	p.known.Store(sum, nil) // at most one for each user: the hash fits one password
 	return true
 }

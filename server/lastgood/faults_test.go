@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -223,30 +224,10 @@ func TestOtherVersion(t *testing.T) {
 	closeStore(t, s)
 }
 
-// mount mounts a file system of its own, or skips the test.
-func mount(t *testing.T, options string) (dir string, remount func(flags uintptr)) {
-	t.Helper()
-	dir = t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
-		t.Skipf("mount a tmpfs, which takes the rights of root: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir, func(flags uintptr) {
-		t.Helper()
-		if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, options); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // A full disk is shown, costs nothing that is live, leaves the last state that
 // was written as it was, and is written to again when there is room.
 func TestFullDisk(t *testing.T) {
-	dir, _ := mount(t, "size=256k")
+	dir, _ := testenv.MountTmpfs(t, "size=256k")
 	db := newDB(t, "dc1")
 	s := open(t, db, dir, dc1)
 	r := db.Registry("dc1")
@@ -294,7 +275,7 @@ func TestFullDisk(t *testing.T) {
 // A disk that cannot be written to is read; Run shows what is wrong, and writes
 // when it can.
 func TestReadOnlyDisk(t *testing.T) {
-	dir, remount := mount(t, "size=16m")
+	dir, remount := testenv.MountTmpfs(t, "size=16m")
 	db := newDB(t, "dc1")
 	s := open(t, db, dir, dc1)
 	fill(t, db.Registry("dc1"), 5)
@@ -302,7 +283,7 @@ func TestReadOnlyDisk(t *testing.T) {
 	want := content(db)
 	closeStore(t, s)
 
-	remount(syscall.MS_RDONLY)
+	remount(true)
 	db, s = reopen(t, dir)
 	if !maps.Equal(content(db), want) || !db.Synced() {
 		t.Errorf("from a disk that is read-only %d resources are served, want %d", len(content(db)), len(want))
@@ -313,7 +294,7 @@ func TestReadOnlyDisk(t *testing.T) {
 	if err := s.pass(false); !errors.Is(err, syscall.EROFS) {
 		t.Errorf("a pass: %v", err)
 	}
-	remount(0)
+	remount(false)
 	fill(t, db.Registry("dc1"), 6)
 	pass(t, s)
 	closeStore(t, s)

@@ -241,7 +241,7 @@ func TestFaults(t *testing.T) {
 	written := shown{code: http.StatusOK, metrics: []string{`^isthmus_state_failing 0$`}, log: []string{`msg="the last good state is written again"`}}
 
 	t.Run("the disk of state.dir is full", func(t *testing.T) {
-		dir, _ := mount(t, "size=256k")
+		dir, _ := testenv.MountTmpfs(t, "size=256k")
 		consul := testenv.StartConsul(t, testenv.ConsulConfig{})
 		consul.Register(t, web(1))
 		gate := testenv.NewGate(t, consul.Addr)
@@ -291,7 +291,7 @@ func TestFaults(t *testing.T) {
 	})
 
 	t.Run("the disk of state.dir is read-only", func(t *testing.T) {
-		dir, remount := mount(t, "size=16m")
+		dir, remount := testenv.MountTmpfs(t, "size=16m")
 		consul := testenv.StartConsul(t, testenv.ConsulConfig{})
 		consul.Register(t, bystanders(5)...)
 		gate := testenv.NewGate(t, consul.Addr)
@@ -300,7 +300,7 @@ func TestFaults(t *testing.T) {
 		bridge.WaitReady(t)
 		bridge.Stop(t)
 		gate.Shut()
-		remount(syscall.MS_RDONLY)
+		remount(true)
 		bridge.Restart(t)
 		istiod := testenv.StartIstiod(t, newestIstiod(), bridge.Source())
 		istiod.WaitReady(t)
@@ -311,7 +311,7 @@ func TestFaults(t *testing.T) {
 		bridge.WaitPhase(t, registryName, "live")
 		consul.Register(t, web(1))
 		waitShards(t, istiod, shardsOf(append(bystanders(5), web(1))...))
-		remount(0)
+		remount(false)
 		waitShown(t, bridge, "a disk that can be written to", written)
 	})
 
@@ -376,24 +376,4 @@ func TestFaults(t *testing.T) {
 			code: http.StatusOK, readyz: []string{`^ready\n$`}, metrics: []string{`^isthmus_state_failing 0$`, `!^isthmus_state_errors_total\{op="read"\} [1-9]`},
 		})
 	})
-}
-
-// mount mounts a file system of its own, or skips the test.
-func mount(t *testing.T, options string) (dir string, remount func(flags uintptr)) {
-	t.Helper()
-	dir = t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
-		t.Skipf("mount a tmpfs, which takes the rights of root: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir, func(flags uintptr) {
-		t.Helper()
-		if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, options); err != nil {
-			t.Fatal(err)
-		}
-	}
 }

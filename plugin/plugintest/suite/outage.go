@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
 )
 
@@ -32,15 +31,7 @@ func outages(ctx context.Context, cfg Config) error {
 	if len(cfg.Outages) == 0 {
 		return nil
 	}
-	return configured(ctx, cfg, func(p *process, d *pluginv1.DescribeResponse) error {
-		s, err := watch(ctx, p, d)
-		if err != nil {
-			return err
-		}
-		defer s.cancel()
-		if err := s.until(cfg.Within, "the first full listing", synced); err != nil {
-			return err
-		}
+	return listed(ctx, cfg, func(p *process, s *stream) error {
 		if err := s.until(cfg.Within, "a registry that is followed", notDegraded); err != nil {
 			return err
 		}

@@ -541,15 +541,23 @@ func synced(w *World) error {
 	return nil
 }
 
-func fullListing(ctx context.Context, cfg Config) error {
+// listed calls do with a stream that has had the first full listing.
+func listed(ctx context.Context, cfg Config, do func(p *process, s *stream) error) error {
 	return configured(ctx, cfg, func(p *process, d *pluginv1.DescribeResponse) error {
 		s, err := watch(ctx, p, d)
 		if err != nil {
 			return err
 		}
 		defer s.cancel()
-		return s.until(cfg.Within, "the first full listing", synced)
+		if err := s.until(cfg.Within, "the first full listing", synced); err != nil {
+			return err
+		}
+		return do(p, s)
 	})
+}
+
+func fullListing(ctx context.Context, cfg Config) error {
+	return listed(ctx, cfg, func(*process, *stream) error { return nil })
 }
 
 func secondWatch(ctx context.Context, cfg Config) error {
@@ -588,15 +596,7 @@ func changes(ctx context.Context, cfg Config) error {
 	if len(cfg.Changes) == 0 {
 		return nil
 	}
-	return configured(ctx, cfg, func(p *process, d *pluginv1.DescribeResponse) error {
-		s, err := watch(ctx, p, d)
-		if err != nil {
-			return err
-		}
-		defer s.cancel()
-		if err := s.until(cfg.Within, "the first full listing", synced); err != nil {
-			return err
-		}
+	return listed(ctx, cfg, func(p *process, s *stream) error {
 		for _, c := range cfg.Changes {
 			before := s.world.Upserts
 			if err := c.Do(ctx); err != nil {
@@ -675,15 +675,7 @@ func sigterm(ctx context.Context, cfg Config) error {
 }
 
 func stdout(ctx context.Context, cfg Config) error {
-	return configured(ctx, cfg, func(p *process, d *pluginv1.DescribeResponse) error {
-		s, err := watch(ctx, p, d)
-		if err != nil {
-			return err
-		}
-		defer s.cancel()
-		if err := s.until(cfg.Within, "the first full listing", synced); err != nil {
-			return err
-		}
+	return listed(ctx, cfg, func(p *process, s *stream) error {
 		if err := p.hangUp(); err != nil {
 			return err
 		}

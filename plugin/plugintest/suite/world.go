@@ -56,11 +56,25 @@ func newWorld(collections []string) *World {
 	return w
 }
 
+// WantInstances returns an error unless the service with the host has so many
+// instances.
+func (w *World) WantInstances(host string, want int) error {
+	for _, name := range w.Names(collection.ServiceEntry) {
+		if slices.Contains(w.ServiceEntry(name).GetHosts(), host) {
+			if n := len(w.WorkloadEntries(name)); n != want {
+				return fmt.Errorf("%s has %d instances, want %d", name, n, want)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("no host %s among %q", host, w.Names(collection.ServiceEntry))
+}
+
 // Names returns the names of a collection's resources, sorted.
-func (w *World) Names(collection string) []string {
+func (w *World) Names(coll string) []string {
 	var out []string
 	for i := range w.resources {
-		if i.collection == collection {
+		if i.collection == coll {
 			out = append(out, i.name)
 		}
 	}
