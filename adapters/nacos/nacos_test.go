@@ -123,12 +123,12 @@ func count(n int) func([]registry.Instance) bool {
 // tokenLife is how long tokens hold at the servers with access control.
 const tokenLife = 10 * time.Second
 
-// TestNacos runs one suite against both versions, open and with access control.
+// TestNacos runs one suite against each version, open and with access control.
 // One server each serves all of it. Nearly all of the time is spent waiting for
 // them, so that everything runs side by side (see TestMain).
 func TestNacos(t *testing.T) {
 	testenv.SkipIfShort(t)
-	for _, version := range testenv.NacosVersions {
+	for _, version := range testenv.NacosVersions() {
 		for _, auth := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/auth=%t", version.Name, auth), func(t *testing.T) {
 				t.Parallel()

@@ -374,7 +374,7 @@ func goroutinesOf(t *testing.T, adapter string) int {
 //
 //	go test ./test/nacos ./adapters/nacos -run '^$' -bench 'Change|Idle' -benchtime 100x -timeout 60m
 func BenchmarkIdle(b *testing.B) {
-	for _, version := range testenv.NacosVersions {
+	for _, version := range testenv.NacosVersions() {
 		b.Run(version.Name, func(b *testing.B) {
 			server := testenv.StartNacos(b, testenv.NacosConfig{Version: version})
 			p := newProxy(b, server)

@@ -27,13 +27,21 @@ type IstiodVersion struct {
 	needsKube bool
 }
 
-// The versions of istiod, and all of them, oldest first.
+// The versions of istiod.
 var (
-	Istiod121      = IstiodVersion{Name: "istiod-1.21.2", tool: Istiod121Tool}
-	Istiod124      = IstiodVersion{Name: "istiod-1.24.0", tool: Istiod124Tool}
-	IstiodNewest   = IstiodVersion{Name: "istiod-newest", tool: IstiodNewestTool, needsKube: true}
-	IstiodVersions = []IstiodVersion{Istiod121, Istiod124, IstiodNewest}
+	Istiod121    = IstiodVersion{Name: "istiod-1.21.2", tool: Istiod121Tool}
+	Istiod124    = IstiodVersion{Name: "istiod-1.24.0", tool: Istiod124Tool}
+	IstiodNewest = IstiodVersion{Name: "istiod-newest", tool: IstiodNewestTool, needsKube: true}
 )
+
+// IstiodVersions returns the versions that a test of every version runs
+// against, oldest first: the two ends, or what is between them if [Compat].
+func IstiodVersions() []IstiodVersion {
+	if Compat() {
+		return []IstiodVersion{Istiod124}
+	}
+	return []IstiodVersion{Istiod121, IstiodNewest}
+}
 
 // Istiod is a running istiod without a cluster.
 type Istiod struct {

@@ -44,12 +44,20 @@ type NacosVersion struct {
 	v3 bool
 }
 
-// The versions of Nacos, and both of them.
+// The versions of Nacos.
 var (
-	Nacos3        = NacosVersion{Name: "nacos-3.1.0", tool: Nacos3Tool, v3: true}
-	Nacos2        = NacosVersion{Name: "nacos-2.1.1", tool: Nacos2Tool}
-	NacosVersions = []NacosVersion{Nacos3, Nacos2}
+	Nacos3 = NacosVersion{Name: "nacos-3.1.0", tool: Nacos3Tool, v3: true}
+	Nacos2 = NacosVersion{Name: "nacos-2.1.1", tool: Nacos2Tool}
 )
+
+// NacosVersions returns the versions that a test of every version runs
+// against: the newest, or the older if [Compat].
+func NacosVersions() []NacosVersion {
+	if Compat() {
+		return []NacosVersion{Nacos2}
+	}
+	return []NacosVersion{Nacos3}
+}
 
 // V3 reports whether the version is 3.x.
 func (v NacosVersion) V3() bool { return v.v3 }

@@ -21,7 +21,7 @@ import (
 // in the folder reaches the proxies.
 func TestIstiodServesProxiesFromFolder(t *testing.T) {
 	SkipIfShort(t)
-	for _, version := range IstiodVersions {
+	for _, version := range IstiodVersions() {
 		t.Run(version.Name, func(t *testing.T) {
 			web, web2 := StartHTTPBackend(t, "web-1"), StartHTTPBackend(t, "web-2")
 			rpc := StartGRPCBackend(t, "rpc-1")

@@ -28,7 +28,7 @@ func TestHostsHaveAddresses(t *testing.T) {
 	for i, s := range services {
 		instances = append(instances, raw(s, 10*i+1), raw(s, 10*i+2))
 	}
-	for _, version := range testenv.IstiodVersions {
+	for _, version := range testenv.IstiodVersions() {
 		t.Run(version.Name, func(t *testing.T) {
 			m := startMesh(t, version, follow{}, instances...)
 			names := m.recorder.Names()

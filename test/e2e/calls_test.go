@@ -16,7 +16,7 @@ func TestCallsReachInstances(t *testing.T) {
 	// The instances listen on ports of their own, so the configuration says
 	// what port their services have.
 	const servicePort = 80
-	for _, version := range testenv.IstiodVersions {
+	for _, version := range testenv.IstiodVersions() {
 		t.Run(version.Name, func(t *testing.T) {
 			register := func(service, protocol string, b testenv.Backend) testenv.ConsulInstance {
 				return testenv.ConsulInstance{Service: service, ID: b.Name, Address: b.Address, Port: b.Port, Tags: []string{protocol}}

@@ -202,7 +202,7 @@ func TestConsulChangeReachesProxy(t *testing.T) {
 			want:    []string{"10.1.0.1:9090", "10.1.0.2:9090", "10.1.0.3:9090"}, costs: byPort,
 		},
 	}
-	for _, version := range testenv.IstiodVersions {
+	for _, version := range testenv.IstiodVersions() {
 		t.Run(version.Name, func(t *testing.T) {
 			m := startMesh(t, version, follow{}, append(bystanders(20), web(1), web(2), web(3))...)
 			m.recorder.WaitEndpoints(t, cluster, all...)

@@ -2,6 +2,6 @@
 // reaches a proxy behind istiod.
 //
 // Nothing in it is faked but the workloads: a Consul server, `isthmus serve`
-// with its plugin process, istiod at each version of testenv.IstiodVersions,
+// with its plugin process, istiod at the versions of testenv.IstiodVersions,
 // and proxies behind it.
 package e2e

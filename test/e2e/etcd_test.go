@@ -23,7 +23,7 @@ func TestEtcdScales(t *testing.T) {
 	one := add("one")
 	isthmus := testenv.StartIsthmus(t, fmt.Sprintf("- {name: etcd, type: etcd, config: {endpoints: [%q]}, translate: {ports: [{name: http, number: 80}]}}", etcd.URL))
 	isthmus.WaitReady(t)
-	istiod := testenv.StartIstiod(t, testenv.IstiodVersions[len(testenv.IstiodVersions)-1], isthmus.Source())
+	istiod := testenv.StartIstiod(t, testenv.IstiodNewest, isthmus.Source())
 	istiod.WaitReady(t)
 	envoy := testenv.StartEnvoy(t, istiod)
 	cluster := testenv.OutboundCluster("shop.etcd", 80)

@@ -76,10 +76,6 @@ func shardsOf(instances ...testenv.ConsulInstance) map[string][]string {
 	return out
 }
 
-func newestIstiod() testenv.IstiodVersion {
-	return testenv.IstiodVersions[len(testenv.IstiodVersions)-1]
-}
-
 // consulBlock is the block of a registry that follows the Consul at address.
 func consulBlock(name, address, more string) string {
 	return fmt.Sprintf("- {name: %s, type: consul, config: {address: \"http://%s\"}, translate: {namespace: %s}%s}\n", name, address, name, more)
@@ -122,7 +118,7 @@ func TestFaults(t *testing.T) {
 			g.Shut()
 		}
 		bridge.Restart(t)
-		istiod := testenv.StartIstiod(t, newestIstiod(), bridge.Source())
+		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		istiod.WaitReady(t)
 		waitShards(t, istiod, want)
 		_, now := bridge.Get(t, "/api/v1/resources?limit=1000&body=true")
@@ -165,7 +161,7 @@ func TestFaults(t *testing.T) {
 		second.Register(t, web(1))
 		required, optional := testenv.NewGate(t, first.Addr), testenv.NewGate(t, second.Addr)
 		bridge := testenv.StartIsthmus(t, consulBlock("dc1", required.Addr, "")+consulBlock("dc2", optional.Addr, ", required: false"))
-		istiod := testenv.StartIstiod(t, newestIstiod(), bridge.Source())
+		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		bridge.WaitSink(t, "ServiceEntry", "held")
 		waitShown(t, bridge, "a required registry that is down", shown{
 			code:    http.StatusServiceUnavailable,
@@ -202,7 +198,7 @@ func TestFaults(t *testing.T) {
 		bridge.Stop(t)
 		consul.RestartEmpty(t)
 		bridge.Restart(t)
-		istiod := testenv.StartIstiod(t, newestIstiod(), bridge.Source())
+		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		istiod.WaitReady(t)
 		bridge.WaitPhase(t, registryName, "protected")
 		waitShown(t, bridge, "an empty Consul", shown{
@@ -248,7 +244,7 @@ func TestFaults(t *testing.T) {
 		gate.Open(t)
 		bridge := testenv.StartIsthmus(t, consulBlock(registryName, gate.Addr, "")+fmt.Sprintf("state: {dir: %q}\n", filepath.Join(dir, "state")))
 		bridge.WaitReady(t)
-		istiod := testenv.StartIstiod(t, newestIstiod(), bridge.Source())
+		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		istiod.WaitReady(t)
 		bridge.Stop(t)
 		filler := filepath.Join(dir, "filler")
@@ -302,7 +298,7 @@ func TestFaults(t *testing.T) {
 		gate.Shut()
 		remount(true)
 		bridge.Restart(t)
-		istiod := testenv.StartIstiod(t, newestIstiod(), bridge.Source())
+		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		istiod.WaitReady(t)
 		waitShards(t, istiod, shardsOf(bystanders(5)...))
 		bridge.WaitPhase(t, registryName, "restored")
@@ -322,7 +318,7 @@ func TestFaults(t *testing.T) {
 		consul.Register(t, bystanders(20)...)
 		bridge := testenv.StartIsthmus(t, consulBlock(registryName, gate.Addr, ""))
 		bridge.WaitReady(t)
-		istiod := testenv.StartIstiod(t, newestIstiod(), bridge.Source())
+		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		istiod.WaitReady(t)
 		recorder := testenv.StartRecorder(t, istiod)
 		recorder.WaitSubscribed(t)

@@ -66,7 +66,7 @@ func moveShop(t *testing.T, policy string) (moved int) {
 	}
 	bridge := testenv.StartIsthmus(t, weights(100, 0))
 	bridge.WaitReady(t)
-	istiod := testenv.StartIstiod(t, testenv.IstiodVersions[len(testenv.IstiodVersions)-1], bridge.Source())
+	istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 	istiod.WaitReady(t)
 	envoy := testenv.StartEnvoy(t, istiod)
 	cluster := testenv.OutboundCluster(host, servicePort)

@@ -63,7 +63,7 @@ func TestOutageRemovesNothing(t *testing.T) {
 	// however long it takes to.
 	patient := follow{options: "remove_grace: 1h,"}
 	four := append(slices.Clone(three), "10.1.0.4:8080")
-	for _, version := range testenv.IstiodVersions {
+	for _, version := range testenv.IstiodVersions() {
 		t.Run(version.Name, func(t *testing.T) {
 			instances := append(bystanders(20), web(1), web(2), web(3))
 			m := startMesh(t, version, patient, instances...)

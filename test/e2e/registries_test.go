@@ -26,7 +26,7 @@ func (s scaling) run(t *testing.T) {
 	s.add(one)
 	bridge := testenv.StartIsthmus(t, s.registries)
 	bridge.WaitReady(t)
-	istiod := testenv.StartIstiod(t, testenv.IstiodVersions[len(testenv.IstiodVersions)-1], bridge.Source())
+	istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 	istiod.WaitReady(t)
 	envoy := testenv.StartEnvoy(t, istiod)
 	cluster := testenv.OutboundCluster(s.host, s.port)

@@ -48,7 +48,7 @@ addresses: {cidr: %s}
 	before, after := netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.97.0.0/16")
 	bridge := testenv.StartIsthmus(t, config(before))
 	bridge.WaitReady(t)
-	for _, version := range testenv.IstiodVersions {
+	for _, version := range testenv.IstiodVersions() {
 		t.Run(version.Name, func(t *testing.T) {
 			bridge.Configure(t, config(before))
 			istiod := testenv.StartIstiod(t, version, bridge.Source())

@@ -24,7 +24,7 @@ func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 	}
 	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
 	consul.Register(t, instances...)
-	for _, version := range testenv.IstiodVersions {
+	for _, version := range testenv.IstiodVersions() {
 		t.Run(version.Name, func(t *testing.T) {
 			gate := testenv.NewGate(t, consul.Addr)
 			isthmus := testenv.StartIsthmus(t, follow{}.registries(gate.Addr))

@@ -90,7 +90,7 @@ func instancesOf(s, weight int) []testenv.NacosInstance {
 //
 //	go test ./test/nacos ./adapters/nacos -run '^$' -bench 'Change|Idle' -benchtime 100x -timeout 60m
 func BenchmarkChange(b *testing.B) {
-	for _, version := range testenv.NacosVersions {
+	for _, version := range testenv.NacosVersions() {
 		for _, services := range []int{1000, 10_000} {
 			b.Run(fmt.Sprintf("%s/services=%d", version.Name, services), func(b *testing.B) { benchmarkChange(b, version, services) })
 		}

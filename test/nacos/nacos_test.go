@@ -55,9 +55,9 @@ func up(b testenv.Backend) testenv.NacosInstance {
 // without one that fails.
 func TestCallsFollowNacos(t *testing.T) {
 	testenv.SkipIfShort(t)
-	for _, version := range testenv.NacosVersions {
+	for _, version := range testenv.NacosVersions() {
 		server := testenv.StartNacos(t, testenv.NacosConfig{Version: version})
-		for _, istio := range testenv.IstiodVersions {
+		for _, istio := range testenv.IstiodVersions() {
 			t.Run(version.Name+"/"+istio.Name, func(t *testing.T) {
 				app := server.Client(t)
 				one, two, three := testenv.StartGRPCBackend(t, "one"), testenv.StartGRPCBackend(t, "two"), testenv.StartGRPCBackend(t, "three")

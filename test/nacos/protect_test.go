@@ -15,7 +15,7 @@ import (
 // the connections of every client break, are held back.
 func TestEmptiedNacosIsHeldBack(t *testing.T) {
 	testenv.SkipIfShort(t)
-	for _, version := range testenv.NacosVersions {
+	for _, version := range testenv.NacosVersions() {
 		t.Run(version.Name, func(t *testing.T) {
 			server := testenv.StartNacos(t, testenv.NacosConfig{Version: version})
 			app, other := server.Client(t), server.Client(t)
