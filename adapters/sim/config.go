@@ -17,7 +17,7 @@ import (
 // empty registry without changes. Missing fields have the values of [Defaults].
 //
 // The state after k changes is a function of k and of all fields but
-// ChangesPerSecond.
+// ChangesPerSecond, ChangesTotal and Stamp.
 type Config struct {
 	Services         int               `json:"services,omitempty" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Number of services at the start. Default: 10."`
 	Instances        int               `json:"instances,omitempty" jsonschema:"minimum=0,maximum=100000" jsonschema_description:"Number of instances of each service at the start. Changes keep every service within a fifth of it, but at least one, either way. Default: 3."`
@@ -30,6 +30,9 @@ type Config struct {
 	Meta             map[string]string `json:"meta,omitempty" jsonschema_description:"Metadata of every instance, besides version, which the change label rewrites. Default: none."`
 	Flags            []string          `json:"flags,omitempty" jsonschema_description:"Load flags of nacos-istio, as on its command line: --mockServiceCount=1000. They stand for services, instances, changes_per_second, changes and protocols. Default: none."`
 
+	ChangesTotal int64 `json:"changes_total,omitempty" jsonschema:"minimum=0" jsonschema_description:"Changes after which nothing changes any more. 0: there is no end. Default: 0."`
+	Stamp        bool  `json:"stamp,omitempty" jsonschema_description:"Give an instance that is added or changed the metadata changed-at, the time of the change in nanoseconds since 1970, so that whoever receives it knows how long it took. Two worlds with it are not the same. Default: false."`
+
 	// By flags only.
 	prefix string // of services' names; the number follows behind a dot
 	large  bool   // every largeEvery-th service has largeInstances
@@ -41,8 +44,9 @@ const (
 	largeInstances = 20_000
 )
 
-// expand returns the configuration that the flags stand for.
-func (c Config) expand() (Config, error) {
+// Expand returns the configuration that the flags stand for, or the error of
+// the first one that is wrong.
+func (c Config) Expand() (Config, error) {
 	if len(c.Flags) == 0 {
 		return c, nil
 	}
@@ -138,7 +142,7 @@ func (p *Protocols) weights() []float64 {
 
 // Validate returns all errors of c, each as a *[plugin.FieldError].
 func (c Config) Validate() error {
-	c, err := c.expand()
+	c, err := c.Expand()
 	if err != nil {
 		return err
 	}
@@ -154,6 +158,9 @@ func (c Config) Validate() error {
 	}
 	if !(c.ChangesPerSecond >= 0 && c.ChangesPerSecond <= 1_000_000) {
 		bad("changes_per_second", "%v is not between 0 and 1000000", c.ChangesPerSecond)
+	}
+	if c.ChangesTotal < 0 {
+		bad("changes_total", "%d is below 0", c.ChangesTotal)
 	}
 	if !usable(c.Changes.weights()) {
 		bad("changes", "no kind of change can be drawn; give at least one of them a finite number above 0 and none a negative one")

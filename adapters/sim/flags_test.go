@@ -30,7 +30,7 @@ func TestFlags(t *testing.T) {
 		t.Errorf("the service 7 is %+v", got.Service)
 	}
 	c.Flags = []string{"--mockServiceCount=5", "--mockPushDelay=2000"}
-	if conf, err := c.expand(); err != nil || conf.ChangesPerSecond != 0.5 || conf.Instances != 20 || conf.prefix != "mock.service" {
+	if conf, err := c.Expand(); err != nil || conf.ChangesPerSecond != 0.5 || conf.Instances != 20 || conf.prefix != "mock.service" {
 		t.Errorf("without increments: %+v, %v", conf, err)
 	}
 	for _, bad := range []string{"--services=1", "mock", "--mock=false", "--mockPushDelay=0", "--mockIncrementalRatio=101", "--mockServiceCount=x", "--mockServiceCount=2000000", "--mockServiceNamePrefix="} {

@@ -33,7 +33,7 @@ func New(c Config, env plugin.Env) (plugin.Adapter, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	c, err := c.expand()
+	c, err := c.Expand()
 	return &adapter{conf: c, log: env.Log}, err
 }
 
@@ -67,6 +67,7 @@ func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	timer := time.NewTimer(p.wait(0))
 	defer timer.Stop()
 	slow := false
+	made := int64(0) // changes, if they have an end
 	for {
 		select {
 		case <-ctx.Done():
@@ -77,6 +78,10 @@ func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		case <-timer.C:
 		}
 		due, lost := p.due(time.Since(p.start))
+		if total := a.conf.ChangesTotal; total > 0 {
+			due = min(due, total-made)
+			made += due
+		}
 		if lost > 0 && !slow {
 			slow = true
 			a.log.LogAttrs(ctx, slog.LevelWarn, "changes cannot be made at the configured rate; lower changes_per_second",
@@ -92,7 +97,9 @@ func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 				catalog.Set(svc.Service, svc.instances)
 			}
 		}
-		timer.Reset(p.wait(time.Since(p.start)))
+		if made == 0 || made < a.conf.ChangesTotal {
+			timer.Reset(p.wait(time.Since(p.start)))
+		}
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strconv"
+	"time"
 
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
@@ -57,6 +59,8 @@ type world struct {
 
 	services []*service
 	nextName int // number of the next new service; numbers are not reused
+
+	stamped int64 // last time given to a change, in nanoseconds since 1970
 }
 
 // service is one generated service.
@@ -122,30 +126,48 @@ func (w *world) step() (svc *service, gone bool) {
 	case kind == instanceRemoved && n <= fewest:
 		kind = instanceAdded
 	}
+	var changed *registry.Instance
 	switch kind {
 	case instanceAdded:
 		w.addInstance(svc)
+		changed = &svc.instances[len(svc.instances)-1]
 	case instanceRemoved:
 		w.removeInstance(svc)
 	case healthFlipped:
-		w.flipHealth(svc)
+		changed = w.flipHealth(svc)
 	case weightChanged:
 		i := w.instance(svc)
+		changed = i
 		i.Weight = new(float64(other(w.rand, 1, 10, int(*i.Weight))))
 	case portChanged:
 		i := w.instance(svc)
+		changed = i
 		p := i.Ports[0]
 		p.Number = other(w.rand, 20000, 29999, p.Number)
 		i.Ports = []registry.Port{p}
 	case labelChanged:
 		i := w.instance(svc)
+		changed = i
 		var now int
 		_, _ = fmt.Sscanf(i.Meta["version"], "v%d", &now)
 		i.Meta = w.meta[other(w.rand, 1, versions, now)-1]
 	default:
 		panic(fmt.Sprintf("BUG: change %d of an instance", kind))
 	}
+	if w.conf.Stamp && changed != nil {
+		w.stamp(changed)
+	}
 	return svc, false
+}
+
+// ChangedAt is the metadata key of [Config.Stamp].
+const ChangedAt = "changed-at"
+
+// stamp gives an instance the time of its change. No two changes have the same.
+func (w *world) stamp(i *registry.Instance) {
+	w.stamped = max(w.stamped+1, time.Now().UnixNano())
+	i.Meta = maps.Clone(i.Meta)
+	i.Meta[ChangedAt] = strconv.FormatInt(w.stamped, 10)
 }
 
 func (w *world) addService() *service {
@@ -203,8 +225,9 @@ func (w *world) removeInstance(svc *service) {
 }
 
 // flipHealth makes a failing instance pass or a passing one fail. At most a
-// fifth of a service's instances fail at a time, but at least one may.
-func (w *world) flipHealth(svc *service) {
+// fifth of a service's instances fail at a time, but at least one may. It
+// returns the instance.
+func (w *world) flipHealth(svc *service) *registry.Instance {
 	heal := svc.failing > 0 && (svc.failing >= max(1, len(svc.instances)/5) || w.rand.IntN(2) == 0)
 	candidates := len(svc.instances) - svc.failing
 	if heal {
@@ -230,7 +253,7 @@ func (w *world) flipHealth(svc *service) {
 			inst.Health = registry.HealthCritical
 			svc.failing++
 		}
-		return
+		return inst
 	}
 	panic("BUG: no instance to flip the health of")
 }

@@ -1,0 +1,88 @@
+package bench
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+)
+
+// Median returns the median of each figure of some runs. Differences are those
+// of the worst run.
+func Median(results []Result) (m Result) {
+	of := func(get func(Result) float64) float64 { return median(results, get) }
+	percentiles := func(get func(Result) Percentiles) Percentiles {
+		return Percentiles{
+			of(func(r Result) float64 { return get(r).P50 }), of(func(r Result) float64 { return get(r).P90 }),
+			of(func(r Result) float64 { return get(r).P99 }), of(func(r Result) float64 { return get(r).Max }),
+		}
+	}
+	m.Latency = percentiles(func(r Result) Percentiles { return r.Latency })
+	m.PingPong = percentiles(func(r Result) Percentiles { return r.PingPong })
+	m.Ready = of(func(r Result) float64 { return r.Ready })
+	m.UpdatesPerSecond = of(func(r Result) float64 { return r.UpdatesPerSecond })
+	m.Updates = int64(of(func(r Result) float64 { return float64(r.Updates) }))
+	m.Responses = int64(of(func(r Result) float64 { return float64(r.Responses) }))
+	m.Bytes = int64(of(func(r Result) float64 { return float64(r.Bytes) }))
+	for _, r := range results {
+		m.Differences = max(m.Differences, r.Differences)
+	}
+	for _, p := range results[0].Processes {
+		at := func(r Result) Process {
+			if i := slices.IndexFunc(r.Processes, func(q Process) bool { return q.Name == p.Name }); i >= 0 {
+				return r.Processes[i]
+			}
+			return Process{}
+		}
+		m.Processes = append(m.Processes, Process{
+			p.Name, of(func(r Result) float64 { return at(r).CPU }), int64(of(func(r Result) float64 { return float64(at(r).Memory) })),
+		})
+	}
+	return m
+}
+
+func median(results []Result, get func(Result) float64) float64 {
+	var all []float64
+	for _, r := range results {
+		all = append(all, get(r))
+	}
+	slices.SortFunc(all, cmp.Compare[float64])
+	return (all[(len(all)-1)/2] + all[len(all)/2]) / 2
+}
+
+// Write writes a result as a table.
+func Write(w io.Writer, o Options, r Result) error {
+	if expanded, err := o.expand(); err == nil {
+		o = expanded
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(name string, p Percentiles) {
+		fmt.Fprintf(t, "%s\t%.3g\t%.3g\t%.3g\t%.3g\t\n", name, p.P50, p.P90, p.P99, p.Max)
+	}
+	fmt.Fprintf(t, "ms\tp50\tp90\tp99\tmost\t\n")
+	row("a change in the plugin, until a sink has it", r.Latency)
+	row("a bare ping-pong at that pace", r.PingPong)
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\n%.0f changes in %v; %d sinks of %s received %d updates in %d responses, %.1f MB\n",
+		o.Rate*o.Duration.Seconds(), o.Duration, o.Sinks, o.Protocol, r.Updates, r.Responses, float64(r.Bytes)/1e6)
+	if o.Names == 0 {
+		fmt.Fprintf(w, "the slowest sink received %.0f a second\n", r.UpdatesPerSecond)
+	}
+	fmt.Fprintf(w, "every sink had all %d instances %.1f s after the start\n\n", o.Services*o.Instances, r.Ready)
+	fmt.Fprintf(t, "process\tCPU\tresident\t\n")
+	for _, p := range r.Processes {
+		fmt.Fprintf(t, "%s\t%.0f %%\t%.0f MB\t\n", p.Name, p.CPU, float64(p.Memory)/1e6)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if r.Differences > 0 {
+		_, err := fmt.Fprintf(w, "\nNOT EQUAL: sinks hold %d resources otherwise than a new sink\n", r.Differences)
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\nat the end every sink held what a new sink got\n")
+	return err
+}

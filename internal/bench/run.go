@@ -1,0 +1,367 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// Percentiles are times in milliseconds.
+type Percentiles struct {
+	P50 float64 `json:"p50_ms"`
+	P90 float64 `json:"p90_ms"`
+	P99 float64 `json:"p99_ms"`
+	Max float64 `json:"max_ms"`
+}
+
+// Result is what one run has shown.
+type Result struct {
+	// Latency is from a change in the plugin until a sink has received it, over
+	// all sinks.
+	Latency Percentiles `json:"latency"`
+	// PingPong is a bare gRPC message of 100 bytes to another process and back,
+	// just before, at the same pace but at most 1,000 a second.
+	PingPong Percentiles `json:"ping_pong"`
+	// Ready is from the start of the bridge until every sink had everything, in
+	// seconds.
+	Ready float64 `json:"ready_s"`
+	// Updates is the number of changes that sinks have received, over all
+	// sinks. Those of one instance that followed each other closely came as one.
+	Updates int64 `json:"updates"`
+	// UpdatesPerSecond is that of the sink with the fewest.
+	UpdatesPerSecond float64 `json:"updates_per_second_and_sink"`
+	// Responses and Bytes are those of all sinks.
+	Responses int64 `json:"responses"`
+	Bytes     int64 `json:"bytes"`
+	// Differences is the number of resources that sinks held otherwise than a
+	// new sink, after everything was quiet.
+	Differences int `json:"differences"`
+	// Processes are bridge, plugin and sinks.
+	Processes []Process `json:"processes"`
+}
+
+const (
+	// lead is how long changes go on before they count.
+	lead = time.Second
+	// settle is how long nothing arrives until everything has arrived, and
+	// patience how long that is waited for.
+	settle   = 2 * time.Second
+	patience = 3 * time.Minute
+)
+
+// Run measures o.Runs times. Each run is reported to progress in a line.
+// program is the path of isthmus.
+func Run(ctx context.Context, program string, o Options, progress io.Writer) (results []Result, err error) {
+	if o, err = o.expand(); err != nil {
+		return nil, err
+	}
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	for i := range o.Runs {
+		r, err := run(ctx, program, o)
+		if err != nil {
+			return results, err
+		}
+		fmt.Fprintf(progress, "run %d of %d: p50 %.3g ms, p99 %.3g ms\n", i+1, o.Runs, r.Latency.P50, r.Latency.P99)
+		results = append(results, r)
+	}
+	return results, nil
+}
+
+func run(ctx context.Context, program string, o Options) (r Result, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "isthmus-bench-")
+	if err != nil {
+		return r, err
+	}
+	defer os.RemoveAll(dir)
+	ping, err := pingPong(ctx, program, o.Rate, o.Duration/2)
+	if err != nil {
+		return r, err
+	}
+	r.PingPong = percentiles(ping)
+
+	begin := time.Now()
+	b, err := startBridge(ctx, program, dir, o)
+	if err != nil {
+		return r, err
+	}
+	defer b.stop()
+	var count window
+	var heard atomic.Int64
+	all, err := startSinks(ctx, b, o, &count, &heard)
+	if err != nil {
+		return r, err
+	}
+	defer all.end()
+	r.Ready = time.Since(begin).Seconds()
+
+	if err := b.configure(o, true); err != nil {
+		return r, err
+	}
+	if err := b.awaitPlugin(ctx); err != nil {
+		return r, err
+	}
+	if err := all.await(ctx, all.changed); err != nil {
+		return r, fmt.Errorf("no change arrives: %w", err)
+	}
+	// The first ones had to wait for the listing of the new plugin.
+	for end := time.Now().Add(lead); time.Now().Before(end); {
+		if err := pause(ctx, time.Until(end)); err != nil {
+			return r, err
+		}
+	}
+	for _, s := range all.sinks {
+		s.restart()
+	}
+	count.open(time.Now(), o.Duration)
+	profiled := make(chan error, 1)
+	if o.Profile != "" {
+		go func() {
+			profiled <- b.profile(ctx, o.Profile, "cpu.pprof", fmt.Sprintf("profile?seconds=%d", int(o.Duration.Seconds())))
+		}()
+	}
+	m := newMeter(map[string]int{"bridge": b.cmd.Process.Pid, "plugin": b.pid(), "sinks": os.Getpid()})
+	for end := time.Now().Add(o.Duration); time.Now().Before(end); m.sample() {
+		if err := pause(ctx, time.Until(end)); err != nil {
+			return r, err
+		}
+	}
+	r.Processes = m.end()
+	if o.Profile != "" {
+		if err := errors.Join(<-profiled, b.profile(ctx, o.Profile, "heap.pprof", "heap?gc=1")); err != nil {
+			return r, err
+		}
+	}
+	if err := all.quiet(ctx); err != nil {
+		return r, err
+	}
+	r.Differences, err = all.compare(ctx, b, o)
+	all.report(&r, o)
+	return r, err
+}
+
+// pause waits, at most a second.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(min(max(d, 0), time.Second))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (b *bridge) pid() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.plugin
+}
+
+// group is the sinks of a run.
+type group struct {
+	sinks   []*sink
+	latency *latencies
+	heard   *atomic.Int64
+	running sync.WaitGroup
+	cancel  context.CancelFunc
+	hangUp  []func() error
+}
+
+// end ends all streams and waits for that.
+func (g *group) end() {
+	g.cancel()
+	g.running.Wait()
+	for _, f := range g.hangUp {
+		_ = f()
+	}
+}
+
+// start starts sinks.
+func (g *group) start(ctx context.Context, address string, sinks ...*sink) error {
+	conns, hangUp, err := dial(address, len(sinks))
+	if err != nil {
+		return err
+	}
+	g.hangUp = append(g.hangUp, hangUp)
+	for i, s := range sinks {
+		g.running.Go(func() { s.run(ctx, conns[i]) })
+	}
+	return nil
+}
+
+// startSinks starts the sinks and waits until each has everything.
+func startSinks(ctx context.Context, b *bridge, o Options, w *window, heard *atomic.Int64) (*group, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	g := &group{heard: heard, latency: &latencies{h: newHistogram()}, cancel: cancel}
+	if err := g.fill(ctx, b, o, w); err != nil {
+		g.end()
+		return nil, err
+	}
+	return g, nil
+}
+
+func (g *group) fill(ctx context.Context, b *bridge, o Options, w *window) error {
+	p := protocolOf(o.Protocol)
+	// The first sink shows what there is.
+	first := newSink(p, nil, w, g.latency, g.heard)
+	probe := &group{heard: g.heard, sinks: []*sink{first}}
+	probing, cancel := context.WithCancel(ctx)
+	probe.cancel = cancel
+	defer probe.end()
+	if err := probe.start(probing, b.address(o), first); err != nil {
+		return err
+	}
+	if err := probe.quiet(ctx); err != nil {
+		return fmt.Errorf("nothing is served: %w", err)
+	}
+	have := first.keys()
+	for i := range o.Sinks {
+		g.sinks = append(g.sinks, newSink(p, part(have, i, o.Names), w, g.latency, g.heard))
+	}
+	if err := g.start(ctx, b.address(o), g.sinks...); err != nil {
+		return err
+	}
+	want := len(have)
+	return g.await(ctx, func() bool {
+		return !slices.ContainsFunc(g.sinks, func(s *sink) bool {
+			n, _ := s.size()
+			return s.names == nil && n < want || n < len(s.names)
+		})
+	})
+}
+
+// keys returns the types and names of what the sink holds, sorted.
+func (s *sink) keys() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.have))
+}
+
+// part returns the i-th n names of workloads, from the beginning again after
+// the last one, or nil for n = 0.
+func part(keys []string, i, n int) (names []string) {
+	if n == 0 {
+		return nil
+	}
+	var workloads []string
+	at := slices.IndexFunc(keys, func(k string) bool { return typeOf(k) == workloadEntry })
+	if at >= 0 {
+		workloads = keys[at:]
+	}
+	if len(workloads) == 0 {
+		return []string{}
+	}
+	for j := range min(n, len(workloads)) {
+		names = append(names, strings.TrimPrefix(workloads[(i*n+j)%len(workloads)], workloadEntry+" "))
+	}
+	return names
+}
+
+// address is where sinks of a protocol connect to.
+func (b *bridge) address(o Options) string {
+	if strings.HasPrefix(o.Protocol, mcp) {
+		return b.mcp
+	}
+	return b.xds
+}
+
+// await waits for a condition, and for streams that end.
+func (g *group) await(ctx context.Context, cond func() bool) error {
+	for end := time.Now().Add(patience); ; {
+		if cond() {
+			return nil
+		}
+		for _, s := range g.sinks {
+			if _, err := s.size(); err != nil {
+				return fmt.Errorf("the stream of a sink ended: %w", err)
+			}
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("within %v", patience)
+		}
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// quiet waits until something was heard and nothing more is.
+func (g *group) quiet(ctx context.Context) error {
+	err := g.await(ctx, func() bool {
+		at := g.heard.Load()
+		return at > 0 && time.Since(time.Unix(0, at)) > settle
+	})
+	if err != nil {
+		return fmt.Errorf("what arrives has no end: %w", err)
+	}
+	return nil
+}
+
+// changed reports whether a change has arrived.
+func (g *group) changed() bool {
+	return slices.ContainsFunc(g.sinks, func(s *sink) bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.changed
+	})
+}
+
+// compare returns the number of resources that sinks hold otherwise than a new
+// one.
+func (g *group) compare(ctx context.Context, b *bridge, o Options) (n int, err error) {
+	fresh := newSink(protocolOf(o.Protocol), nil, new(window), g.latency, g.heard)
+	probe := &group{heard: g.heard, sinks: []*sink{fresh}}
+	probing, cancel := context.WithCancel(ctx)
+	probe.cancel = cancel
+	defer probe.end()
+	g.heard.Store(0)
+	if err := probe.start(probing, b.address(o), fresh); err != nil {
+		return 0, err
+	}
+	if err := probe.quiet(ctx); err != nil {
+		return 0, err
+	}
+	for _, s := range g.sinks {
+		if _, failed := s.size(); failed != nil {
+			err = errors.Join(err, failed)
+		}
+		n += s.differences(fresh)
+	}
+	return n, err
+}
+
+// report adds what the sinks have counted.
+func (g *group) report(r *Result, o Options) {
+	fewest := int64(-1)
+	for _, s := range g.sinks {
+		s.mu.Lock()
+		r.Updates += s.updates
+		r.Responses += s.responses
+		r.Bytes += s.bytes
+		if fewest < 0 || s.updates < fewest {
+			fewest = s.updates
+		}
+		s.mu.Unlock()
+	}
+	r.UpdatesPerSecond = float64(fewest) / o.Duration.Seconds()
+	r.Latency = percentiles(g.latency.h)
+}
+
+func percentiles(h *hdrhistogram.Histogram) Percentiles {
+	ms := func(ns int64) float64 { return float64(ns) / 1e6 }
+	return Percentiles{ms(h.ValueAtQuantile(50)), ms(h.ValueAtQuantile(90)), ms(h.ValueAtQuantile(99)), ms(h.Max())}
+}
