@@ -122,9 +122,10 @@ var rules = []rule{
 		folder: "internal/watch", own: []string{"plugin/collection", "server/mcp/proto/..."}, others: anyone,
 		tests: []string{"server/...", "internal/testwait"},
 	},
+	{folder: "internal/bench", own: []string{"adapters/sim", "server/mcp/proto/..."}, others: anyone},
 	{folder: "internal/migrate", own: []string{"internal/watch"}, others: anyone, tests: []string{"server/...", "plugin/..."}},
 	{
-		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "server/...", "plugin/plugintest/suite", "internal/conf", "internal/migrate", "internal/watch"}, others: anyone,
+		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "server/...", "plugin/plugintest/suite", "internal/bench", "internal/conf", "internal/migrate", "internal/watch"}, others: anyone,
 		tests: []string{"internal/testcert", "internal/testenv", "internal/testresource", "internal/testwait", "plugin/..."}, // of which the plugins are made that flood
 	},
 
