@@ -72,6 +72,11 @@ bench: ## the benchmarks that docs/performance.md quotes
 bench-against: ## the same beside those of another commit, in turns: make bench-against COMMIT=v0.1
 	./tools/bench-against $(COMMIT)
 
+.PHONY: bench-compare
+bench-compare: build ## a change beside go-control-plane's caches, bare gRPC and Istio 1.8's own source, in turns: make bench-compare ARGS="--sinks 32"
+	@peers=$$($(GO) run ./internal/testenv/cmd/fetch peers) && legacy=$$($(GO) run ./internal/testenv/cmd/fetch pilot-1.8-legacy) && \
+	./bin/isthmus bench compare --peers "$$peers" --legacy "$$legacy" $(ARGS)
+
 .PHONY: bench-restart
 bench-restart: ## the time until 1,000,000 instances are served again, their registry down
 	$(GO) test -run '^$$' -bench Restart -benchtime 3x -timeout 30m -v ./test/e2e

@@ -37,12 +37,57 @@ bytes between two processes at the same pace, at most 1,000 a second.`,
 	for _, s := range bench.Scenarios {
 		cmd.AddCommand(newScenario(s))
 	}
-	cmd.AddCommand(&cobra.Command{
+	cmd.AddCommand(newCompare(), &cobra.Command{
 		Use: "echo", Short: "The other end of the ping-pong", Hidden: true, Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return bench.ServeEcho(cmd.Context(), cmd.OutOrStdout())
 		},
 	})
+	return cmd
+}
+
+func newCompare() *cobra.Command {
+	o := bench.Scenarios[0].Options
+	var xds, legacy string
+	output := &oneOf{"text", []string{"text", "json"}}
+	cmd := &cobra.Command{
+		Use: "compare", Short: "The scenario change, in turns with other servers that do the like", Args: usageArgs(cobra.NoArgs),
+		Long: `The scenario change, in turns with other servers that do the like. 'make
+bench-compare' builds them and runs this.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.Validate(); err != nil {
+				return usageError(cmd, err)
+			}
+			peers := bench.Peers(xds, legacy)
+			if len(peers) == 0 {
+				return usageError(cmd, errors.New("--peers FILE is missing, the program of tools/peers; 'make bench-compare' builds it"))
+			}
+			program, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			all, err := bench.Compare(cmd.Context(), program, peers, o, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if output.value == "json" {
+				e := json.NewEncoder(cmd.OutOrStdout())
+				e.SetIndent("", "  ")
+				return e.Encode(all)
+			}
+			return bench.WriteComparison(cmd.OutOrStdout(), o, all)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&xds, "peers", "", "the program of tools/peers: LinearCache, SnapshotCache, bare grpc-go")
+	f.StringVar(&legacy, "legacy", "", "the program of tools/pilot-1.8/cmd/legacy: Istio 1.8's own source")
+	f.IntVar(&o.Services, "services", o.Services, "how many services")
+	f.IntVar(&o.Instances, "instances", o.Instances, "how many instances each service has")
+	f.Float64Var(&o.Rate, "rate", o.Rate, "changes in a second")
+	f.IntVar(&o.Sinks, "sinks", o.Sinks, "how many sinks")
+	f.DurationVar(&o.Duration, "duration", o.Duration, "how long changes go on")
+	f.IntVar(&o.Runs, "runs", 3, "how many runs the figures are the medians of")
+	f.Var(output, "output", "how the result is printed")
 	return cmd
 }
 

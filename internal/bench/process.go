@@ -53,7 +53,7 @@ func configuration(dir string, o Options, changing bool) string {
 		}
 	}
 	if changing {
-		block["changes_total"] = int64(o.Rate*(o.Duration+2*lead).Seconds()) + 1
+		block["changes_total"] = o.total()
 	}
 	text, _ := json.Marshal(map[string]any{ // text and numbers only
 		"listen":     map[string]any{"xds": "127.0.0.1:0", "admin": "127.0.0.1:0", "mcp": "127.0.0.1:0"},
@@ -164,6 +164,28 @@ func (b *bridge) failure() error {
 
 var errEnded = errors.New("isthmus serve")
 
+// change lets changes begin.
+func (b *bridge) change(ctx context.Context, o Options) error {
+	if err := b.configure(o, true); err != nil {
+		return err
+	}
+	return b.awaitPlugin(ctx)
+}
+
+// address is where sinks of a protocol connect to.
+func (b *bridge) address(o Options) string {
+	if strings.HasPrefix(o.Protocol, mcp) {
+		return b.mcp
+	}
+	return b.xds
+}
+
+func (b *bridge) pids() map[string]int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return map[string]int{"bridge": b.cmd.Process.Pid, "plugin": b.plugin}
+}
+
 // stop ends the bridge and waits for it.
 func (b *bridge) stop() {
 	_ = b.cmd.Process.Signal(syscall.SIGTERM)
@@ -217,7 +239,7 @@ type meter struct {
 // newMeter begins to measure. Where there is no /proc it measures nothing.
 func newMeter(pids map[string]int) *meter {
 	m := &meter{since: time.Now()}
-	for _, name := range []string{"bridge", "plugin", "sinks"} {
+	for _, name := range []string{"bridge", "plugin", "peer", "sinks"} {
 		p, err := procfs.NewProc(pids[name])
 		if err != nil {
 			continue

@@ -86,3 +86,22 @@ func Write(w io.Writer, o Options, r Result) error {
 	_, err := fmt.Fprintf(w, "\nat the end every sink held what a new sink got\n")
 	return err
 }
+
+// WriteComparison writes a comparison as a table.
+func WriteComparison(w io.Writer, o Options, all []Comparison) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "server\tsinks\tp50 ms\tp99 ms\tmost ms\tupdates/s at the slowest\tCPU\tresident\tping-pong p99 ms\t\n")
+	for _, c := range all {
+		m := c.Median
+		var cpu float64
+		var memory int64
+		for _, p := range m.Processes {
+			if p.Name != "sinks" {
+				cpu, memory = cpu+p.CPU, memory+p.Memory
+			}
+		}
+		fmt.Fprintf(t, "%s\t%d %s\t%.3g\t%.3g\t%.3g\t%.0f\t%.0f %%\t%.0f MB\t%.3g\t\n", c.Name, o.Sinks, c.Protocol,
+			m.Latency.P50, m.Latency.P99, m.Latency.Max, m.UpdatesPerSecond, cpu, float64(memory)/1e6, m.PingPong.P99)
+	}
+	return t.Flush()
+}

@@ -36,7 +36,8 @@ type Result struct {
 	// seconds.
 	Ready float64 `json:"ready_s"`
 	// Updates is the number of changes that sinks have received, over all
-	// sinks. Those of one instance that followed each other closely came as one.
+	// sinks. Those of one instance that followed each other closely came as
+	// one.
 	Updates int64 `json:"updates"`
 	// UpdatesPerSecond is that of the sink with the fewest.
 	UpdatesPerSecond float64 `json:"updates_per_second_and_sink"`
@@ -59,6 +60,20 @@ const (
 	patience = 3 * time.Minute
 )
 
+// served is what the sinks connect to.
+type served interface {
+	// address is where sinks connect to.
+	address(o Options) string
+	// change lets changes begin.
+	change(ctx context.Context, o Options) error
+	// pids are its processes, by name.
+	pids() map[string]int
+	// profile writes a profile of it into a file of a folder.
+	profile(ctx context.Context, folder, name, query string) error
+	// stop ends it and waits for that.
+	stop()
+}
+
 // Run measures o.Runs times. Each run is reported to progress in a line.
 // program is the path of isthmus.
 func Run(ctx context.Context, program string, o Options, progress io.Writer) (results []Result, err error) {
@@ -73,10 +88,14 @@ func Run(ctx context.Context, program string, o Options, progress io.Writer) (re
 		if err != nil {
 			return results, err
 		}
-		fmt.Fprintf(progress, "run %d of %d: p50 %.3g ms, p99 %.3g ms\n", i+1, o.Runs, r.Latency.P50, r.Latency.P99)
+		tell(progress, "run", i, o.Runs, r)
 		results = append(results, r)
 	}
 	return results, nil
+}
+
+func tell(progress io.Writer, what string, i, n int, r Result) {
+	fmt.Fprintf(progress, "%s %d of %d: p50 %.3g ms, p99 %.3g ms\n", what, i+1, n, r.Latency.P50, r.Latency.P99)
 }
 
 func run(ctx context.Context, program string, o Options) (r Result, err error) {
@@ -94,7 +113,12 @@ func run(ctx context.Context, program string, o Options) (r Result, err error) {
 	r.PingPong = percentiles(ping)
 
 	begin := time.Now()
-	b, err := startBridge(ctx, program, dir, o)
+	var b served
+	if o.peer != nil {
+		b, err = startPeer(ctx, *o.peer, o)
+	} else {
+		b, err = startBridge(ctx, program, dir, o)
+	}
 	if err != nil {
 		return r, err
 	}
@@ -108,10 +132,7 @@ func run(ctx context.Context, program string, o Options) (r Result, err error) {
 	defer all.end()
 	r.Ready = time.Since(begin).Seconds()
 
-	if err := b.configure(o, true); err != nil {
-		return r, err
-	}
-	if err := b.awaitPlugin(ctx); err != nil {
+	if err := b.change(ctx, o); err != nil {
 		return r, err
 	}
 	if err := all.await(ctx, all.changed); err != nil {
@@ -133,7 +154,9 @@ func run(ctx context.Context, program string, o Options) (r Result, err error) {
 			profiled <- b.profile(ctx, o.Profile, "cpu.pprof", fmt.Sprintf("profile?seconds=%d", int(o.Duration.Seconds())))
 		}()
 	}
-	m := newMeter(map[string]int{"bridge": b.cmd.Process.Pid, "plugin": b.pid(), "sinks": os.Getpid()})
+	pids := b.pids()
+	pids["sinks"] = os.Getpid()
+	m := newMeter(pids)
 	for end := time.Now().Add(o.Duration); time.Now().Before(end); m.sample() {
 		if err := pause(ctx, time.Until(end)); err != nil {
 			return r, err
@@ -163,12 +186,6 @@ func pause(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-func (b *bridge) pid() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.plugin
 }
 
 // group is the sinks of a run.
@@ -204,7 +221,7 @@ func (g *group) start(ctx context.Context, address string, sinks ...*sink) error
 }
 
 // startSinks starts the sinks and waits until each has everything.
-func startSinks(ctx context.Context, b *bridge, o Options, w *window, heard *atomic.Int64) (*group, error) {
+func startSinks(ctx context.Context, b served, o Options, w *window, heard *atomic.Int64) (*group, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	g := &group{heard: heard, latency: &latencies{h: newHistogram()}, cancel: cancel}
 	if err := g.fill(ctx, b, o, w); err != nil {
@@ -214,8 +231,8 @@ func startSinks(ctx context.Context, b *bridge, o Options, w *window, heard *ato
 	return g, nil
 }
 
-func (g *group) fill(ctx context.Context, b *bridge, o Options, w *window) error {
-	p := protocolOf(o.Protocol)
+func (g *group) fill(ctx context.Context, b served, o Options, w *window) error {
+	p := o.protocol()
 	// The first sink shows what there is.
 	first := newSink(p, nil, w, g.latency, g.heard)
 	probe := &group{heard: g.heard, sinks: []*sink{first}}
@@ -271,14 +288,6 @@ func part(keys []string, i, n int) (names []string) {
 	return names
 }
 
-// address is where sinks of a protocol connect to.
-func (b *bridge) address(o Options) string {
-	if strings.HasPrefix(o.Protocol, mcp) {
-		return b.mcp
-	}
-	return b.xds
-}
-
 // await waits for a condition, and for streams that end.
 func (g *group) await(ctx context.Context, cond func() bool) error {
 	for end := time.Now().Add(patience); ; {
@@ -322,8 +331,8 @@ func (g *group) changed() bool {
 
 // compare returns the number of resources that sinks hold otherwise than a new
 // one.
-func (g *group) compare(ctx context.Context, b *bridge, o Options) (n int, err error) {
-	fresh := newSink(protocolOf(o.Protocol), nil, new(window), g.latency, g.heard)
+func (g *group) compare(ctx context.Context, b served, o Options) (n int, err error) {
+	fresh := newSink(o.protocol(), nil, new(window), g.latency, g.heard)
 	probe := &group{heard: g.heard, sinks: []*sink{fresh}}
 	probing, cancel := context.WithCancel(ctx)
 	probe.cancel = cancel

@@ -35,6 +35,8 @@ type Options struct {
 	Profile string
 	// Runs is the number of runs; the medians of them are reported.
 	Runs int
+
+	peer *Peer // instead of a bridge
 }
 
 // Scenario is a named set of options.
@@ -88,6 +90,20 @@ func (o Options) expand() (Options, error) {
 	o.Services, o.Instances, o.Rate = c.Services, c.Instances, c.ChangesPerSecond
 	return o, err
 }
+
+// protocol is what the sinks speak. Peers have instances only, for a
+// LinearCache has one type.
+func (o Options) protocol() protocol {
+	p := protocolOf(o.Protocol)
+	if o.peer != nil && o.Protocol == delta {
+		p.types = []string{workloadEntry}
+	}
+	return p
+}
+
+// total is the number of changes that are made: some before they count, and
+// some after.
+func (o Options) total() int64 { return int64(o.Rate*(o.Duration+2*lead).Seconds()) + 1 }
 
 // Validate returns all errors of the options, by the names of the program's
 // flags.

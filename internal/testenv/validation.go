@@ -20,10 +20,20 @@ var (
 	NewestValidation = validation("newest")
 )
 
+// PeersTool is tools/peers: servers that do what Isthmus does, for isthmus
+// bench compare.
+var PeersTool = ownTool("peers", "peers", "tools", "peers")
+
 func validation(folder string) Tool {
-	in := func(root string) string { return filepath.Join(root, "test", "validity", folder) }
+	return ownTool("validation-"+folder, "validate", "test", "validity", folder)
+}
+
+// ownTool is a program of this repository in a module of its own, in a folder.
+// Its version is that of its sources.
+func ownTool(name, binary string, folder ...string) Tool {
+	in := func(root string) string { return filepath.Join(append([]string{root}, folder...)...) }
 	return Tool{
-		name: "validation-" + folder, binary: "validate",
+		name: name, binary: binary,
 		version: func(root string) (string, error) { return digest(in(root)) },
 		get: func(ctx context.Context, root, path string, progress io.Writer) error {
 			cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, ".")

@@ -1,6 +1,7 @@
 // Command fetch gets the servers that the tests run and keeps them in the
 // user's cache directory. It prints its progress to standard error and ends
-// with status 1, after having tried them all, if one could not be had.
+// with status 1, after having tried them all, if one could not be had. With
+// names as arguments it gets those, and prints their paths to standard output.
 package main
 
 import (
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
@@ -17,11 +19,19 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	failed := false
+	names := os.Args[1:]
 	for _, tool := range testenv.Tools() {
+		if len(names) > 0 && !slices.Contains(names, tool.String()) {
+			continue
+		}
 		path, err := tool.Fetch(ctx, os.Stderr)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			failed = true
+			continue
+		}
+		if len(names) > 0 {
+			fmt.Fprintln(os.Stdout, path)
 			continue
 		}
 		fmt.Fprintf(os.Stderr, "%s: %s\n", tool, path)

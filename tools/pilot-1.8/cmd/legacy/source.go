@@ -81,6 +81,23 @@ func resource(i int, version string, annotations map[string]string, e *networkin
 	}, nil
 }
 
+// stamped is the i-th resource, whose first endpoint carries the time of its
+// change in nanoseconds since 1970.
+func stamped(i, version, endpoints int, now time.Time) (*mcpapi.Resource, error) {
+	e := entry(i, endpoints, uint32(version)+1)
+	e.Endpoints[0].Labels["changed-at"] = strconv.FormatInt(now.UnixNano(), 10)
+	return resource(i, strconv.Itoa(version), nil, e)
+}
+
+// change makes changes, each at its time.
+func change(total int, perSecond float64, set func(version int, now time.Time)) {
+	begin := time.Now()
+	for n := 0; n < total; n++ {
+		time.Sleep(time.Until(begin.Add(time.Duration(float64(n) / perSecond * float64(time.Second)))))
+		set(n+1, time.Now())
+	}
+}
+
 func name(i int) string { return fmt.Sprintf("dc1/service-%d", i) }
 
 func runSource(args []string) error {
@@ -118,6 +135,21 @@ func runSource(args []string) error {
 	answer(map[string]string{"address": l.Addr().String()})
 	version := 0
 	return commands(func(line string) error {
+		var perSecond float64
+		var total int
+		if n, _ := fmt.Sscanf(line, "run %g %d", &perSecond, &total); n == 2 {
+			go change(total, perSecond, func(version int, now time.Time) {
+				r, err := stamped(version%*count, version, *endpoints, now)
+				if err != nil {
+					fail(err)
+				}
+				next := &world{version: strconv.Itoa(version), resources: append([]*mcpapi.Resource(nil), current.resources...)}
+				next.resources[version%*count] = r
+				current = next
+				cache.SetSnapshot(groups.Default, current)
+			})
+			return nil
+		}
 		switch line {
 		case "update":
 			version++
