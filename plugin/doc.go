@@ -29,7 +29,8 @@
 // [Grace] retains instances after an outage, [HTTP] is the configuration of an
 // [HTTPClient], [Servers] handles several addresses, and [Globs] and
 // [Selection] configure which names to follow. [Poll] is a complete Run for
-// registries that can only be polled.
+// registries that can only be polled, [Watch] one for registries that are
+// listed once and report changes from there on.
 //
 // # Names
 //

@@ -134,9 +134,10 @@ func TestPoll(t *testing.T) {
 		c.WantIDs(t, "shrunk for long", services{"web": "a", "db": "x"})
 
 		l := all(services{"db": "x"})
-		l.Moved = true
+		l.Lost = errors.New("another server answers")
 		say(l, nil)
 		c.WantIDs(t, "another server, which lacks one", services{"web": "a", "db": "x"})
+		c.WantDegraded(t, "another server, which lacks one", "another server answers; ")
 		say(all(services{"web": "a", "db": "x"}), nil)
 
 		say(all(nil), nil)

@@ -221,9 +221,9 @@ func (s *session) check(m *pb.WatchResponse) error {
 	return nil
 }
 
-// follow passes the events of the watch to take until the session ends, and
-// returns why. heard is called with each message, and due when timer fires.
-func (s *session) follow(timer <-chan time.Time, due, heard func(), take func([]*clientv3.Event)) error {
+// follow passes the events of each message of the watch to take until the
+// session ends, and returns why. Progress is a message without events.
+func (s *session) follow(take func([]*clientv3.Event)) error {
 	messages, failed, done := make(chan *pb.WatchResponse), make(chan error, 1), make(chan struct{})
 	// Owned by follow, which waits for it; ends with the stream.
 	go func() {
@@ -257,8 +257,6 @@ func (s *session) follow(timer <-chan time.Time, due, heard func(), take func([]
 			return explain(err)
 		case <-silence.C:
 			return fmt.Errorf("%w for %v", errSilent, s.timeout)
-		case <-timer:
-			due()
 		case <-ask.C:
 			if err := s.stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}); err != nil {
 				continue // Recv says why
@@ -268,10 +266,7 @@ func (s *session) follow(timer <-chan time.Time, due, heard func(), take func([]
 				return explain(err)
 			}
 			silence.Reset(s.timeout)
-			heard()
-			if len(m.Events) > 0 {
-				take(m.Events)
-			}
+			take(m.Events)
 		}
 	}
 }

@@ -3,6 +3,8 @@ package etcd
 import (
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"strings"
 	"unicode/utf8"
 
@@ -18,8 +20,7 @@ type state struct {
 	// that belong to none.
 	keys map[string]*record
 	// services holds the keys of each service, "" those that belong to none.
-	services  map[string]map[string]*record
-	instances int // of all services
+	services map[string]map[string]*record
 }
 
 // record is one key.
@@ -65,7 +66,6 @@ func (s *state) put(key string, value []byte, was *record, touched map[string]bo
 		s.services[r.service] = of
 	}
 	of[key] = r
-	s.instances += len(r.instances)
 	touched[r.service] = true
 }
 
@@ -82,8 +82,28 @@ func (s *state) remove(key string, touched map[string]bool) {
 	if delete(of, key); len(of) == 0 {
 		delete(s.services, r.service)
 	}
-	s.instances -= len(r.instances)
 	touched[r.service] = true
+}
+
+// all returns all services and their problems.
+func (s *state) all() plugin.Listing {
+	l := s.listing(maps.Keys(s.services))
+	l.Complete = true
+	return l
+}
+
+// listing returns the present state of services, and what is wrong with each.
+func (s *state) listing(services iter.Seq[string]) plugin.Listing {
+	l := plugin.Listing{Problems: map[string]string{}}
+	for name := range services {
+		l.Problems[problemID(name)] = s.problem(name)
+		if instances := s.listed(name); len(instances) > 0 {
+			l.Services = append(l.Services, plugin.Snapshot{Service: registry.Service{Key: registry.Key{Name: name}}, Instances: instances})
+		} else {
+			l.Removed = append(l.Removed, registry.Key{Name: name})
+		}
+	}
+	return l
 }
 
 // listed returns the instances of a service, sorted by ID. A service without

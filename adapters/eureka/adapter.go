@@ -66,7 +66,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	for i, s := range a.config.Servers {
 		servers[i] = baseURL(s)
 	}
-	f := &follower{Adapter: a, servers: plugin.NewServers(servers), catalog: catalog, problems: map[string]bool{}}
+	f := &follower{Adapter: a, servers: plugin.NewServers(servers)}
 	p := plugin.Poll{
 		Fetch: f.fetch, Interval: time.Duration(a.config.Interval), Timeout: 10 * time.Minute, // each request has its own
 		RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty,
@@ -83,7 +83,6 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 // follower is the state of one Run.
 type follower struct {
 	*Adapter
-	catalog plugin.Catalog
 	servers *plugin.Servers
 
 	state  *state // nil if the next request must be for the whole registry
@@ -93,8 +92,6 @@ type follower struct {
 	// noDeltaUntil is when a server that does not serve changes is asked for
 	// them again.
 	noDeltaUntil time.Time
-
-	problems map[string]bool // currently reported
 }
 
 // fetch requests the changes, or the whole registry. It implements
@@ -125,7 +122,6 @@ func (f *follower) ask(ctx context.Context, server string) (plugin.Listing, erro
 		default:
 			if l := f.state.apply(changes); f.state.hash() == hash {
 				f.last = begin
-				f.listProblems(f.state.problems)
 				return l, nil
 			}
 			f.env.Log.Debug("what is known does not come to the server's hash code; everything is asked for", slog.String("server", server))
@@ -139,12 +135,11 @@ func (f *follower) ask(ctx context.Context, server string) (plugin.Listing, erro
 		return plugin.Listing{}, err
 	}
 	l := next.listing()
-	l.Moved = f.server != "" && f.server != server
-	if l.Moved {
+	if f.server != "" && f.server != server {
+		l.Lost = fmt.Errorf("%s answers in place of %s", server, f.server)
 		f.noDeltaUntil = time.Time{}
 	}
 	f.server, f.last, f.whole = server, begin, begin
-	f.listProblems(next.problems)
 	if got := next.hash(); got != hash && hash != "" {
 		l.Doubt = fmt.Errorf("%s lists instances that come to the hash code %q, and says %q: the list is not whole, and nothing is removed", server, got, hash)
 		return l, nil
@@ -168,18 +163,4 @@ func (f *follower) get(ctx context.Context, url string, take func(*application))
 		return err
 	})
 	return hash, err
-}
-
-// listProblems reports the present problems: reasons by id.
-func (f *follower) listProblems(now map[string]string) {
-	for id := range f.problems {
-		if now[id] == "" {
-			delete(f.problems, id)
-			f.catalog.Problem(id, "")
-		}
-	}
-	for id, reason := range now {
-		f.problems[id] = true
-		f.catalog.Problem(id, reason)
-	}
 }

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
-	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
 // fake is a Eureka whose answers a test writes. A request that is not of the
@@ -111,18 +110,18 @@ func newFollower(t *testing.T, servers ...*fake) *follower {
 		t.Fatal(err)
 	}
 	t.Cleanup(a.client.Close)
-	return &follower{Adapter: a, servers: plugin.NewServers(urls), catalog: plugintest.NewCatalog(), problems: map[string]bool{}}
+	return &follower{Adapter: a, servers: plugin.NewServers(urls)}
 }
 
 // brief writes a listing as "+WEB:a,b" for a service, "-WEB" for one that is
-// gone, "whole" and "moved".
+// gone, "whole" and "lost".
 func brief(l plugin.Listing) string {
 	var all []string
 	if l.Complete {
 		all = append(all, "whole")
 	}
-	if l.Moved {
-		all = append(all, "moved")
+	if l.Lost != nil {
+		all = append(all, "lost")
 	}
 	if l.Doubt != nil {
 		all = append(all, "doubt")
@@ -228,7 +227,7 @@ func TestPeers(t *testing.T) {
 	}
 	f.want(t, "first", a, "/apps", "whole +WEB:a", "")
 	a.say("/apps/delta", status(http.StatusBadGateway))
-	f.want(t, "the first fails", b, "/apps", "whole moved +WEB:a", "")
+	f.want(t, "the first fails", b, "/apps", "whole lost +WEB:a", "")
 	if got := a.took(); got != "/apps/delta" {
 		t.Errorf("the first was asked for %q", got)
 	}
@@ -242,5 +241,5 @@ func TestPeers(t *testing.T) {
 	f.want(t, "both fail", b, "/apps/delta", "", a.URL+"/eureka: answers status 403")
 	b.say("/apps", status(http.StatusBadGateway))
 	a.say("/apps", body(apps("WEB/a", "WEB/b")))
-	f.want(t, "the first again", b, "/apps", "whole moved +WEB:a,b", "")
+	f.want(t, "the first again", b, "/apps", "whole lost +WEB:a,b", "")
 }

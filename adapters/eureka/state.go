@@ -121,6 +121,7 @@ func (s *state) listing() plugin.Listing {
 		s.findProblem(name)
 		l.Services = append(l.Services, s.snapshot(name))
 	}
+	l.Problems = maps.Clone(s.problems)
 	return l
 }
 
@@ -130,8 +131,11 @@ func (s *state) snapshot(name string) plugin.Snapshot {
 	return plugin.Snapshot{Service: registry.Service{Key: keyOf(name)}, Instances: s.services[name]}
 }
 
+// problemID returns the ID of the problem of a service.
+func problemID(name string) string { return "service " + name }
+
 func (s *state) findProblem(name string) {
-	id := "service " + name
+	id := problemID(name)
 	if reason := s.convert.config.Ports.Problem(s.services[name]); reason != "" {
 		s.problems[id] = reason
 	} else {
@@ -173,7 +177,7 @@ func (s *state) apply(changes []application) plugin.Listing {
 			edit(r.services, r.instance.ID, &r.instance)
 		}
 	}
-	var l plugin.Listing
+	l := plugin.Listing{Problems: map[string]string{}}
 	for name, of := range edits {
 		if s.edit(name, of); len(s.services[name]) == 0 {
 			delete(s.services, name)
@@ -182,6 +186,7 @@ func (s *state) apply(changes []application) plugin.Listing {
 			l.Services = append(l.Services, s.snapshot(name))
 		}
 		s.findProblem(name)
+		l.Problems[problemID(name)] = s.problems[problemID(name)]
 	}
 	return l
 }
