@@ -1,7 +1,11 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
@@ -59,5 +63,40 @@ func TestEurekaScales(t *testing.T) {
 			eureka.Register(t, testenv.EurekaInstance{App: "SHOP", ID: b.Name, IP: b.Address, Port: b.Port})
 		},
 		remove: func(b testenv.Backend) { eureka.Deregister(t, "SHOP", b.Name) },
+	}.run(t)
+}
+
+// Calls follow the instances that a program prints, which stays and prints
+// again what has changed.
+func TestExecScales(t *testing.T) {
+	testenv.SkipIfShort(t)
+	printed := filepath.Join(t.TempDir(), "printed")
+	out, err := os.Create(printed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	var instances []map[string]any
+	say := func(lines ...any) {
+		for _, line := range lines {
+			if err := json.NewEncoder(out).Encode(line); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	shop := func() any {
+		return map[string]any{"service": map[string]any{"name": "shop", "instances": instances}}
+	}
+	scaling{
+		registries: fmt.Sprintf("- {name: exec, type: exec, config: {command: [tail, --lines=+1, -f, %q]}, translate: {ports: [{number: 80, protocol: http}]}}", printed),
+		host:       "shop.exec", port: 80,
+		add: func(b testenv.Backend) {
+			instances = append(instances, map[string]any{"id": b.Name, "address": b.Address, "port": b.Port})
+			say(shop(), map[string]any{"synced": true})
+		},
+		remove: func(b testenv.Backend) {
+			instances = slices.DeleteFunc(instances, func(i map[string]any) bool { return i["id"] == b.Name })
+			say(shop())
+		},
 	}.run(t)
 }

@@ -8,11 +8,7 @@ import (
 	"testing"
 	"time"
 
-	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
@@ -58,7 +54,7 @@ func benchmarkChange(b *testing.B, services int) {
 	isthmus.WaitReady(b)
 	b.Logf("isthmus ready after %v", time.Since(begin).Round(100*time.Millisecond))
 
-	bare, second, delta := watch(b, server), watch(b, server), sink(b, isthmus.XDS, services*perService)
+	bare, second, delta := watch(b, server), watch(b, server), isthmus.Arrivals(b, services*perService)
 	var toBare, toDelta, added, apart []time.Duration
 	change := 0
 	for b.Loop() {
@@ -107,55 +103,5 @@ func watch(b *testing.B, server *testenv.Etcd) <-chan time.Time {
 		<-done
 		client.Close()
 	})
-	return arrived
-}
-
-// sink returns when each change arrives at a client of Isthmus that asks for
-// updates. It has everything, that many instances, when sink returns.
-func sink(b *testing.B, addr string, instances int) <-chan time.Time {
-	b.Helper()
-	cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30)))
-	if err != nil {
-		b.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	arrived, done := make(chan time.Time, 16), make(chan struct{})
-	b.Cleanup(func() {
-		cancel()
-		<-done
-		cc.Close()
-	})
-	const kind = "networking.istio.io/v1/WorkloadEntry"
-	stream, err := discovery.NewAggregatedDiscoveryServiceClient(cc).DeltaAggregatedResources(ctx)
-	if err == nil {
-		err = stream.Send(&discovery.DeltaDiscoveryRequest{Node: &core.Node{Id: "bench"}, TypeUrl: kind})
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
-	first := make(chan struct{})
-	go func() {
-		defer close(done)
-		for n := 0; ; {
-			r, err := stream.Recv()
-			if err != nil {
-				return
-			}
-			now := time.Now()
-			if err := stream.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: kind, ResponseNonce: r.GetNonce()}); err != nil {
-				return
-			}
-			if n < instances {
-				if n += len(r.GetResources()); n >= instances {
-					close(first)
-				}
-				continue
-			}
-			for range r.GetResources() {
-				arrived <- now
-			}
-		}
-	}()
-	testwait.Receive(b, testenv.Patience, "everything at the sink", first)
 	return arrived
 }
