@@ -241,7 +241,7 @@ func runAdapter(ctx context.Context, srv *server) (err error) {
 			err = fmt.Errorf("the adapter panicked: %v", p)
 		}
 	}()
-	err = srv.adapter.Run(ctx, srv.catalog)
+	err = srv.adapter.Run(ctx, srv.given)
 	if err == nil && ctx.Err() == nil {
 		err = errReturned
 	}

@@ -72,4 +72,13 @@ type Env struct {
 	Log *slog.Logger
 	// Metrics are the adapter's own, shown on the bridge's /metrics.
 	Metrics *Metrics
+	// Only reports whether the bridge may want a service, as far as its key
+	// says; nil means every service. Use [Env.Wants].
+	Only func(key registry.Key) bool
 }
+
+// Wants reports whether the bridge may want a service. One that follows a part
+// of the hosts only does not want the others: an adapter that does not read
+// them saves the registry the work. The answer for a key never changes. What an
+// adapter sets nevertheless is left out by its catalog.
+func (e Env) Wants(key registry.Key) bool { return e.Only == nil || e.Only(key) }

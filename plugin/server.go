@@ -19,6 +19,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/conf"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+	"github.com/isthmus-mesh/isthmus/plugin/shard"
 	"github.com/isthmus-mesh/isthmus/plugin/wire"
 	"github.com/isthmus-mesh/isthmus/translate"
 )
@@ -41,12 +43,13 @@ type server struct {
 
 	restoreOnce sync.Once
 	mu          sync.Mutex
-	// guarded by mu; adapter, catalog and metrics are set once, before watched
-	// is closed
+	// guarded by mu; adapter, catalog, given and metrics are set once, before
+	// watched is closed
 	configured bool
 	running    bool
 	adapter    Adapter
 	catalog    *catalog
+	given      Catalog // what the adapter gets: catalog, or a part of it
 	metrics    *Metrics
 	// written before ended is closed
 	err error
@@ -136,13 +139,28 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 	})
 	all = append(all, err)
 	metrics := &Metrics{}
-	a, err := s.newAdapter(req.GetConfig(), Env{Registry: req.GetRegistry(), Log: s.log, Metrics: metrics})
+	env := Env{Registry: req.GetRegistry(), Log: s.log, Metrics: metrics}
+	shards := shard.Set{First: int(req.GetShards().GetFirst()), Last: int(req.GetShards().GetLast()), Of: int(req.GetShards().GetOf())}
+	if err := shards.Validate(); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "shards: %v", err)
+	}
+	if !shards.All() && translator != nil {
+		env.Only = func(key registry.Key) bool {
+			host, ok := translator.HostOf(key)
+			return !ok || shards.Has(host)
+		}
+	}
+	a, err := s.newAdapter(req.GetConfig(), env)
 	all = append(all, err)
 	if err := errors.Join(all...); err != nil {
 		return &pluginv1.ConfigureResponse{Violations: violations(err)}, nil
 	}
 	s.metrics = metrics
 	s.adapter, s.catalog, s.configured = a, newCatalog(translator, s.collections, limits{resources: req.GetLimits().GetResources(), services: req.GetLimits().GetServices(), bytes: req.GetLimits().GetBytes()}), true
+	s.given = s.catalog
+	if !shards.All() {
+		s.given = &sharded{s.catalog, translator, shards}
+	}
 	return &pluginv1.ConfigureResponse{}, nil
 }
 

@@ -35,6 +35,7 @@ type Translator struct {
 	cidrs, excludeCIDRs []netip.Prefix
 	localities          []locatedCIDR // narrowest first
 	services, instances rules
+	hostOfKey           bool   // the host depends on the key alone
 	metadataLabels      []pair // of every resource
 }
 
@@ -216,6 +217,7 @@ func New(registryName string, o Options) (*Translator, error) {
 		bad("locality.region", "%s has characters that a region cannot have (/ is one)", quote(o.Locality.Region))
 	}
 	t.compileRules(bad)
+	t.hostOfKey = len(t.services) == 0 && readsKeyOnly(o.Host)
 	if !slices.Contains([]string{"exact", "whole", "none"}, o.Weights) {
 		bad("weights", "%s", notOneOf(o.Weights, "exact", "whole", "none"))
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
 func wantView(t *testing.T, r *recorder, want map[string][]string) {
@@ -113,6 +114,32 @@ func TestWakesWithoutChange(t *testing.T) {
 		f.set("web", entry("web", "web-1", 81))
 		time.Sleep(time.Second)
 		wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:81 passing"}})
+	})
+}
+
+// Services that the bridge does not want are listed and never asked for.
+func TestUnwanted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t)
+		for _, name := range []string{"web", "api", "db"} {
+			f.set(name, entry(name, name+"-1", 80))
+		}
+		a, err := newAdapter(config(), plugin.Env{Only: func(key registry.Key) bool { return key.Name != "api" }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, _ := startOver(t, a, f)
+		synctest.Wait()
+		wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:80 passing"}, "db": {"n1/db-1 10.0.0.1:80 passing"}})
+		f.set("api", entry("api", "api-1", 80), entry("api", "api-2", 80))
+		f.set("web", entry("web", "web-1", 80), entry("web", "web-2", 80))
+		f.set("more", entry("more", "more-1", 80))
+		time.Sleep(listEvery + time.Millisecond)
+		synctest.Wait()
+		wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:80 passing", "n1/web-2 10.0.0.1:80 passing"}, "db": {"n1/db-1 10.0.0.1:80 passing"}, "more": {"n1/more-1 10.0.0.1:80 passing"}})
+		if n := f.count("/v1/health/service/api"); n != 0 {
+			t.Errorf("the unwanted service was asked for %d times", n)
+		}
 	})
 }
 

@@ -424,6 +424,12 @@ func startFake(t testing.TB, f *fakeConsul, change ...func(*Config)) (*recorder,
 	if err != nil {
 		t.Fatal(err)
 	}
+	return startOver(t, a, f)
+}
+
+// startOver is startFake of an adapter that was made before.
+func startOver(t testing.TB, a *Adapter, f *fakeConsul) (*recorder, func()) {
+	t.Helper()
 	a.clients.newTransport = func() http.RoundTripper { return direct{f} }
 	a.clients.slots = nil
 	if atRest {

@@ -172,6 +172,7 @@ type peer struct {
 	convert converter
 	state   *state
 	catalog plugin.Catalog
+	wants   func(registry.Key) bool
 	arrived func() // must be called with each complete listing
 
 	grace *plugin.Grace
@@ -185,7 +186,7 @@ type peer struct {
 }
 
 func newPeer(a *Adapter, st *state, catalog plugin.Catalog) *peer {
-	p := &peer{config: a.config, log: a.env.Log, convert: a.convert, state: st, catalog: catalog, arrived: st.listing.Expect()}
+	p := &peer{config: a.config, log: a.env.Log, convert: a.convert, state: st, catalog: catalog, wants: a.env.Wants, arrived: st.listing.Expect()}
 	p.grace = plugin.NewGrace(catalog, time.Duration(p.config.RemoveGrace), func(err error) { st.faults.Set(heldPart, faultHeld, err) })
 	return p
 }
@@ -423,7 +424,7 @@ func (p *peer) list(names []string) {
 	sent := p.services
 	p.services, p.awaited = make(map[string]bool, len(names)), 0
 	for _, name := range names {
-		if _, twice := p.services[name]; twice || !p.config.Services.Match(name) {
+		if _, twice := p.services[name]; twice || !p.config.Services.Match(name) || !p.wants(registry.Key{Name: name}) {
 			continue
 		}
 		if p.services[name] = sent[name]; !sent[name] {

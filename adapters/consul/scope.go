@@ -37,6 +37,7 @@ type scope struct {
 	target  target
 	state   *state
 	catalog plugin.Catalog
+	wants   func(registry.Key) bool
 
 	number                int // among the scopes of the registry
 	datacenter, namespace string
@@ -58,6 +59,7 @@ type scope struct {
 	mu        sync.Mutex // guards everything below
 	watches   map[string]*watch
 	unaskable map[string]bool // services reported as problems, as HTTP cannot carry their names
+	unwanted  map[string]bool // services that the bridge does not want
 	untried   int             // services of the first listing not requested yet
 	gateOpen  bool
 	first     uint64 // the index of the first listing
@@ -100,13 +102,14 @@ func newScope(a *Adapter, st *state, catalog plugin.Catalog, number int, datacen
 	}
 	return &scope{
 		config: a.config, log: a.env.Log, clients: a.clients, convert: a.convert, target: a.clients.target,
-		state: st, catalog: catalog,
+		state: st, catalog: catalog, wants: a.env.Wants,
 		number: number, datacenter: datacenter, namespace: namespace, id: id,
 		arrived:   st.listing.Expect(),
 		gate:      make(chan struct{}),
 		listing:   make(chan struct{}, 1),
 		watches:   map[string]*watch{},
 		unaskable: map[string]bool{},
+		unwanted:  map[string]bool{},
 		back:      make(chan struct{}),
 		senses:    map[string]context.CancelCauseFunc{},
 		rests:     make(chan struct{}),
@@ -216,6 +219,13 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 			w.seen, w.absent = now, false
 			continue
 		}
+		if s.unwanted[name] {
+			continue
+		}
+		if !s.wants(s.key(name)) {
+			s.unwanted[name] = true
+			continue
+		}
 		if path.Clean("/"+name) != "/"+name {
 			s.unaskable[name] = true
 			s.catalog.Problem("service "+s.key(name).String(),
@@ -231,6 +241,9 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 		// Owned by the scope, which waits for it; ends with ctx or once the
 		// service is confirmed as removed.
 		s.wg.Go(func() { w.run(ctx) })
+	}
+	if len(s.unwanted) > len(l.names) { // mostly services that are gone
+		clear(s.unwanted)
 	}
 	if !s.gateOpen && s.untried == 0 && doubt == nil {
 		s.openGateLocked()

@@ -24,6 +24,7 @@ const (
 // adapter is the generated registry.
 type adapter struct {
 	conf Config
+	env  plugin.Env
 	log  *slog.Logger
 }
 
@@ -34,7 +35,7 @@ func New(c Config, env plugin.Env) (plugin.Adapter, error) {
 		return nil, err
 	}
 	c, err := c.Expand()
-	return &adapter{conf: c, log: env.Log}, err
+	return &adapter{conf: c, env: env, log: env.Log}, err
 }
 
 // Run builds the registry, passes it to catalog and changes one service at a
@@ -46,7 +47,9 @@ func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		catalog.Set(svc.Service, svc.instances)
+		if a.env.Wants(svc.Key) {
+			catalog.Set(svc.Service, svc.instances)
+		}
 	}
 	catalog.Synced()
 	catalog.Heard()
@@ -91,9 +94,11 @@ func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			if svc, gone := w.step(); gone {
+			switch svc, gone := w.step(); {
+			case !a.env.Wants(svc.Key):
+			case gone:
 				catalog.Remove(svc.Key)
-			} else {
+			default:
 				catalog.Set(svc.Service, svc.instances)
 			}
 		}

@@ -559,3 +559,35 @@ func BenchmarkStep(b *testing.B) {
 		w.step()
 	}
 }
+
+// The services that the bridge wants change as they do for one that wants all,
+// and the others are not set.
+func TestWanted(t *testing.T) {
+	run := func(only func(registry.Key) bool) map[string]held {
+		c := newCatalog()
+		synctest.Test(t, func(t *testing.T) {
+			a, err := New(Config{Services: 40, ChangesPerSecond: 100, Seed: 3}, plugin.Env{Log: slog.New(slog.DiscardHandler), Only: only})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			if err := a.Run(ctx, c); err != nil {
+				t.Error(err)
+			}
+		})
+		out := map[string]held{}
+		c.Look(func(h *plugintest.Held) {
+			for key, svc := range h.Services {
+				out[key] = held{svc, h.Instances[key]}
+			}
+		})
+		return out
+	}
+	wants := func(key registry.Key) bool { return len(key.Name)%2 == 0 }
+	all, part := run(nil), run(wants)
+	maps.DeleteFunc(all, func(_ string, h held) bool { return !wants(h.Service.Key) })
+	if d := cmp.Diff(all, part); d != "" || len(part) == 0 {
+		t.Errorf("%d services; -of all +wanted:\n%s", len(part), d)
+	}
+}

@@ -38,6 +38,7 @@ var anyone = []string{"..."}
 var rules = []rule{
 	{folder: "plugin/registry"},
 	{folder: "plugin/collection"},
+	{folder: "plugin/shard"},
 	{folder: "plugin/proto/...", others: []string{"google.golang.org/protobuf/...", "google.golang.org/grpc/..."}},
 	{folder: "plugin/wire", own: []string{"plugin/proto/..."}, others: anyone},
 	{
@@ -45,7 +46,7 @@ var rules = []rule{
 		others: []string{"istio.io/api/...", "google.golang.org/protobuf/...", "github.com/klauspost/compress/s2"},
 	},
 	{
-		folder: "plugin", own: []string{"plugin/registry", "plugin/collection", "plugin/proto/...", "plugin/wire", "translate", "internal/clip", "internal/conf", "internal/wait"}, others: anyone,
+		folder: "plugin", own: []string{"plugin/registry", "plugin/collection", "plugin/shard", "plugin/proto/...", "plugin/wire", "translate", "internal/clip", "internal/conf", "internal/wait"}, others: anyone,
 		tests: []string{"plugin/plugintest", "internal/testcert"},
 	},
 	{
@@ -66,13 +67,13 @@ var rules = []rule{
 		tests: []string{"internal/testresource"},
 	},
 	{
-		folder: "server/state", own: []string{"plugin/collection", "plugin/proto/...", "server/encode", "internal/clip"},
+		folder: "server/state", own: []string{"plugin/collection", "plugin/shard", "plugin/proto/...", "server/encode", "internal/clip"},
 		others: []string{"google.golang.org/protobuf/...", "github.com/prometheus/client_golang/..."},
 		tests:  []string{"internal/testresource"},
 	},
 	{
 		folder: "server/view", own: []string{"server/encode", "server/state"}, others: []string{"google.golang.org/protobuf/..."},
-		tests: []string{"plugin/collection", "plugin/proto/...", "internal/testresource"},
+		tests: []string{"plugin/collection", "plugin/shard", "plugin/proto/...", "internal/testresource"},
 	},
 	{
 		folder: "server/lastgood", own: []string{"plugin/collection", "server/encode", "server/state"},
@@ -92,10 +93,10 @@ var rules = []rule{
 		tests: []string{"server/servertest", "server/state", "internal/testcert"},
 	},
 	{
-		folder: "server/supervisor", own: []string{"plugin/collection", "plugin/proto/...", "plugin/wire", "internal/clip"}, others: anyone,
+		folder: "server/supervisor", own: []string{"plugin/collection", "plugin/shard", "plugin/proto/...", "plugin/wire", "internal/clip"}, others: anyone,
 		tests: []string{"plugin", "plugin/registry", "internal/testwait"},
 	},
-	{folder: "server/config", own: []string{"internal/conf"}, others: []string{"github.com/invopop/jsonschema"}},
+	{folder: "server/config", own: []string{"plugin/collection", "plugin/shard", "internal/conf"}, others: []string{"github.com/invopop/jsonschema"}},
 	{
 		folder: "server/access", own: []string{"internal/conf", "internal/wait", "server/config"}, others: anyone,
 		tests: []string{"internal/testcert", "internal/testwait"},
@@ -108,7 +109,7 @@ var rules = []rule{
 		tests: []string{"server/view"},
 	},
 	{
-		folder: "server", own: []string{"plugin/collection", "plugin/proto/...", "translate", "server/...", "internal/conf"}, others: anyone,
+		folder: "server", own: []string{"plugin/collection", "plugin/shard", "plugin/proto/...", "translate", "server/...", "internal/conf"}, others: anyone,
 		tests: []string{"adapters/sim", "plugin/registry", "internal/testcert", "internal/testwait"},
 	},
 	{
@@ -125,7 +126,7 @@ var rules = []rule{
 	{folder: "internal/bench", own: []string{"adapters/sim", "server/mcp/proto/..."}, others: anyone},
 	{folder: "internal/migrate", own: []string{"internal/watch"}, others: anyone, tests: []string{"server/...", "plugin/..."}},
 	{
-		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "server/...", "plugin/plugintest/suite", "internal/bench", "internal/conf", "internal/migrate", "internal/watch"}, others: anyone,
+		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "plugin/shard", "server/...", "plugin/plugintest/suite", "internal/bench", "internal/conf", "internal/migrate", "internal/watch"}, others: anyone,
 		tests: []string{"internal/testcert", "internal/testenv", "internal/testresource", "internal/testwait", "plugin/..."}, // of which the plugins are made that flood
 	},
 

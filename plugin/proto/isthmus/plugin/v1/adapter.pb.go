@@ -218,7 +218,9 @@ type ConfigureRequest struct {
 	Translate []byte `protobuf:"bytes,3,opt,name=translate" json:"translate,omitempty"`
 	// What the host keeps of the registry at most. It refuses what is beyond, so
 	// a plugin that leaves it out itself saves both of them the memory.
-	Limits        *Limits `protobuf:"bytes,4,opt,name=limits" json:"limits,omitempty"`
+	Limits *Limits `protobuf:"bytes,4,opt,name=limits" json:"limits,omitempty"`
+	// The services that the host wants. Unset: all of them.
+	Shards        *Shards `protobuf:"bytes,5,opt,name=shards" json:"shards,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -281,6 +283,81 @@ func (x *ConfigureRequest) GetLimits() *Limits {
 	return nil
 }
 
+func (x *ConfigureRequest) GetShards() *Shards {
+	if x != nil {
+		return x.Shards
+	}
+	return nil
+}
+
+// Shards are those services whose host has one of these numbers: the first eight
+// bytes of the SHA-256 of the host in lower case, as a big-endian number, modulo
+// of. The host is the first of the hosts of the ServiceEntry. The host serves
+// nothing of other services, so a plugin that leaves them out itself saves both
+// of them, and the registry, the work.
+type Shards struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The first number.
+	First uint32 `protobuf:"varint,1,opt,name=first" json:"first,omitempty"`
+	// The last number, first or greater.
+	Last uint32 `protobuf:"varint,2,opt,name=last" json:"last,omitempty"`
+	// How many numbers there are, greater than last.
+	Of            uint32 `protobuf:"varint,3,opt,name=of" json:"of,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Shards) Reset() {
+	*x = Shards{}
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Shards) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Shards) ProtoMessage() {}
+
+func (x *Shards) ProtoReflect() protoreflect.Message {
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Shards.ProtoReflect.Descriptor instead.
+func (*Shards) Descriptor() ([]byte, []int) {
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Shards) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *Shards) GetLast() uint32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *Shards) GetOf() uint32 {
+	if x != nil {
+		return x.Of
+	}
+	return 0
+}
+
 // Limits bounds what a host keeps of one registry. Zero is no bound that the
 // host tells.
 type Limits struct {
@@ -299,7 +376,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -311,7 +388,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -324,7 +401,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{3}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Limits) GetResources() uint64 {
@@ -359,7 +436,7 @@ type ConfigureResponse struct {
 
 func (x *ConfigureResponse) Reset() {
 	*x = ConfigureResponse{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -371,7 +448,7 @@ func (x *ConfigureResponse) String() string {
 func (*ConfigureResponse) ProtoMessage() {}
 
 func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -384,7 +461,7 @@ func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureResponse) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{4}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ConfigureResponse) GetViolations() []*Violation {
@@ -407,7 +484,7 @@ type Violation struct {
 
 func (x *Violation) Reset() {
 	*x = Violation{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -419,7 +496,7 @@ func (x *Violation) String() string {
 func (*Violation) ProtoMessage() {}
 
 func (x *Violation) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -432,7 +509,7 @@ func (x *Violation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Violation.ProtoReflect.Descriptor instead.
 func (*Violation) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{5}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Violation) GetField() string {
@@ -458,7 +535,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -470,7 +547,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -483,7 +560,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{6}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{7}
 }
 
 // WatchResponse is a batch of changes. Its parts are applied as one: removals,
@@ -534,7 +611,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +623,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +636,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{7}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WatchResponse) GetUpserts() []*Upsert {
@@ -666,7 +743,7 @@ type Metric struct {
 
 func (x *Metric) Reset() {
 	*x = Metric{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +755,7 @@ func (x *Metric) String() string {
 func (*Metric) ProtoMessage() {}
 
 func (x *Metric) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +768,7 @@ func (x *Metric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Metric.ProtoReflect.Descriptor instead.
 func (*Metric) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{8}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Metric) GetName() string {
@@ -741,7 +818,7 @@ type Upsert struct {
 
 func (x *Upsert) Reset() {
 	*x = Upsert{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +830,7 @@ func (x *Upsert) String() string {
 func (*Upsert) ProtoMessage() {}
 
 func (x *Upsert) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +843,7 @@ func (x *Upsert) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Upsert.ProtoReflect.Descriptor instead.
 func (*Upsert) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{9}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Upsert) GetResource() []byte {
@@ -796,7 +873,7 @@ type Removal struct {
 
 func (x *Removal) Reset() {
 	*x = Removal{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -808,7 +885,7 @@ func (x *Removal) String() string {
 func (*Removal) ProtoMessage() {}
 
 func (x *Removal) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -821,7 +898,7 @@ func (x *Removal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Removal.ProtoReflect.Descriptor instead.
 func (*Removal) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{10}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Removal) GetCollection() string {
@@ -858,7 +935,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +947,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +960,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{11}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Kept) GetCollection() string {
@@ -913,7 +990,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1002,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1015,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{12}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Problem) GetId() string {
@@ -968,7 +1045,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[13]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -980,7 +1057,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[13]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -993,7 +1070,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{13}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Status) GetError() string {
@@ -1022,12 +1099,17 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\rconfig_schema\x18\x03 \x01(\fR\fconfigSchema\x12)\n" +
 	"\x10translate_schema\x18\x04 \x01(\fR\x0ftranslateSchema\x12 \n" +
 	"\vcollections\x18\x05 \x03(\tR\vcollections\x12\x18\n" +
-	"\asummary\x18\x06 \x01(\tR\asummary\"\x97\x01\n" +
+	"\asummary\x18\x06 \x01(\tR\asummary\"\xca\x01\n" +
 	"\x10ConfigureRequest\x12\x1a\n" +
 	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x16\n" +
 	"\x06config\x18\x02 \x01(\fR\x06config\x12\x1c\n" +
 	"\ttranslate\x18\x03 \x01(\fR\ttranslate\x121\n" +
-	"\x06limits\x18\x04 \x01(\v2\x19.isthmus.plugin.v1.LimitsR\x06limits\"X\n" +
+	"\x06limits\x18\x04 \x01(\v2\x19.isthmus.plugin.v1.LimitsR\x06limits\x121\n" +
+	"\x06shards\x18\x05 \x01(\v2\x19.isthmus.plugin.v1.ShardsR\x06shards\"B\n" +
+	"\x06Shards\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\rR\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\rR\x04last\x12\x0e\n" +
+	"\x02of\x18\x03 \x01(\rR\x02of\"X\n" +
 	"\x06Limits\x12\x1c\n" +
 	"\tresources\x18\x01 \x01(\x04R\tresources\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x1a\n" +
@@ -1102,48 +1184,50 @@ func file_isthmus_plugin_v1_adapter_proto_rawDescGZIP() []byte {
 }
 
 var file_isthmus_plugin_v1_adapter_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_isthmus_plugin_v1_adapter_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_isthmus_plugin_v1_adapter_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_isthmus_plugin_v1_adapter_proto_goTypes = []any{
 	(MetricKind)(0),               // 0: isthmus.plugin.v1.MetricKind
 	(*DescribeRequest)(nil),       // 1: isthmus.plugin.v1.DescribeRequest
 	(*DescribeResponse)(nil),      // 2: isthmus.plugin.v1.DescribeResponse
 	(*ConfigureRequest)(nil),      // 3: isthmus.plugin.v1.ConfigureRequest
-	(*Limits)(nil),                // 4: isthmus.plugin.v1.Limits
-	(*ConfigureResponse)(nil),     // 5: isthmus.plugin.v1.ConfigureResponse
-	(*Violation)(nil),             // 6: isthmus.plugin.v1.Violation
-	(*WatchRequest)(nil),          // 7: isthmus.plugin.v1.WatchRequest
-	(*WatchResponse)(nil),         // 8: isthmus.plugin.v1.WatchResponse
-	(*Metric)(nil),                // 9: isthmus.plugin.v1.Metric
-	(*Upsert)(nil),                // 10: isthmus.plugin.v1.Upsert
-	(*Removal)(nil),               // 11: isthmus.plugin.v1.Removal
-	(*Kept)(nil),                  // 12: isthmus.plugin.v1.Kept
-	(*Problem)(nil),               // 13: isthmus.plugin.v1.Problem
-	(*Status)(nil),                // 14: isthmus.plugin.v1.Status
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
+	(*Shards)(nil),                // 4: isthmus.plugin.v1.Shards
+	(*Limits)(nil),                // 5: isthmus.plugin.v1.Limits
+	(*ConfigureResponse)(nil),     // 6: isthmus.plugin.v1.ConfigureResponse
+	(*Violation)(nil),             // 7: isthmus.plugin.v1.Violation
+	(*WatchRequest)(nil),          // 8: isthmus.plugin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 9: isthmus.plugin.v1.WatchResponse
+	(*Metric)(nil),                // 10: isthmus.plugin.v1.Metric
+	(*Upsert)(nil),                // 11: isthmus.plugin.v1.Upsert
+	(*Removal)(nil),               // 12: isthmus.plugin.v1.Removal
+	(*Kept)(nil),                  // 13: isthmus.plugin.v1.Kept
+	(*Problem)(nil),               // 14: isthmus.plugin.v1.Problem
+	(*Status)(nil),                // 15: isthmus.plugin.v1.Status
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
 }
 var file_isthmus_plugin_v1_adapter_proto_depIdxs = []int32{
-	4,  // 0: isthmus.plugin.v1.ConfigureRequest.limits:type_name -> isthmus.plugin.v1.Limits
-	6,  // 1: isthmus.plugin.v1.ConfigureResponse.violations:type_name -> isthmus.plugin.v1.Violation
-	10, // 2: isthmus.plugin.v1.WatchResponse.upserts:type_name -> isthmus.plugin.v1.Upsert
-	11, // 3: isthmus.plugin.v1.WatchResponse.removals:type_name -> isthmus.plugin.v1.Removal
-	13, // 4: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
-	14, // 5: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
-	15, // 6: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
-	12, // 7: isthmus.plugin.v1.WatchResponse.kept:type_name -> isthmus.plugin.v1.Kept
-	13, // 8: isthmus.plugin.v1.WatchResponse.left_out:type_name -> isthmus.plugin.v1.Problem
-	9,  // 9: isthmus.plugin.v1.WatchResponse.metrics:type_name -> isthmus.plugin.v1.Metric
-	0,  // 10: isthmus.plugin.v1.Metric.kind:type_name -> isthmus.plugin.v1.MetricKind
-	1,  // 11: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
-	3,  // 12: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
-	7,  // 13: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
-	2,  // 14: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
-	5,  // 15: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
-	8,  // 16: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
-	14, // [14:17] is the sub-list for method output_type
-	11, // [11:14] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	5,  // 0: isthmus.plugin.v1.ConfigureRequest.limits:type_name -> isthmus.plugin.v1.Limits
+	4,  // 1: isthmus.plugin.v1.ConfigureRequest.shards:type_name -> isthmus.plugin.v1.Shards
+	7,  // 2: isthmus.plugin.v1.ConfigureResponse.violations:type_name -> isthmus.plugin.v1.Violation
+	11, // 3: isthmus.plugin.v1.WatchResponse.upserts:type_name -> isthmus.plugin.v1.Upsert
+	12, // 4: isthmus.plugin.v1.WatchResponse.removals:type_name -> isthmus.plugin.v1.Removal
+	14, // 5: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
+	15, // 6: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
+	16, // 7: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
+	13, // 8: isthmus.plugin.v1.WatchResponse.kept:type_name -> isthmus.plugin.v1.Kept
+	14, // 9: isthmus.plugin.v1.WatchResponse.left_out:type_name -> isthmus.plugin.v1.Problem
+	10, // 10: isthmus.plugin.v1.WatchResponse.metrics:type_name -> isthmus.plugin.v1.Metric
+	0,  // 11: isthmus.plugin.v1.Metric.kind:type_name -> isthmus.plugin.v1.MetricKind
+	1,  // 12: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
+	3,  // 13: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
+	8,  // 14: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
+	2,  // 15: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
+	6,  // 16: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
+	9,  // 17: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
+	15, // [15:18] is the sub-list for method output_type
+	12, // [12:15] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_isthmus_plugin_v1_adapter_proto_init() }
@@ -1157,7 +1241,7 @@ func file_isthmus_plugin_v1_adapter_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_isthmus_plugin_v1_adapter_proto_rawDesc), len(file_isthmus_plugin_v1_adapter_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
