@@ -246,14 +246,8 @@ func (d *DB) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 			if c.Lost {
 				return
 			}
-			for i := range changes {
-				c.Revision = changes[i].Revision
-				if changes[i].Removed && c.Revision <= c.Begun {
-					continue
-				}
-				if !yield(changes[i]) {
-					return
-				}
+			if !c.each(changes, yield) {
+				return
 			}
 			if len(changes) < chunk {
 				c.Revision = max(c.Revision, now)
@@ -263,6 +257,21 @@ func (d *DB) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 			clear(buf[:])
 		}
 	}
+}
+
+// each advances the cursor over changes, and yields those that the reader has
+// to know. It reports false if the reader stops.
+func (c *Cursor) each(changes []Change, yield func(Change) bool) bool {
+	for i := range changes {
+		c.Revision = changes[i].Revision
+		if changes[i].Removed && c.Revision <= c.Begun {
+			continue
+		}
+		if !yield(changes[i]) {
+			return false
+		}
+	}
+	return true
 }
 
 // read returns the next changes, as many as fit in buf, and the current

@@ -72,7 +72,7 @@ type pages struct {
 }
 
 // current applies the changes of the state and returns the snapshot.
-func (p *pages) current(db *state.DB) *Snapshot {
+func (p *pages) current(db data) *Snapshot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	changed := p.snapshot == nil

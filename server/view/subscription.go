@@ -176,8 +176,12 @@ type Subscription struct {
 
 // position is what a sink followed before its listing was restarted.
 type position struct {
+	data   data
 	kind   state.Kind
 	cursor state.Cursor
+	// layout is that of everything before the cursor, nil if the sink may lack
+	// some of it.
+	layout *encode.Layout
 }
 
 // NewSubscription returns a subscription to all names to which nothing was sent
@@ -223,13 +227,34 @@ func (s *Subscription) SetForm(f encode.Form) {
 	}
 }
 
+// SetView continues the subscription with another view. The collection is
+// resent; what the new view does not have is removed.
+func (s *Subscription) SetView(v *View) {
+	if v == s.view {
+		return
+	}
+	known := s.before == nil && !s.narrow && !s.listing && !s.refused
+	s.restart()
+	if known && s.before != nil {
+		s.before.layout = s.layout
+	}
+	s.Close()
+	s.view, s.again = v, true
+	for name := range s.names {
+		s.ask(name)
+	}
+	if s.narrow {
+		s.follow()
+	}
+}
+
 // Again makes the next response a full one, even without changes.
 func (s *Subscription) Again() { s.again = true }
 
 // restart restarts the listing with the next response.
 func (s *Subscription) restart() {
 	if s.begun && s.before == nil {
-		s.before = &position{s.kind, s.cursor}
+		s.before = &position{data: s.view.data, kind: s.kind, cursor: s.cursor}
 	}
 	s.begun = false
 }
@@ -248,7 +273,7 @@ func (s *Subscription) Narrow() {
 // catchUp fetches the names that changed since the newest response.
 func (s *Subscription) catchUp() {
 	at := s.cursor
-	for c := range s.view.db.Changes(s.kind, &at) {
+	for c := range s.view.data.Changes(s.kind, &at) {
 		if _, asked := s.names[c.Name]; asked {
 			s.ask(c.Name)
 		}
@@ -322,7 +347,7 @@ func (s *Subscription) ask(name string) {
 // Next returns the next response, if the sink lacks anything and no response is
 // in flight. The error is [ErrFellBehind], [ErrResume] or nil.
 func (s *Subscription) Next() (r Response, ok bool, err error) {
-	if s.state == Sent || s.state == Held && !s.view.db.Initialized(s.options.Collection) {
+	if s.state == Sent || s.state == Held && !s.view.data.Initialized(s.options.Collection) {
 		return r, false, nil
 	}
 	if r, ok, err = s.next(); !ok || err != nil {
@@ -357,12 +382,12 @@ func (s *Subscription) everything() (r Response, ok bool, err error) {
 	if s.pages == nil {
 		s.pages = s.view.acquire(pagesKey{s.options.Collection, s.options.Form, s.options.Framing})
 	}
-	all := s.pages.current(s.view.db)
+	all := s.pages.current(s.view.data)
 	if s.state != Held && !s.again {
 		unchanged := s.full == all.Version
 		if s.full == "" { // the newest response was incremental
 			at, n := s.cursor, 0
-			for range s.view.db.Changes(s.kind, &at) {
+			for range s.view.data.Changes(s.kind, &at) {
 				n++
 				break
 			}
@@ -392,7 +417,7 @@ func (s *Subscription) changes() (r Response, ok bool, err error) {
 		r.Full = s.options.Framing == MCP && len(s.options.Versions) == 0
 	}
 	whole, last := true, s.cursor.Revision
-	for c := range s.view.db.Changes(s.kind, &s.cursor) {
+	for c := range s.view.data.Changes(s.kind, &s.cursor) {
 		if !s.change(&r, &c) {
 			s.cursor.Revision, whole = last, false
 			break
@@ -455,7 +480,7 @@ func (s *Subscription) forget(r *Response) bool {
 }
 
 // holdBefore adds the names of the previous listing to those that the sink
-// holds, with a version that matches nothing.
+// holds, with a version that matches nothing unless it is known.
 func (s *Subscription) holdBefore() error {
 	if s.before == nil {
 		return nil
@@ -463,14 +488,18 @@ func (s *Subscription) holdBefore() error {
 	if s.options.Versions == nil {
 		s.options.Versions = make(map[string]string)
 	}
-	for c := range s.view.db.Changes(s.before.kind, &s.before.cursor) {
+	for c := range s.before.data.Changes(s.before.kind, &s.before.cursor) {
 		s.options.Versions[c.Name] = ""
 	}
 	if s.before.cursor.Lost {
 		return ErrFellBehind
 	}
-	for c := range s.view.db.Changes(s.before.kind, new(state.Cursor)) {
-		s.options.Versions[c.Name] = ""
+	for c := range s.before.data.Changes(s.before.kind, new(state.Cursor)) {
+		version := ""
+		if _, changed := s.options.Versions[c.Name]; !changed && s.before.layout == s.layout && !c.Removed {
+			version = c.Record.Encode(s.layout).Version.String()
+		}
+		s.options.Versions[c.Name] = version
 	}
 	s.before = nil
 	return nil
@@ -499,7 +528,7 @@ func (s *Subscription) answer(r *Response) {
 	removed := r.Removed // sorted
 	for _, name := range first(s.pending, answerAtOnce) {
 		have, held := s.options.Versions[name]
-		if record, there := s.view.db.Get(s.kind, name); !there {
+		if record, there := s.view.data.Get(s.kind, name); !there {
 			if _, done := slices.BinarySearch(removed, name); !done && !r.remove(name) {
 				return
 			}

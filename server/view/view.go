@@ -2,6 +2,8 @@ package view
 
 import (
 	"context"
+	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -13,24 +15,116 @@ import (
 // View is shared by all subscriptions. Its methods may be called from any
 // goroutine.
 type View struct {
-	db *state.DB
+	db      *state.DB
+	filters []state.Filter
+	data    data
+	part    *state.Selection // data of a view with filters, else nil
 
 	mu    sync.Mutex
 	pages map[pagesKey]*pages   // guarded by mu
 	named map[state.Kind]*named // guarded by mu
+
+	narrower *narrower // shared with the views that were made of this one
 }
 
-// New returns a view of all of the state.
-func New(db *state.DB) *View {
-	return &View{db: db, pages: make(map[pagesKey]*pages), named: make(map[state.Kind]*named)}
+// data is what a view shows: a [state.DB], or a [state.Selection] of it.
+type data interface {
+	Changes(k state.Kind, c *state.Cursor) iter.Seq[state.Change]
+	Get(k state.Kind, name string) (*state.Record, bool)
+	Revision() state.Revision
+	Changed() <-chan struct{}
+	Initialized(coll string) bool
+}
+
+// Filter selects what a view shows.
+type Filter = state.Filter
+
+// New returns a view of all of the state, or of the part that all filters
+// select.
+func New(db *state.DB, filters ...Filter) *View {
+	v := &View{
+		db: db, filters: filters, data: db, pages: make(map[pagesKey]*pages), named: make(map[state.Kind]*named),
+		narrower: &narrower{of: make(map[string]*shared)},
+	}
+	if len(filters) > 0 {
+		v.part = db.Select(filters...)
+		v.data = v.part
+	}
+	return v
+}
+
+// narrower holds the views that are narrower than one.
+type narrower struct {
+	mu sync.Mutex
+	of map[string]*shared // guarded by mu; by their filters
+}
+
+// shared is a view that several streams use.
+type shared struct {
+	view  *View
+	users int // guarded by narrower.mu
+	end   context.CancelFunc
+	ended chan struct{}
+}
+
+// Narrow returns the part of the view that all filters select, the view itself
+// without any. Callers with equal filters share it, and what it costs; release
+// has to be called when it is no longer used.
+func (v *View) Narrow(filters ...Filter) (part *View, release func()) {
+	if len(filters) == 0 {
+		return v, func() {}
+	}
+	n, key := v.narrower, fmt.Sprintf("%q", filters)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := n.of[key]
+	if s == nil {
+		ctx, end := context.WithCancel(context.Background())
+		s = &shared{view: New(v.db, slices.Concat(v.filters, filters)...), end: end, ended: make(chan struct{})}
+		n.of[key] = s
+		// The last user ends it.
+		go func() {
+			defer close(s.ended)
+			s.view.Run(ctx)
+		}()
+	}
+	s.users++
+	return s.view, sync.OnceFunc(func() { n.release(key, s) })
+}
+
+func (n *narrower) release(key string, s *shared) {
+	n.mu.Lock()
+	s.users--
+	last := s.users == 0
+	if last {
+		delete(n.of, key)
+	}
+	n.mu.Unlock()
+	if last {
+		s.end()
+		<-s.ended
+	}
+}
+
+// Anew examines all of the state again, for this view and those narrower than
+// it. It is for changes of what filters refer to, such as names of registries.
+func (v *View) Anew() {
+	if v.part != nil {
+		v.part.Anew()
+	}
+	v.narrower.mu.Lock()
+	defer v.narrower.mu.Unlock()
+	for _, s := range v.narrower.of {
+		s.view.part.Anew()
+	}
 }
 
 // Changed returns a channel that is closed when any subscription may have
 // something to send.
-func (v *View) Changed() <-chan struct{} { return v.db.Changed() }
+func (v *View) Changed() <-chan struct{} { return v.data.Changed() }
 
-// Revision returns the state's revision.
-func (v *View) Revision() state.Revision { return v.db.Revision() }
+// Revision returns the revision of what the view shows.
+func (v *View) Revision() state.Revision { return v.data.Revision() }
 
 func (v *View) acquire(key pagesKey) *pages {
 	v.mu.Lock()
@@ -80,7 +174,7 @@ func (v *View) askSome(s *Subscription, names []string) {
 	n := v.named[s.kind]
 	if n == nil {
 		n = &named{
-			cursor: state.At(v.db.Revision()),
+			cursor: state.At(v.data.Revision()),
 			of:     make(map[string]map[*Subscription]struct{}), subs: make(map[*Subscription]struct{}),
 		}
 		v.named[s.kind] = n
@@ -144,13 +238,13 @@ func (v *View) Follow() {
 }
 
 func (v *View) followLocked(kind state.Kind, n *named) {
-	for c := range v.db.Changes(kind, &n.cursor) {
+	for c := range v.data.Changes(kind, &n.cursor) {
 		for s := range n.of[c.Name] {
 			s.changed(c.Name)
 		}
 	}
 	if n.cursor.Lost {
-		n.cursor = state.At(v.db.Revision())
+		n.cursor = state.At(v.data.Revision())
 		for name, of := range n.of {
 			for s := range of {
 				s.changed(name)
@@ -166,7 +260,7 @@ func (v *View) changes(s *Subscription) (names map[string]struct{}, at state.Rev
 	defer v.mu.Unlock()
 	n := v.named[s.kind]
 	if n == nil {
-		return nil, v.db.Revision()
+		return nil, v.data.Revision()
 	}
 	v.followLocked(s.kind, n)
 	names, s.marked = s.marked, nil
@@ -185,7 +279,12 @@ func (s *Subscription) changed(name string) {
 }
 
 // Run follows the state for subscriptions to names until ctx ends.
+// A view with filters wakes its readers while it runs only.
 func (v *View) Run(ctx context.Context) {
+	if v.part != nil {
+		v.part.Run(ctx, v.Follow)
+		return
+	}
 	for {
 		changed := v.Changed() // read before Follow, so that no change is missed
 		v.Follow()

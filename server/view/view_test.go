@@ -86,9 +86,15 @@ func (s *sink) step() (r Response, ok bool) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if !ok {
-		return r, false
+	if ok {
+		s.receive(&r)
 	}
+	return r, ok
+}
+
+// receive applies a response to what the client holds.
+func (s *sink) receive(r *Response) {
+	s.t.Helper()
 	raw := bytes.Join(r.Segments, nil)
 	if len(raw) != r.Size {
 		s.t.Fatalf("Size is %d, the segments have %d bytes", r.Size, len(raw))
@@ -105,7 +111,7 @@ func (s *sink) step() (r Response, ok bool) {
 			delete(s.have, name)
 			delete(s.vers, name)
 		}
-		return r, true
+		return
 	}
 	var m discovery.DiscoveryResponse
 	if err := proto.Unmarshal(raw, &m); err != nil {
@@ -116,7 +122,6 @@ func (s *sink) step() (r Response, ok bool) {
 	for _, a := range m.GetResources() {
 		s.take("", "", a)
 	}
-	return r, true
 }
 
 func (s *sink) take(name, version string, a *anypb.Any) {
