@@ -142,8 +142,9 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 	var rules []*access.Policy
 	if err == nil {
 		var found config.Problems
-		if rules, found = policies(&next, wanted(&next.Listen)); len(found) > 0 {
-			err = found
+		rules, found = policies(&next, wanted(&next.Listen))
+		if found = append(found, next.OutOfShards(s.options.Shards)...); len(found) > 0 {
+			err = found.Sort()
 		}
 	}
 	if err == nil {
@@ -159,6 +160,10 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 	}
 
 	s.replace(ctx, group, &next, &d, members, fresh)
+	if len(d.Renamed()) > 0 {
+		s.view.Anew()
+	}
+	s.warnOfGaps(&next)
 	for i, p := range ports {
 		if p.gate == nil {
 			p.gate = access.NewGate(p.String(), rules[i], s.access, s.log)
@@ -196,7 +201,7 @@ func (s *Server) plan(next *config.Config, d *config.Difference) (members, fresh
 		changed[c.Name] = c.NeedsPlugin()
 	}
 	for i := range next.Registries {
-		m, err := newMember(next, &next.Registries[i])
+		m, err := s.newMember(next, &next.Registries[i])
 		if err != nil {
 			return nil, fresh, err
 		}

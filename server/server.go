@@ -23,6 +23,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/plugin/shard"
 	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
@@ -53,6 +54,8 @@ type Options struct {
 	// SetLevel applies the log level of a reloaded configuration. Nil keeps the
 	// level.
 	SetLevel func(slog.Level)
+	// Shards are the shards of the hosts that this process follows and serves.
+	Shards shard.Set
 	// Metrics is the registry for metrics that the admin server shows. Nil
 	// means a new one.
 	Metrics *prometheus.Registry
@@ -118,7 +121,7 @@ func New(cfg config.Config, o Options) (*Server, error) {
 	}
 	names := make([]string, len(cfg.Registries))
 	for i := range cfg.Registries {
-		m, err := newMember(&cfg, &cfg.Registries[i])
+		m, err := s.newMember(&cfg, &cfg.Registries[i])
 		if err != nil {
 			return nil, err
 		}
@@ -144,7 +147,7 @@ func New(cfg config.Config, o Options) (*Server, error) {
 		Conflicts:    conflictRules(cfg.Conflicts),
 		Addresses:    cfg.Addresses.Network(),
 	}, o.Log, o.Metrics)
-	s.view = view.New(s.db)
+	s.view = view.New(s.db, filterOfShards(o.Shards)...)
 	s.xds, err = xds.New(s.view, xds.Config{Profile: cfg.Profile}, o.Log, o.Metrics)
 	if err != nil {
 		return nil, err
@@ -159,11 +162,12 @@ func New(cfg config.Config, o Options) (*Server, error) {
 	return s, nil
 }
 
-func newMember(cfg *config.Config, r *config.Registry) (*member, error) {
+func (s *Server) newMember(cfg *config.Config, r *config.Registry) (*member, error) {
 	spec, err := Spec(cfg, r)
 	if err != nil {
 		return nil, err
 	}
+	spec.Shards = s.options.Shards
 	return &member{registry: *r, spec: spec, sink: new(sink), ended: make(chan struct{})}, nil
 }
 
@@ -203,9 +207,10 @@ func (s *Server) Listen() error {
 	cfg := s.config()
 	ports := wanted(&cfg.Listen)
 	rules, found := policies(cfg, ports)
-	if len(found) > 0 {
-		return found
+	if found = append(found, cfg.OutOfShards(s.options.Shards)...); len(found) > 0 {
+		return found.Sort()
 	}
+	s.warnOfGaps(cfg)
 	if err := openPorts(ports, nil); err != nil {
 		return err
 	}

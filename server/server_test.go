@@ -70,6 +70,11 @@ func serveWith(t *testing.T, text string, o Options) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return serveConfig(t, cfg, o)
+}
+
+func serveConfig(t *testing.T, cfg config.Config, o Options) *Server {
+	t.Helper()
 	o.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
 	s, err := New(cfg, o)
 	if err != nil {

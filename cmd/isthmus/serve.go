@@ -3,12 +3,16 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"path/filepath"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-mesh/isthmus/plugin/shard"
 	"github.com/isthmus-mesh/isthmus/server"
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
@@ -33,12 +37,23 @@ listing is complete.
 The configuration is loaded again when its file changes, at SIGHUP, and at POST /api/v1/reload. Registries and listeners that stay the
 same go on as they are. If anything is wrong with the new one, the old one stays in force as a whole, and the log says why.
 
+With --shards the process follows and serves only the services whose host is in these shards, so that several processes share what is too
+much for one; docs/views.md says which host is in which shard.
+
 At SIGINT or SIGTERM new streams are refused, and those that there are end one after the other within the time of 'drain'.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)
+	shards := cmd.Flags().String("shards", "", "follow and serve only these `SHARDS` of the services, such as 3/16 or 0-3/16")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx := cmd.Context()
+		var own shard.Set
+		if cmd.Flags().Changed("shards") {
+			var err error
+			if own, err = shard.Parse(*shards); err != nil {
+				return usageError(cmd, fmt.Errorf("--shards %q: %w", *shards, err))
+			}
+		}
 		cfg, err := loadConfig(ctx, *file, config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr()))
 		if err != nil {
 			return err
@@ -50,8 +65,13 @@ At SIGINT or SIGTERM new streams are refused, and those that there are end one a
 		if err != nil {
 			log.Error("there is no place for the last good state, so that none is kept: name a directory in state.dir, or state: {dir: \"\"}", "err", err)
 		}
+		if dir != "" && !own.All() {
+			// Each part of a registry has a last good state of its own: one of
+			// other shards would look like services that are gone.
+			dir = filepath.Join(dir, "shards-"+strings.ReplaceAll(own.String(), "/", "-of-"))
+		}
 		s, err := newServer(cfg, server.Options{
-			Log: log, SetLevel: level.Set, StateDir: dir,
+			Log: log, SetLevel: level.Set, StateDir: dir, Shards: own,
 			Load: func() (config.Config, error) { return config.Load(*file, configOptions()) },
 		})
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/isthmus-mesh/isthmus/plugin/shard"
 	"github.com/isthmus-mesh/isthmus/server"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/mcp"
@@ -52,6 +53,9 @@ bridge cannot be asked.`,
 		}
 		if err := checkPlugins(ctx, &cfg, log, server.CheckListeners(&cfg)...); err != nil {
 			return err
+		}
+		for _, gap := range cfg.Gaps(shard.Set{}) {
+			fmt.Fprintf(cmd.ErrOrStderr(), "isthmus: warning: the views of the listeners leave a gap: %s\n", gap)
 		}
 		n := "registries"
 		if len(cfg.Registries) == 1 {

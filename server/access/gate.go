@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -26,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/isthmus-mesh/isthmus/internal/wait"
+	"github.com/isthmus-mesh/isthmus/server/config"
 )
 
 // Reasons of a refusal, as the metric has them.
@@ -63,7 +65,8 @@ func NewGate(listener string, p *Policy, m *Metrics, log *slog.Logger) *Gate {
 // Close removes the gate from the metrics.
 func (g *Gate) Close() { g.m.remove(g) }
 
-// Set replaces the policy, and ends the streams that it does not allow.
+// Set replaces the policy. It ends the streams that the new one does not allow,
+// and the others see what it has for them from then on.
 func (g *Gate) Set(p *Policy) {
 	// A stream registers before it loads the policy, so one that is not in the
 	// list is checked against this one.
@@ -74,6 +77,8 @@ func (g *Gate) Set(p *Policy) {
 	for _, s := range open {
 		if p.Check(s.caller) == None {
 			s.end(errRevoked)
+		} else {
+			s.grant.set(p.Views(s.caller))
 		}
 	}
 }
@@ -212,8 +217,8 @@ const refuseDelay = time.Second
 // Stream is an interceptor that lets only allowed callers open streams, and
 // ends them when they are no longer allowed.
 func (g *Gate) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	s := &guarded{ServerStream: ss, caller: callerOf(ss.Context())}
-	s.ctx, s.end = context.WithCancelCause(ss.Context())
+	s := &guarded{ServerStream: ss, caller: callerOf(ss.Context()), grant: &Grant{changed: make(chan struct{})}}
+	s.ctx, s.end = context.WithCancelCause(context.WithValue(ss.Context(), grantKey{}, s.grant))
 	defer s.end(nil)
 	g.mu.Lock()
 	g.streams[s] = struct{}{}
@@ -223,8 +228,8 @@ func (g *Gate) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 		delete(g.streams, s)
 		g.mu.Unlock()
 	}()
-	if p := g.policy.Load(); p.Check(s.caller) == None {
-		err := g.denied(p, s)
+	if !s.admit(g) {
+		err := g.denied(g.policy.Load(), s)
 		if strings.Contains(info.FullMethod, "istio.mcp") {
 			wait.Pause(ss.Context(), refuseDelay+rand.N(refuseDelay), nil)
 		}
@@ -273,6 +278,56 @@ type guarded struct {
 	ctx    context.Context //nolint:containedctx // that of the stream
 	end    context.CancelCauseFunc
 	caller Caller
+	grant  *Grant
+}
+
+// admit reports whether the policy allows the stream, and sets its views.
+func (s *guarded) admit(g *Gate) bool {
+	for {
+		p := g.policy.Load()
+		if p.Check(s.caller) == None {
+			return false
+		}
+		s.grant.set(p.Views(s.caller))
+		if g.policy.Load() == p {
+			return true // a later policy is set by Set
+		}
+	}
+}
+
+// Grant is what a stream may see. It changes with the policy.
+type Grant struct {
+	mu      sync.Mutex
+	views   []config.View // guarded by mu
+	changed chan struct{} // guarded by mu; closed and replaced when views change
+}
+
+// Views returns the views that the stream is restricted to, all of them
+// together, and a channel that is closed when they have changed.
+func (g *Grant) Views() (views []config.View, changed <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.views, g.changed
+}
+
+func (g *Grant) set(views []config.View) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if reflect.DeepEqual(g.views, views) {
+		return
+	}
+	g.views = views
+	close(g.changed)
+	g.changed = make(chan struct{})
+}
+
+type grantKey struct{}
+
+// GrantOf returns what a stream that passed [Gate.Stream] may see, nil for any
+// other.
+func GrantOf(ctx context.Context) *Grant {
+	g, _ := ctx.Value(grantKey{}).(*Grant)
+	return g
 }
 
 // Context implements grpc.ServerStream.

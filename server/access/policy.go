@@ -106,6 +106,23 @@ func (p *Policy) Check(c Caller) Role {
 	return role
 }
 
+// Views returns the views that a caller's stream is restricted to, all of them
+// together: that of the listener, and that of the first rule that fits.
+func (p *Policy) Views(c Caller) (views []config.View) {
+	if !p.listener.View.IsZero() {
+		views = append(views, p.listener.View)
+	}
+	for i := range p.rules {
+		if r := &p.rules[i]; r.fits(&c) {
+			if !r.View.IsZero() {
+				views = append(views, r.View)
+			}
+			break
+		}
+	}
+	return views
+}
+
 func (r *rule) role() Role {
 	if r.Role == config.RoleRead {
 		return Read

@@ -12,12 +12,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/conf"
+	"github.com/isthmus-mesh/isthmus/plugin/shard"
 )
 
 // PluginPrefix is the prefix of the file names of adapters in plugin_dir. The
@@ -64,6 +66,7 @@ type Listener struct {
 	Address  string      `json:"address" doc:"Address, as host:port, or unix:PATH for a socket that the user and the group of the bridge may use."`
 	TLS      ListenerTLS `json:"tls" doc:"TLS. Its files may be renewed at any time, and are read again then. Plaintext is refused."`
 	Allow    []Allow     `json:"allow" doc:"Who may use the listener: those whom a rule fits, and nobody else. Without rules everyone may."`
+	View     View        `json:"view" doc:"What the listener serves; see views.md. Without it everything. Not for listen.admin."`
 	Insecure bool        `json:"insecure" doc:"Accept that everyone who reaches the address may use it, or reads what is sent. An address that is not loopback needs tls, allow, or this."`
 }
 
@@ -93,6 +96,25 @@ func (t ListenerTLS) Enabled() bool { return t != ListenerTLS{} }
 type Allow struct {
 	Peer Peer   `json:"peer" doc:"Whom the rule fits: who meets all that is given here."`
 	Role string `json:"role" doc:"With listen.admin: read, or operate, which may also accept, refuse and reload. Default: operate."`
+	View View   `json:"view" doc:"What whom the rule fits receives of the listener's own view. The first rule that fits decides. Without it all of that. Not for listen.admin."`
+}
+
+// View selects what is served. A field that is not given selects everything.
+type View struct {
+	Registries  []string `json:"registries" doc:"Names of registries. A host that is merged from several belongs to the first of them."`
+	Namespaces  []string `json:"namespaces" doc:"Namespaces of the resources."`
+	Hosts       []string `json:"hosts" doc:"Patterns of hosts: * stands for any run of characters, as in *.service.consul. They select the ServiceEntries, VirtualServices and DestinationRules of these hosts and their instances, and nothing else."`
+	Collections []string `json:"collections" doc:"Kinds of resources, such as networking.istio.io/ServiceEntry."`
+	Shard       string   `json:"shard" doc:"A part of the services by a hash of their host: 3/16 is the fourth of sixteen, 0-3/16 the first four."`
+}
+
+// IsZero reports whether the view is everything.
+func (v View) IsZero() bool { return reflect.DeepEqual(v, View{}) }
+
+// Shards returns the shards of the view.
+func (v View) Shards() shard.Set {
+	s, _ := shard.Parse(v.Shard) // validated by Parse
+	return s
 }
 
 // Roles at the admin address.

@@ -258,6 +258,38 @@ f:8:98: listen.admin.allow[0].peer.spiffe: fits nobody without tls.client_ca_fil
 f:8:123: listen.admin.allow[0].role: must be read or operate
 f:9:45: listen.mcp.allow[0].peer.cidr: fits nobody, as callers of a unix socket have no address
 f:9:58: listen.mcp.allow[0].peer.sni: fits nobody without tls`},
+		{"views of nothing", `registries: [{name: one, type: sim}, {name: two, type: sim}]
+listen:
+  admin: {address: localhost:1, view: {registries: [one]}}
+  mcp: {address: localhost:2, view: {}}
+  xds:
+  - {address: localhost:3, view: {registries: [], namespaces: [], hosts: [], collections: []}}
+  - {address: localhost:4, view: {registries: [tow], namespaces: [A], hosts: ["["], collections: [networking.istio.io/ServiceEntri], shard: 16/16}}
+  - {address: localhost:4, view: {shard: 3-1/4}}
+  - address: localhost:5
+    view: {registries: [one], namespaces: [a], collections: [networking.istio.io/ServiceEntry], shard: 0-1/4}
+    allow:
+    - {peer: {cidr: 10.0.0.0/8}, view: {registries: [two], namespaces: [b], collections: [networking.istio.io/Gateway], shard: 6/8}}
+    - {peer: {cidr: 10.0.0.0/8}, view: {registries: [one, two], shard: 5/8}}
+  - {address: localhost:6, view: {shard: ""}}`, `
+f:3:33: listen.admin.view: is for sinks; listen.admin shows everything
+f:4:31: listen.mcp.view: is empty; name registries, namespaces, hosts, collections or a shard, or leave it out for everything
+f:6:35: listen.xds[0].view.registries: is an empty list, which selects nothing; leave it out for everything
+f:6:51: listen.xds[0].view.namespaces: is an empty list, which selects nothing; leave it out for everything
+f:6:67: listen.xds[0].view.hosts: is an empty list, which selects nothing; leave it out for everything
+f:6:78: listen.xds[0].view.collections: is an empty list, which selects nothing; leave it out for everything
+f:7:48: listen.xds[1].view.registries[0]: no registry has this name; did you mean two?
+f:7:67: listen.xds[1].view.namespaces[0]: must be lower-case letters, digits and dashes
+f:7:79: listen.xds[1].view.hosts[0]: is no pattern; *.service.consul fits every host of that domain
+f:7:99: listen.xds[1].view.collections[0]: no kind of resource is called so; did you mean networking.istio.io/ServiceEntry?
+f:7:134: listen.xds[1].view.shard: shard 16 is out of range: of 16 there are 0 to 15
+f:8:6: listen.xds[2].address: is the same as listen.xds[1].address; they need a port each
+f:8:35: listen.xds[2].view.shard: no shard is from 3 to 1
+f:12:41: listen.xds[3].allow[0].view.registries: select nothing, for the listener's view has only one
+f:12:60: listen.xds[3].allow[0].view.namespaces: select nothing, for the listener's view has only a
+f:12:77: listen.xds[3].allow[0].view.collections: select nothing, for the listener's view has only networking.istio.io/ServiceEntry
+f:12:121: listen.xds[3].allow[0].view.shard: selects nothing, for the listener's view has only shard 0-1/4
+f:14:28: listen.xds[4].view: is empty; name registries, namespaces, hosts, collections or a shard, or leave it out for everything`},
 		{"no listeners", "listen: {xds: []}\nregistries: [{name: a, type: sim}]", `f:1:10: listen.xds: is an empty list; leave it out for 127.0.0.1:15051`},
 		{"listener of another kind", "listen: {admin: [':1']}\nregistries: [{name: a, type: sim}]", `f:1:17: listen.admin: must be an address as host:port, or a block with one, not a list`},
 		{"same port", "listen: {xds: 'localhost:1', admin: 'localhost:1'}\nregistries: [{name: a, type: sim}]", `f:1:30: listen.admin: is the same as listen.xds; they need a port each`},

@@ -112,8 +112,11 @@ func (d *decoder) listener(at string, l *Listener, taken map[string]string) {
 		taken[l.Address] = address
 	}
 	d.listenerTLS(at+".tls", &l.TLS)
+	admin := at == "listen.admin"
+	d.view(at+".view", admin, &l.View, nil)
 	for i := range l.Allow {
-		d.allow(fmt.Sprintf("%s.allow[%d]", at, i), at == "listen.admin", l, &l.Allow[i])
+		d.allow(fmt.Sprintf("%s.allow[%d]", at, i), admin, l, &l.Allow[i])
+		d.view(fmt.Sprintf("%s.allow[%d].view", at, i), admin, &l.Allow[i].View, &l.View)
 	}
 	if !d.bad[address] {
 		d.check(l.loopback() || l.TLS.Enabled() || len(l.Allow) > 0 || l.Insecure, address,

@@ -50,7 +50,6 @@ const unimplemented = 12
 
 // session implements [stream.Session].
 type session struct {
-	view      *view.View
 	options   Config
 	override  *Profile
 	metrics   *metrics
@@ -62,6 +61,7 @@ type session struct {
 	penalties *penalties // nil for none
 
 	mu      sync.Mutex // guards the fields below, as Status runs concurrently
+	view    *view.View
 	node    string
 	profile *Profile // nil until decided
 	first   time.Time
@@ -126,6 +126,18 @@ func (s *session) Close(now time.Time, err error) {
 		s.metrics.Sinks.WithLabelValues(s.profile.Name).Dec()
 	}
 	stream.LogEnd(s.log, s.address, err)
+}
+
+// SetView implements [stream.Session].
+func (s *session) SetView(v *view.View) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.view = v
+	for _, u := range s.subs {
+		if u.open() {
+			u.Subscription.SetView(v)
+		}
+	}
 }
 
 // Selective implements [stream.Session].
@@ -381,7 +393,7 @@ func (s *session) Status() stream.Status {
 			sub.Incremental = u.Changes()
 			sub.Oversize = u.Oversize(view.MaxMessage)
 			if sub.Status.State != view.Current.String() {
-				sub.Lag = now - uint64(sub.AckedRevision)
+				sub.Lag = now - min(now, uint64(sub.AckedRevision)) // of another view
 			}
 			switch {
 			case u == s.barrier:

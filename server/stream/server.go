@@ -36,6 +36,8 @@ type Session interface {
 	// Selective reports whether only requests and [Waker.Wake] can produce a
 	// message. The loop then ignores other changes of the state.
 	Selective() bool
+	// SetView continues the session with another view.
+	SetView(v *view.View)
 	// Close releases what the session shares with others. The error is why the
 	// stream ended.
 	Close(now time.Time, err error)
@@ -154,9 +156,30 @@ func (s *Server) Status() []Status {
 	return out
 }
 
-// Serve runs a stream until it ends. Requests come from receive, which reads
-// one from the stream. The error is nil if the sink ended the stream, and a
-// [*Fault] if the sink caused the end.
+// Grant returns what a stream may see, and a channel that is closed when that
+// has changed.
+type Grant func() (filters []view.Filter, changed <-chan struct{})
+
+type grantKey struct{}
+
+// WithGrant restricts the stream of a context to what a grant allows.
+func WithGrant(ctx context.Context, g Grant) context.Context {
+	return context.WithValue(ctx, grantKey{}, g)
+}
+
+// grantOf returns the grant of a context; without one, all may be seen.
+func grantOf(ctx context.Context) Grant {
+	if g, ok := ctx.Value(grantKey{}).(Grant); ok {
+		return g
+	}
+	return func() ([]view.Filter, <-chan struct{}) { return nil, nil }
+}
+
+// Serve runs a stream until it ends. The session begins with a view that may
+// show more than the stream may see, and has the right one before its first
+// request. Requests come from receive, which reads one from the stream. The
+// error is nil if the sink ended the stream, and a [*Fault] if the sink caused
+// the end.
 func (s *Server) Serve(st Stream, sess Session, wake Waker, receive func() (any, error)) error {
 	end := make(chan struct{})
 	s.mu.Lock()
@@ -181,6 +204,11 @@ func (s *Server) Serve(st Stream, sess Session, wake Waker, receive func() (any,
 
 func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, error), end <-chan struct{}) error {
 	ctx := st.Context()
+	grant := grantOf(ctx)
+	filters, regrant := grant()
+	shown, release := s.view.Narrow(filters...)
+	sess.SetView(shown)
+	defer func() { release() }()
 	requests := make(chan any)
 	ended := make(chan error, 1)
 	// The stream owns this goroutine. It ends when gRPC ends the stream, right
@@ -205,7 +233,7 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 	for {
 		var changed <-chan struct{}
 		if !sess.Selective() {
-			changed = s.view.Changed() // read before Next, so that no change is missed
+			changed = shown.Changed() // read before Next, so that no change is missed
 		}
 		var timeout <-chan time.Time
 		for {
@@ -232,6 +260,12 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 				return &Fault{codes.ResourceExhausted, err}
 			}
 		case <-changed:
+		case <-regrant:
+			filters, regrant = grant()
+			now, releaseNow := s.view.Narrow(filters...)
+			sess.SetView(now)
+			release()
+			shown, release = now, releaseNow
 		case <-wake:
 		case <-timeout:
 		case err := <-ended:

@@ -278,12 +278,16 @@ func (c *client) describe(ctx context.Context, spec Spec) (Description, error) {
 func (c *client) configure(ctx context.Context, spec Spec) error {
 	call, cancel := context.WithTimeout(ctx, c.limits.answer)
 	defer cancel()
-	resp, err := c.api.Configure(call, &pluginv1.ConfigureRequest{
+	req := &pluginv1.ConfigureRequest{
 		Registry:  spec.Registry,
 		Config:    orEmpty(spec.Config),
 		Translate: orEmpty(spec.Translate),
 		Limits:    &pluginv1.Limits{Resources: uint64(max(0, spec.Resources)), Services: uint64(max(0, spec.Services)), Bytes: uint64(max(0, spec.Bytes))},
-	})
+	}
+	if s := spec.Shards; !s.All() {
+		req.Shards = &pluginv1.Shards{First: uint32(s.First), Last: uint32(s.Last), Of: uint32(s.Of)}
+	}
+	resp, err := c.api.Configure(call, req)
 	if err != nil {
 		return c.explain(ctx, fmt.Errorf("configure: %w", plain(err, c.limits.answer)))
 	}

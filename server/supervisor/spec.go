@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+
+	"github.com/isthmus-mesh/isthmus/plugin/shard"
 )
 
 // Spec describes the plugin of one registry.
@@ -28,6 +30,8 @@ type Spec struct {
 	// Resources, Services and Bytes are the sink's limits for the registry, so
 	// that the plugin can omit the excess. 0: not sent.
 	Resources, Services, Bytes int
+	// Shards are the shards of the hosts that the plugin is asked for.
+	Shards shard.Set
 	// Memory bounds the private writable memory of the process, in bytes
 	// (getrlimit(2), RLIMIT_DATA); for a Go program that is the memory obtained
 	// from the system. A Go plugin collects garbage before it reaches the limit

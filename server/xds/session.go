@@ -59,7 +59,6 @@ type subscription struct {
 
 // session implements [stream.Session].
 type session struct {
-	view     *view.View
 	delta    bool
 	protocol string // sotw or delta
 	override *Profile
@@ -71,7 +70,8 @@ type session struct {
 	wake      stream.Waker
 	interval  func(size int) time.Duration // between SotW responses
 
-	mu         sync.Mutex        // guards the fields below, as Status runs concurrently
+	mu         sync.Mutex // guards the fields below, as Status runs concurrently
+	view       *view.View
 	identified bool              // the node is known
 	node       string            // id
 	metadata   map[string]string // of the node
@@ -107,6 +107,16 @@ func (s *session) Close(_ time.Time, err error) {
 		s.metrics.Sinks.WithLabelValues(s.protocol, s.profile.Name).Dec()
 	}
 	stream.LogEnd(s.log, s.address, err)
+}
+
+// SetView implements [stream.Session].
+func (s *session) SetView(v *view.View) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.view = v
+	for _, sub := range s.order {
+		sub.SetView(v)
+	}
 }
 
 // Selective implements [stream.Session].
@@ -422,9 +432,9 @@ func (s *session) Take(req any, now time.Time) error {
 
 // Status implements [stream.Session].
 func (s *session) Status() stream.Status {
-	revision := uint64(s.view.Revision())
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	revision := uint64(s.view.Revision())
 	st := stream.Status{
 		Address: s.address, Node: s.node, Metadata: maps.Clone(s.metadata), Version: s.metadata["ISTIO_VERSION"],
 		Protocol: s.protocol, Connected: s.connected, Subscriptions: make([]stream.SubscriptionStatus, 0, len(s.order)),
