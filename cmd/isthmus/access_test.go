@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -64,6 +65,25 @@ func TestClientsOfGuardedListeners(t *testing.T) {
 	watch(`stderr no rule in allow of listen\.xds fits: .*certificate for other\.example\.org`, append(trust, "--address", at[1], "--cert-file", other.Cert, "--key-file", other.Key)...)
 	watch(`stderr this port speaks TLS`, "--address", at[1])
 	watch(`upsert\s+WorkloadEntry`, "--address", "unix:"+socket)
+
+	guarded := []string{"--new", at[1], "--new-ca-file", server.Cert, "--new-server-name", "bridge.example.org"}
+	diff := append([]string{"diff", "--old", "unix:" + socket, "--settle", "200ms", "--timeout", "1m"}, guarded...)
+	for _, tt := range []struct {
+		code int
+		want string
+		args []string
+	}{
+		{exitOK, `100 % equal`, slices.Concat(diff, []string{"--new-cert-file", tool.Cert, "--new-key-file", tool.Key})},
+		{exitUsage, `--new-cert-file and --new-key-file go together`, slices.Concat(diff, []string{"--new-cert-file", tool.Cert})},
+		{exitFailed, `--new-token-file: .*no such file`, slices.Concat(diff, []string{"--new-token-file", dir+"/none"})},
+		{exitFailed, `--new-ca-file: .*no such file`, slices.Concat(diff, []string{"--new-ca-file", dir+"/none"})},
+	} {
+		d := start(t, tt.args...)
+		code := d.wait()
+		if text := strings.Join(append(d.stdout.seen, d.stderr.seen...), "\n"); code != tt.code || !regexp.MustCompile(tt.want).MatchString(text) {
+			t.Errorf("%v ended with %d and wrote %s; want %d and %s", tt.args, code, text, tt.code, tt.want)
+		}
+	}
 
 	call := func(code int, want string, args ...string) {
 		t.Helper()

@@ -25,6 +25,18 @@ type client struct {
 	tls   bool
 	files plugin.TLS
 	token string // file
+	of    string // prefix of the flags, "" or such as "old-"
+}
+
+// flagsOf adds the flags of one of several bridges.
+func (c *client) flagsOf(of string, f *pflag.FlagSet) {
+	own := pflag.NewFlagSet("", pflag.ContinueOnError)
+	c.flags(own)
+	c.of = of + "-"
+	own.VisitAll(func(flag *pflag.Flag) {
+		flag.Name, flag.Usage = c.of+flag.Name, "--"+of+": "+flag.Usage
+		f.AddFlag(flag)
+	})
 }
 
 func (c *client) flags(f *pflag.FlagSet) {
@@ -39,7 +51,7 @@ func (c *client) flags(f *pflag.FlagSet) {
 // check returns the error of flags that contradict each other.
 func (c *client) check() error {
 	if (c.files.CertFile == "") != (c.files.KeyFile == "") {
-		return errors.New("--cert-file and --key-file go together")
+		return fmt.Errorf("--%[1]scert-file and --%[1]skey-file go together", c.of)
 	}
 	return nil
 }
@@ -51,13 +63,13 @@ func (c *client) dial() (options []grpc.DialOption, err error) {
 	if c.encrypted() {
 		config, err := c.files.Config("")
 		if err != nil {
-			return nil, flagError(err)
+			return nil, c.flagError(err)
 		}
 		options = append(options, grpc.WithTransportCredentials(credentials.NewTLS(config)))
 	}
 	if c.token != "" {
 		if _, err := plugin.ReadSecret(c.token); err != nil {
-			return nil, fmt.Errorf("--token-file: %w", err)
+			return nil, fmt.Errorf("--%stoken-file: %w", c.of, err)
 		}
 		options = append(options, grpc.WithPerRPCCredentials(bearer(c.token)))
 	}
@@ -65,9 +77,9 @@ func (c *client) dial() (options []grpc.DialOption, err error) {
 }
 
 // flagError names the flag instead of the field.
-func flagError(err error) error {
+func (c *client) flagError(err error) error {
 	if f, ok := errors.AsType[*plugin.FieldError](err); ok {
-		return fmt.Errorf("--%s: %s", strings.ReplaceAll(strings.TrimPrefix(f.Field, "."), "_", "-"), f.Reason)
+		return fmt.Errorf("--%s%s: %s", c.of, strings.ReplaceAll(strings.TrimPrefix(f.Field, "."), "_", "-"), f.Reason)
 	}
 	return err
 }
@@ -91,7 +103,7 @@ func (c *client) do(req *http.Request, address string) (*http.Response, error) {
 	if c.token != "" {
 		token, err := plugin.ReadSecret(c.token)
 		if err != nil {
-			return nil, fmt.Errorf("--token-file: %w", err)
+			return nil, fmt.Errorf("--%stoken-file: %w", c.of, err)
 		}
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
@@ -105,7 +117,7 @@ func (c *client) do(req *http.Request, address string) (*http.Response, error) {
 	if c.encrypted() || strings.HasPrefix(address, "https://") {
 		config, err := c.files.Config("")
 		if err != nil {
-			return nil, flagError(err)
+			return nil, c.flagError(err)
 		}
 		t.TLSClientConfig = config
 	}

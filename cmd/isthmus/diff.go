@@ -19,6 +19,7 @@ func newDiff() *cobra.Command {
 		older, newer            string
 		follow                  bool
 		timeout, quiet, summary time.Duration
+		oldClient, newClient    client
 		output                  = &oneOf{"text", []string{"text", "json"}}
 	)
 	cmd := &cobra.Command{
@@ -37,7 +38,8 @@ With --watch both are followed until SIGINT or SIGTERM, for a shadow run beside 
 Exit codes: 0 equal, 6 different (with --watch: at the end), 5 a source did not answer, 2 wrong usage.`,
 		Example: `  isthmus diff --old nacos.example.org:18848 --new 127.0.0.1:15051
   isthmus diff --old old.yaml --new mcp://127.0.0.1:15051 --output json
-  isthmus diff --old nacos.example.org:18848 --new 127.0.0.1:15051 --watch --summary 1h`,
+  isthmus diff --old nacos.example.org:18848 --new 127.0.0.1:15051 --watch --summary 1h
+  isthmus diff --old 127.0.0.1:15051 --new bridge.example.org:15052 --new-ca-file ca.crt --new-token-file token`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
@@ -48,11 +50,22 @@ Exit codes: 0 equal, 6 different (with --watch: at the end), 5 a source did not 
 			case timeout <= 0, quiet <= 0, summary <= 0:
 				return usageError(cmd, errors.New("--timeout, --settle and --summary must be more than 0"))
 			}
-			a, err := migrate.Open(older)
+			if err := errors.Join(oldClient.check(), newClient.check()); err != nil {
+				return usageError(cmd, err)
+			}
+			oldDial, err := oldClient.dial()
+			if err != nil {
+				return err
+			}
+			newDial, err := newClient.dial()
+			if err != nil {
+				return err
+			}
+			a, err := migrate.Open(older, oldDial...)
 			if err != nil {
 				return usageError(cmd, fmt.Errorf("--old %w", err))
 			}
-			b, err := migrate.Open(newer)
+			b, err := migrate.Open(newer, newDial...)
 			if err != nil {
 				return usageError(cmd, fmt.Errorf("--new %w", err))
 			}
@@ -99,6 +112,8 @@ Exit codes: 0 equal, 6 different (with --watch: at the end), 5 a source did not 
 	f := cmd.Flags()
 	f.StringVar(&older, "old", "", "`SOURCE` as it is: a file or an address")
 	f.StringVar(&newer, "new", "", "`SOURCE` as it will be: a file or an address")
+	oldClient.flagsOf("old", f)
+	newClient.flagsOf("new", f)
 	f.BoolVar(&follow, "watch", false, "follow both and print differences that last")
 	f.DurationVar(&timeout, "timeout", 30*time.Second, "how long to wait for the first answers")
 	f.DurationVar(&quiet, "settle", 2*time.Second, "how long a server has to be silent for its first answer to be complete, and a difference to last with --watch")

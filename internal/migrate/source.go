@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protojson"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
@@ -26,6 +27,7 @@ import (
 type Source struct {
 	name string
 	file bool
+	dial []grpc.DialOption
 
 	mu sync.Mutex
 	// guarded by mu
@@ -43,9 +45,9 @@ type resource struct {
 
 // Open returns the source of a name: an existing file, else an address,
 // host:port of an xDS server or mcp://host:port of a server of the legacy Mesh
-// Configuration Protocol. A file is read at once.
-func Open(name string) (*Source, error) {
-	s := &Source{name: name, resources: map[string]resource{}}
+// Configuration Protocol, reached with these options. A file is read at once.
+func Open(name string, dial ...grpc.DialOption) (*Source, error) {
+	s := &Source{name: name, dial: dial, resources: map[string]resource{}}
 	info, err := os.Stat(name)
 	switch {
 	case err == nil && info.Mode().IsRegular():
@@ -70,7 +72,7 @@ func Open(name string) (*Source, error) {
 
 // options returns the options of a sink that follows the source.
 func (s *Source) options(stderr io.Writer) watch.Options {
-	o := watch.Options{Protocol: "sotw", Output: "json", Shape: "inline", Body: true, Stderr: stderr, Address: s.name}
+	o := watch.Options{Protocol: "sotw", Output: "json", Shape: "inline", Body: true, Stderr: stderr, Address: s.name, DialOptions: s.dial}
 	// Old servers support only this version.
 	o.Types = []string{"networking.istio.io/v1alpha3/ServiceEntry", "networking.istio.io/v1alpha3/WorkloadEntry"}
 	if address, ok := strings.CutPrefix(s.name, "mcp://"); ok {
