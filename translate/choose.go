@@ -25,6 +25,9 @@ func (c *call) choose(instances []*registry.Instance) []*registry.Instance {
 		}
 		if field != "" {
 			c.leftOut.add(c.instanceID(inst.ID), "left out by "+field)
+			if c.trace != nil {
+				c.stepOf(inst.ID, field, "left out by "+field)
+			}
 		}
 		return field != ""
 	})

@@ -214,6 +214,9 @@ func (c *call) instance(inst *registry.Instance, name string) (Encoded, bool) {
 	if name == "" {
 		name = c.instanceName(inst.ID)
 	}
+	if c.trace != nil {
+		c.explainInstance(inst.ID, name, &out)
+	}
 	return Encoded{Name: name, Resource: out.encode(name)}, true
 }
 

@@ -48,6 +48,8 @@ type portGroup struct {
 	name     string
 	number   int
 	protocol string
+	// Why the protocol and the number are so, if the call is explained.
+	ofProtocol, ofNumber Step
 }
 
 // validPorts returns what is wrong with an instance's ports, or "".
@@ -167,6 +169,9 @@ func (c *call) ports(instances []*registry.Instance) []servicePort {
 	}
 	if c.t.portName != nil {
 		c.renamePorts(ports)
+	}
+	if c.trace != nil {
+		c.explainPorts(groups, ports)
 	}
 	return c.extraPorts(ports)
 }
@@ -354,24 +359,29 @@ func (c *call) groupPorts(instances []*registry.Instance, report func(name, reas
 // protocols sets the protocol of each group.
 func (c *call) protocols(groups []*portGroup, instances []*registry.Instance) {
 	var common votes
+	var of Step
 	asked := false
 	for _, g := range groups {
 		if rule, ok := c.t.portRules[g.key]; ok && rule.Protocol != "" {
 			g.protocol, _ = normalProtocol(rule.Protocol)
+			g.ofProtocol = Step{Rule: "translate.ports", Text: "as configured"}
 			continue
 		}
 		said := g.protocols
+		g.ofProtocol = Step{Rule: "registry", Text: "as the registry states it of the port"}
 		if said.empty() && g.key != "" {
 			if p, ok := protocolOfName(g.key); ok {
 				g.protocol = p
+				g.ofProtocol = Step{Rule: "port", Text: "as the port's name begins with it"}
 				continue
 			}
 		}
 		if said.empty() {
 			if !asked {
-				common, asked = c.t.commonProtocol(c.svc, instances), true
+				common, of = c.t.commonProtocol(c.svc, instances)
+				asked = true
 			}
-			said = common
+			said, g.ofProtocol = common, of
 		}
 		g.protocol = said.winner()
 		subject := "protocol"
@@ -381,6 +391,7 @@ func (c *call) protocols(groups []*portGroup, instances []*registry.Instance) {
 		if said.empty() {
 			var from string
 			if g.protocol, from = c.t.guess(c.svc, g, instances); g.protocol != "" {
+				g.ofProtocol = Step{Rule: "translate.protocol.guess", Text: "guessed from " + from}
 				c.about(subject, fmt.Sprintf("nothing says it: served as %s, guessed from %s; register the protocol, fix it under translate.ports, or set translate.protocol.guess", wireProtocol(g.protocol), from))
 				continue
 			}
@@ -388,10 +399,12 @@ func (c *call) protocols(groups []*portGroup, instances []*registry.Instance) {
 		switch {
 		case g.protocol == "" && said.unknown != "":
 			g.protocol = c.t.defaultProtocol
+			g.ofProtocol = Step{Rule: "translate.protocol.default", Text: "as what the registry states is unknown"}
 			c.about(subject, fmt.Sprintf("%s is no protocol that Istio knows: served as %s; correct it, or fix the protocol under translate.ports",
 				quote(said.unknown), wireProtocol(g.protocol)))
 		case g.protocol == "":
 			g.protocol = c.t.defaultProtocol
+			g.ofProtocol = Step{Rule: "translate.protocol.default", Text: "as nothing says it: neither the port, nor its name, nor metadata (translate.protocol.keys), nor a tag (translate.protocol.tags)"}
 		default:
 			if d := said.disputed(); d != "" {
 				c.about(subject, fmt.Sprintf("%s: served as %s; make them agree, or fix the protocol under translate.ports", d, wireProtocol(g.protocol)))
@@ -466,6 +479,7 @@ func (c *call) numberPorts(groups []*portGroup) []*portGroup {
 				c.about("port "+quote(g.name), fmt.Sprintf("its number %d is another port's too: served as %d; fix the numbers under translate.ports", taken, number))
 			}
 			g.number = number
+			g.ofNumber = c.numberStep(g, r, number)
 			used[number] = true
 		}
 	}

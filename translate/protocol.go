@@ -152,29 +152,28 @@ func ofMeta(meta map[string]string, keys []string) string {
 
 // commonProtocol returns the votes of the first source that states a protocol
 // for the service as a whole: its metadata, the instances' metadata, its tags,
-// the instances' tags.
-func (t *Translator) commonProtocol(svc *registry.Service, instances []*registry.Instance) votes {
-	var v votes
+// the instances' tags. from is that source.
+func (t *Translator) commonProtocol(svc *registry.Service, instances []*registry.Instance) (v votes, from Step) {
 	if v.add(ofMeta(svc.Meta, t.o.Protocol.Keys)); !v.empty() {
-		return v
+		return v, Step{"translate.protocol.keys", "", "as the service's metadata states it"}
 	}
 	if len(t.o.Protocol.Keys) > 0 {
 		for _, inst := range instances {
 			v.add(ofMeta(inst.Meta, t.o.Protocol.Keys))
 		}
 		if !v.empty() {
-			return v
+			return v, Step{"translate.protocol.keys", "", "as the metadata of most instances states it"}
 		}
 	}
 	if v.add(t.protocolTags.of(svc.Tags)); !v.empty() {
-		return v
+		return v, Step{"translate.protocol.tags", "", "as a tag of the service states it"}
 	}
 	for _, inst := range instances {
 		if len(inst.Tags) > 0 {
 			v.add(t.protocolTags.of(inst.Tags))
 		}
 	}
-	return v
+	return v, Step{"translate.protocol.tags", "", "as a tag of most instances states it"}
 }
 
 // knownNumbers are port numbers registered for a protocol that Istio knows.

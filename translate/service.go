@@ -157,6 +157,7 @@ type call struct {
 	labels   labeler
 	buf      []namedPort
 	numbers  []portNumber
+	trace    *trace // nil unless the call is explained
 }
 
 // key returns the service's key for display.
@@ -203,12 +204,18 @@ func (c *call) instanceID(id string) string { return "instance " + c.key() + "/"
 // strings are retained, and order does not matter. If nothing changed, prev is
 // returned; otherwise prev is unpacked.
 func (t *Translator) Service(svc registry.Service, instances []registry.Instance, prev *Result) *Result {
-	key := hashKey(&svc.Key)
+	c := &call{t: t, svc: &svc}
+	c.labels.call = c
+	return c.service(instances, prev)
+}
+
+// service runs the call.
+func (c *call) service(instances []registry.Instance, prev *Result) *Result {
+	t := c.t
+	key := hashKey(&c.svc.Key)
 	if prev != nil && (prev.t != t || prev.key != key) {
 		prev = nil
 	}
-	c := &call{t: t, svc: &svc}
-	c.labels.call = c
 	sorted := c.choose(c.sort(instances))
 	r := &Result{t: t, key: key, names: c.nameService(prev, sorted)}
 	c.head = c.makeHead(&r.names, sorted)
@@ -225,6 +232,9 @@ func (t *Translator) Service(svc registry.Service, instances []registry.Instance
 		states[i] = state{id: hashString(inst.ID), fingerprint: t.fingerprint(inst), place: -1, found: -1}
 		if reason := t.idle(inst); reason != "" && c.head.served {
 			c.leftOut.add(c.instanceID(inst.ID), reason)
+			if c.trace != nil {
+				c.stepOf(inst.ID, idleRule(inst), reason)
+			}
 		}
 	}
 	r.LeftOut = c.leftOut.problems(c)
@@ -299,6 +309,11 @@ func (r *Result) translateInstances(c *call, sorted []*registry.Instance, prev *
 			c.findings = nil
 			encoded, served = c.instance(inst, encoded.Name)
 			findings = c.findings
+			if c.trace != nil {
+				for _, f := range findings {
+					c.stepOf(inst.ID, cmp.Or(FieldOf(f.Reason), "registry"), f.Reason)
+				}
+			}
 		}
 		if len(findings) > 0 {
 			s.found = int32(len(r.found)) //nolint:gosec // a service has no 2^31 instances
@@ -485,6 +500,9 @@ func (c *call) nameService(prev *Result, instances []*registry.Instance) (n name
 		return strings.TrimSpace(raw)
 	}
 	host, namespace, name := run("host", t.host), run("namespace", t.namespace), ""
+	if c.trace != nil {
+		defer func() { c.explainNames(&n, host) }()
+	}
 	if t.name != nil {
 		name = run("name", t.name)
 	}
