@@ -93,7 +93,8 @@ type guard struct {
 	pending   int                    // retained, awaiting a decision
 	mass      int                    // of pending, those due to [Protect.MinShare]
 	of        int                    // services before, including those already retained
-	since     time.Time              // when the first pending one was removed
+	since     time.Time              // the earliest time from which the hold of a pending one counts
+	newest    time.Time              // the latest
 	told      time.Time              // time of the last log line
 }
 
@@ -105,8 +106,9 @@ type keptName struct {
 // keptItem describes why a resource is retained.
 type keptItem struct {
 	since   time.Time
-	listing bool // missing from a complete listing, rather than removed explicitly
-	service bool // due to [Protect.Service]
+	from    time.Time // Protect.Hold counts from here
+	listing bool      // missing from a complete listing, rather than removed explicitly
+	service bool      // due to [Protect.Service]
 	refused bool
 }
 
@@ -354,11 +356,24 @@ func (b *batch) lose(l *losses, swept, complete bool) {
 		}
 	}
 	accident := g.protect.MinShare > 0 && g.mass > 0 || r.suspicious(left, complete, now)
+	// A further removal of a share that is an accident by itself is held back
+	// for the whole time. Single ones go with those before, so that a registry
+	// that loses a service now and then is not held back for ever.
+	from := func(left, before int, share float64) time.Time {
+		if g.pending == 0 || float64(left) < share*float64(before) {
+			g.newest = now
+		}
+		return g.newest
+	}
+	var massFrom time.Time
+	if accident {
+		massFrom = from(left, g.live+gain, g.protect.MinShare)
+	}
 	why := keptItem{since: now, listing: swept}
 	for _, s := range l.order {
 		of := l.services[s]
 		lost := isLost(s, of)
-		why.service = false
+		why.service, why.from = false, massFrom
 		hold := accident && lost
 		if p := &g.protect.Service; !hold && p.MinShare > 0 {
 			stay := s.live - len(of.instances)
@@ -370,7 +385,9 @@ func (b *batch) lose(l *losses, swept, complete bool) {
 			// a replacement.
 			replaced := swept && stay >= len(of.instances) || !lost && instances[s.name]
 			hold = !replaced && high >= p.MinEndpoints && float64(stay) < p.MinShare*float64(high)
-			why.service = hold
+			if why.service = hold; hold {
+				why.from = from(stay, s.live, p.MinShare)
+			}
 		}
 		switch {
 		case hold && of.entry != nil:
@@ -388,6 +405,7 @@ func (b *batch) lose(l *losses, swept, complete bool) {
 			}
 		}
 	}
+	why.service, why.from = false, massFrom
 	for _, c := range l.plain {
 		if accident {
 			b.keepBack(c, why)
@@ -407,7 +425,7 @@ func (b *batch) keepBack(c *Record, why keptItem) {
 		g.kept = make(map[keptName]*keptItem)
 	}
 	if g.pending == 0 {
-		g.since, g.of = why.since, b.r.high(why.since)+g.services
+		g.since, g.of = why.from, b.r.high(why.since)+g.services
 	}
 	c.mark(isKept, true)
 	g.kept[keptName{c.kind.collection, c.Name()}] = &why
@@ -560,9 +578,24 @@ func (r *Registry) expire(now time.Time) {
 	if g.pending == 0 || now.Sub(g.since) < g.protect.Hold || r.status.Listing || r.status.Stale() {
 		return
 	}
+	if g.since = g.earliest(); now.Sub(g.since) < g.protect.Hold {
+		return // those before are there again
+	}
 	was := r.protection()
-	r.removeKept(func(k *keptItem) bool { return !k.refused })
-	r.log.Warn("nobody decided on what was held back; it is removed", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources, "after", g.protect.Hold)
+	r.removeKept(func(k *keptItem) bool { return !k.refused && now.Sub(k.from) >= g.protect.Hold })
+	r.log.Warn("nobody decided on what was held back; it is removed", "services", was.Services-g.services, "endpoints", was.Endpoints-g.endpoints,
+		"resources", was.Resources-g.resources, "after", g.protect.Hold)
+}
+
+// earliest returns the time from which the hold of the first pending resource
+// counts; there is one.
+func (g *guard) earliest() (first time.Time) {
+	for _, k := range g.kept {
+		if !k.refused && (first.IsZero() || k.from.Before(first)) {
+			first = k.from
+		}
+	}
+	return first
 }
 
 // removeKept removes the retained resources that chosen selects.
@@ -583,7 +616,12 @@ func (r *Registry) removeKept(chosen func(*keptItem) bool) {
 	}
 	b.commit()
 	r.guard.peaks = nil // later removals are compared with what remains
-	r.endProtection()
+	if r.guard.pending == 0 {
+		r.endProtection()
+	} else {
+		r.guard.since = r.guard.earliest()
+		r.db.metrics.setProtected(r)
+	}
 	r.db.metrics.setBytes(r)
 	r.countProblems()
 	r.summarize(false)
@@ -617,7 +655,7 @@ func (r *Registry) keptNow() []Kept {
 			k.Service = c.of.name
 		}
 		if !item.refused {
-			k.Until = g.since.Add(g.protect.Hold)
+			k.Until = item.from.Add(g.protect.Hold)
 		}
 		out = append(out, k)
 	}

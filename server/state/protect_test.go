@@ -281,6 +281,42 @@ func TestHoldEnds(t *testing.T) {
 	})
 }
 
+// A second accident is held back for the whole time, not for what is left of
+// the first one's. A single service that goes in between goes with the first.
+func TestSecondAccident(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log text
+		d := New([]string{"dc1"}, protected(), slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
+		e := env{t, d}
+		go func() { _ = e.Run(t.Context()) }()
+		r := e.Registry("dc1")
+		list(r, 20)
+		list(r, 9)
+		time.Sleep(3 * time.Minute)
+		r.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{dropService(8)}})
+		time.Sleep(3 * time.Minute)
+		list(r, 1)
+		wantProtection(t, r, "would remove 19 of 20 services, 38 endpoints")
+		e.wantCounts(20, 40)
+		time.Sleep(4*time.Minute + tickEvery)
+		e.wantCounts(8, 16)
+		wantProtection(t, r, "would remove 7 of 20 services, 14 endpoints")
+		if want := `it is removed" registry=dc1 services=12 endpoints=24`; !strings.Contains(log.String(), want) {
+			t.Errorf("the log lacks %s:\n%s", want, &log)
+		}
+		for k := range e.Kept("") {
+			if left := time.Until(k.Until); left < 5*time.Minute {
+				t.Errorf("%s is kept for %v more", k.Name, left)
+			}
+		}
+		// What is there again no longer decides when the rest goes.
+		r.Apply(upserts(svc(7, 2)...))
+		time.Sleep(6 * time.Minute)
+		e.wantCounts(2, 4)
+		wantProtection(t, r, "none")
+	})
+}
+
 // What was refused stays for as long as its registry does not have it, and what
 // remains is what later removals are compared with.
 func TestRefuse(t *testing.T) {
