@@ -96,6 +96,9 @@ type PilotOptions struct {
 	// LogMCP logs stream events (scope mcp). If a source refuses connections
 	// these are tens of thousands of lines per second.
 	LogMCP bool
+	// Settings are fields of each configSource besides its address, such as
+	// "tlsSettings: {...}".
+	Settings string
 }
 
 // StartPilot starts Pilot with sources as its configSources. It does not wait
@@ -122,7 +125,11 @@ func (p *Pilot) launch(t testing.TB) {
 	t.Helper()
 	var sources []string
 	for _, s := range p.sources {
-		sources = append(sources, fmt.Sprintf("{address: %q}", s))
+		block := fmt.Sprintf("address: %q", s)
+		if p.options.Settings != "" {
+			block += ", " + p.options.Settings
+		}
+		sources = append(sources, "{"+block+"}")
 	}
 	mesh := p.proc.writeFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [%s]
 defaultConfig: {discoveryAddress: %q}
