@@ -95,13 +95,26 @@ func policies(cfg *config.Config, ports []*port) (all []*access.Policy, found co
 			}
 		}
 	}
-	return all, found.Sort()
+	if len(found) > 0 {
+		closePolicies(all)
+		return nil, found.Sort()
+	}
+	return all, nil
+}
+
+func closePolicies(all []*access.Policy) {
+	for _, p := range all {
+		if p != nil {
+			p.Close()
+		}
+	}
 }
 
 // CheckListeners reads the files that the listeners of a configuration need and
 // returns what is wrong with them.
 func CheckListeners(cfg *config.Config) config.Problems {
-	_, found := policies(cfg, wanted(&cfg.Listen))
+	all, found := policies(cfg, wanted(&cfg.Listen))
+	closePolicies(all)
 	return found
 }
 

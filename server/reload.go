@@ -151,6 +151,7 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 		err = s.open(&next, opened, going)
 	}
 	if err != nil {
+		closePolicies(rules)
 		for _, m := range fresh {
 			if m.sup != nil {
 				m.sup.Close()

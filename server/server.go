@@ -208,10 +208,12 @@ func (s *Server) Listen() error {
 	ports := wanted(&cfg.Listen)
 	rules, found := policies(cfg, ports)
 	if found = append(found, cfg.OutOfShards(s.options.Shards)...); len(found) > 0 {
+		closePolicies(rules)
 		return found.Sort()
 	}
 	s.warnOfGaps(cfg)
 	if err := openPorts(ports, nil); err != nil {
+		closePolicies(rules)
 		return err
 	}
 	for i, p := range ports {

@@ -76,6 +76,35 @@ func same(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
+// keys are where the TLS of a listener comes from. They are safe for concurrent
+// use.
+type keys interface {
+	// get returns the configuration in use.
+	get() *tls.Config
+	// expires returns when the certificate in use ends.
+	expires() time.Time
+	// fault returns why what is in use is not the newest, nil if it is.
+	fault() error
+	// close ends what renews them.
+	close()
+}
+
+// newKeys returns the keys of a block. An error is a *[conf.FieldError].
+func newKeys(c config.ListenerTLS) (keys, error) {
+	if c.WorkloadAPI != "" {
+		w, err := newWorkload(c)
+		if err != nil {
+			return nil, err
+		}
+		return w, nil
+	}
+	f, err := newFiles(c)
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
 // files are the TLS files of a listener.
 type files struct{ *watched[*tls.Config] }
 
@@ -100,17 +129,7 @@ func serverConfig(c config.ListenerTLS) (*tls.Config, error) {
 		}
 		return nil, &conf.FieldError{Field: field, Reason: err.Error()}
 	}
-	out := &tls.Config{
-		Certificates: []tls.Certificate{pair},
-		MinVersion:   tls.VersionTLS12,
-		NextProtos:   []string{"h2", "http/1.1"},
-		// A resumed session would keep the rights of a certificate that
-		// client_ca_file no longer covers.
-		SessionTicketsDisabled: c.ClientCAFile != "",
-	}
-	if c.MinVersion == "1.3" {
-		out.MinVersion = tls.VersionTLS13
-	}
+	out := tlsConfig(c, pair)
 	if c.ClientCAFile == "" {
 		return out, nil
 	}
@@ -122,14 +141,33 @@ func serverConfig(c config.ListenerTLS) (*tls.Config, error) {
 	if !out.ClientCAs.AppendCertsFromPEM(pem) {
 		return nil, &conf.FieldError{Field: "tls.client_ca_file", Reason: fmt.Sprintf("%s holds no PEM certificate", c.ClientCAFile)}
 	}
+	return out, nil
+}
+
+// tlsConfig returns the configuration of a block with a certificate, without
+// the authorities of clients.
+func tlsConfig(c config.ListenerTLS, pair tls.Certificate) *tls.Config {
+	out := &tls.Config{
+		Certificates: []tls.Certificate{pair},
+		MinVersion:   tls.VersionTLS12,
+		NextProtos:   []string{"h2", "http/1.1"},
+		// A resumed session would keep the rights of a certificate that the
+		// authorities no longer cover.
+		SessionTicketsDisabled: c.Verifies(),
+	}
+	if c.MinVersion == "1.3" {
+		out.MinVersion = tls.VersionTLS13
+	}
 	switch c.ClientAuth {
 	case config.ClientAuthRequire:
 		out.ClientAuth = tls.RequireAndVerifyClientCert
 	case config.ClientAuthRequest:
 		out.ClientAuth = tls.VerifyClientCertIfGiven
 	}
-	return out, nil
+	return out
 }
+
+func (*files) close() {}
 
 // expires returns when the certificate in use ends.
 func (f *files) expires() time.Time { return f.get().Certificates[0].Leaf.NotAfter }

@@ -62,15 +62,19 @@ func NewGate(listener string, p *Policy, m *Metrics, log *slog.Logger) *Gate {
 	return g
 }
 
-// Close removes the gate from the metrics.
-func (g *Gate) Close() { g.m.remove(g) }
+// Close removes the gate from the metrics, and closes its policy.
+func (g *Gate) Close() {
+	g.m.remove(g)
+	g.policy.Load().Close()
+}
 
-// Set replaces the policy. It ends the streams that the new one does not allow,
-// and the others see what it has for them from then on.
+// Set replaces the policy, which the gate closes later. It ends the streams
+// that the new one does not allow; the others see what it has for them from
+// then on.
 func (g *Gate) Set(p *Policy) {
 	// A stream registers before it loads the policy, so one that is not in the
 	// list is checked against this one.
-	g.policy.Store(p)
+	defer g.policy.Swap(p).Close()
 	g.mu.Lock()
 	open := slices.Collect(maps.Keys(g.streams))
 	g.mu.Unlock()

@@ -23,7 +23,7 @@ import (
 // It is safe for concurrent use.
 type Policy struct {
 	listener config.Listener
-	tls      *files // nil without TLS
+	tls      keys // nil without TLS
 	rules    []rule
 }
 
@@ -35,13 +35,18 @@ type rule struct {
 	users  *watched[*passwords]          // nil without password_file
 }
 
-// New reads the files of a listener's block. An error is a
-// *[conf.FieldError] whose field is within the block.
-func New(l config.Listener) (*Policy, error) {
+// New reads the files of a listener's block, or waits for its Workload API. An
+// error is a *[conf.FieldError] whose field is within the block. The policy has
+// to be closed, unless a [Gate] has it.
+func New(l config.Listener) (_ *Policy, err error) {
 	p := &Policy{listener: l}
+	defer func() {
+		if err != nil {
+			p.Close()
+		}
+	}()
 	if l.TLS.Enabled() {
-		var err error
-		if p.tls, err = newFiles(l.TLS); err != nil {
+		if p.tls, err = newKeys(l.TLS); err != nil {
 			return nil, err
 		}
 	}
@@ -53,7 +58,6 @@ func New(l config.Listener) (*Policy, error) {
 		if a.Peer.CIDR != "" {
 			r.cidr, _ = config.ParseCIDR(a.Peer.CIDR) // validated
 		}
-		var err error
 		if a.Peer.TokenFile != "" {
 			if r.tokens, err = watch([]string{a.Peer.TokenFile}, readTokens); err != nil {
 				return nil, bad("token_file", err)
@@ -67,6 +71,13 @@ func New(l config.Listener) (*Policy, error) {
 		p.rules = append(p.rules, r)
 	}
 	return p, nil
+}
+
+// Close ends what renews the certificate.
+func (p *Policy) Close() {
+	if p.tls != nil {
+		p.tls.close()
+	}
 }
 
 // Caller is what is known of the one who calls.

@@ -78,7 +78,8 @@ type ListenerTLS struct {
 	CertFile     string `json:"cert_file" doc:"PEM file of the certificate, with those of intermediate authorities after it."`
 	KeyFile      string `json:"key_file" doc:"PEM file of its private key."`
 	ClientCAFile string `json:"client_ca_file" doc:"PEM file of the authorities that may have signed certificates of clients."`
-	ClientAuth   string `json:"client_auth" doc:"none; request: the certificate of a client that has one is verified; require: each client must have one. Default: require with client_ca_file, else none."`
+	ClientAuth   string `json:"client_auth" doc:"none; request: the certificate of a client that has one is verified; require: each client must have one. Default: require with client_ca_file or workload_api, else none."`
+	WorkloadAPI  string `json:"workload_api" doc:"Address of a SPIFFE Workload API, such as unix:///run/spire/agent.sock, that the certificate and the authorities of clients come from, in place of the files."`
 	MinVersion   string `json:"min_version" doc:"Least version of TLS, 1.2 or 1.3. Default: 1.2."`
 }
 
@@ -88,6 +89,11 @@ const (
 	ClientAuthRequest = "request"
 	ClientAuthRequire = "require"
 )
+
+// Verifies reports whether certificates of clients are verified.
+func (t ListenerTLS) Verifies() bool {
+	return t.ClientAuth != ClientAuthNone && (t.ClientCAFile != "" || t.WorkloadAPI != "")
+}
 
 // Enabled reports whether the block says anything.
 func (t ListenerTLS) Enabled() bool { return t != ListenerTLS{} }
@@ -126,8 +132,8 @@ const (
 // Peer is a set of conditions for a caller.
 type Peer struct {
 	CIDR         string `json:"cidr" doc:"The address it calls from is in this block, such as 10.1.0.0/16, or is this one."`
-	SPIFFE       string `json:"spiffe" doc:"The SPIFFE ID in its certificate fits this pattern: * stands for one segment of the path or a part of it, as in spiffe://cluster.local/ns/istio-system/sa/*. Needs client_ca_file."`
-	SAN          string `json:"san" doc:"A name in its certificate fits this pattern, such as *.example.org. Needs client_ca_file."`
+	SPIFFE       string `json:"spiffe" doc:"The SPIFFE ID in its certificate fits this pattern: * stands for one segment of the path or a part of it, as in spiffe://cluster.local/ns/istio-system/sa/*. Needs client_ca_file or workload_api."`
+	SAN          string `json:"san" doc:"A name in its certificate fits this pattern, such as *.example.org. Needs client_ca_file or workload_api."`
 	SNI          string `json:"sni" doc:"The server name that it asks for in the TLS handshake fits this pattern. Needs tls. It tells listeners' users apart and proves nothing."`
 	TokenFile    string `json:"token_file" doc:"It sends one of the bearer tokens of this file, which has one on a line. The file may be renewed at any time."`
 	PasswordFile string `json:"password_file" doc:"With listen.admin: it sends the name and password of a user of this file, which htpasswd -B writes. The file may be renewed at any time."`

@@ -254,7 +254,7 @@ f:7:52: listen.xds.allow[1].peer.san: is no pattern: a [ needs its ], and a \ so
 f:7:62: listen.xds.allow[1].peer.password_file: is for listen.admin; sinks send a token: token_file
 f:7:85: listen.xds.allow[1].role: is for listen.admin; whoever may use this listener may read it
 f:8:26: listen.admin.tls.client_ca_file: is missing; client_auth require needs the authorities of the clients
-f:8:98: listen.admin.allow[0].peer.spiffe: fits nobody without tls.client_ca_file, which certificates of clients are verified with
+f:8:98: listen.admin.allow[0].peer.spiffe: fits nobody without tls.client_ca_file or tls.workload_api, which certificates of clients are verified with
 f:8:123: listen.admin.allow[0].role: must be read or operate
 f:9:45: listen.mcp.allow[0].peer.cidr: fits nobody, as callers of a unix socket have no address
 f:9:58: listen.mcp.allow[0].peer.sni: fits nobody without tls`},
@@ -290,6 +290,18 @@ f:12:60: listen.xds[3].allow[0].view.namespaces: select nothing, for the listene
 f:12:77: listen.xds[3].allow[0].view.collections: select nothing, for the listener's view has only networking.istio.io/ServiceEntry
 f:12:121: listen.xds[3].allow[0].view.shard: selects nothing, for the listener's view has only shard 0-1/4
 f:14:28: listen.xds[4].view: is empty; name registries, namespaces, hosts, collections or a shard, or leave it out for everything`},
+		{"a workload api and files", `registries: [{name: one, type: sim}]
+listen:
+  admin: {address: ":1", tls: {workload_api: /run/agent.sock}}
+  xds:
+  - {address: ":2", tls: {workload_api: "unix:///run/agent.sock", cert_file: a, key_file: b, client_ca_file: c}}
+  - {address: ":3", tls: {workload_api: "unix:///run/agent.sock", client_auth: none}, allow: [{peer: {spiffe: "spiffe://a/b"}}]}
+  - {address: ":4", tls: {workload_api: "unix:///run/agent.sock"}, allow: [{peer: {spiffe: "spiffe://a/b"}}]}`, `
+f:3:32: listen.admin.tls.workload_api: must be unix:// and an absolute path, such as unix:///run/spire/agent.sock
+f:5:67: listen.xds[0].tls.cert_file: is not used, as the certificate comes from workload_api
+f:5:81: listen.xds[0].tls.key_file: is not used, as the certificate comes from workload_api
+f:5:94: listen.xds[0].tls.client_ca_file: is not used, as the authorities come from workload_api
+f:6:103: listen.xds[1].allow[0].peer.spiffe: fits nobody without tls.client_ca_file or tls.workload_api, which certificates of clients are verified with`},
 		{"no listeners", "listen: {xds: []}\nregistries: [{name: a, type: sim}]", `f:1:10: listen.xds: is an empty list; leave it out for 127.0.0.1:15051`},
 		{"listener of another kind", "listen: {admin: [':1']}\nregistries: [{name: a, type: sim}]", `f:1:17: listen.admin: must be an address as host:port, or a block with one, not a list`},
 		{"same port", "listen: {xds: 'localhost:1', admin: 'localhost:1'}\nregistries: [{name: a, type: sim}]", `f:1:30: listen.admin: is the same as listen.xds; they need a port each`},

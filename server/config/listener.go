@@ -128,11 +128,24 @@ func (d *decoder) listenerTLS(at string, t *ListenerTLS) {
 	if !t.Enabled() {
 		return
 	}
-	d.check(t.CertFile != "", at+".cert_file", "is missing; name the PEM file of the certificate")
-	d.check(t.KeyFile != "", at+".key_file", "is missing; name the PEM file of the certificate's key")
+	for _, f := range []struct{ name, file, missing string }{
+		{"cert_file", t.CertFile, "is missing; name the PEM file of the certificate"},
+		{"key_file", t.KeyFile, "is missing; name the PEM file of the certificate's key"},
+	} {
+		if t.WorkloadAPI == "" {
+			d.check(f.file != "", at+"."+f.name, "%s", f.missing)
+		} else {
+			d.check(f.file == "", at+"."+f.name, "is not used, as the certificate comes from workload_api")
+		}
+	}
+	if t.WorkloadAPI != "" {
+		d.check(t.ClientCAFile == "", at+".client_ca_file", "is not used, as the authorities come from workload_api")
+		path, ok := strings.CutPrefix(t.WorkloadAPI, "unix://")
+		d.check(ok && strings.HasPrefix(path, "/"), at+".workload_api", "must be unix:// and an absolute path, such as unix:///run/spire/agent.sock")
+	}
 	modes := []string{ClientAuthNone, ClientAuthRequest, ClientAuthRequire}
 	switch {
-	case t.ClientAuth == "" && t.ClientCAFile != "":
+	case t.ClientAuth == "" && (t.ClientCAFile != "" || t.WorkloadAPI != ""):
 		t.ClientAuth = ClientAuthRequire
 	case t.ClientAuth == "":
 		t.ClientAuth = ClientAuthNone
@@ -141,7 +154,7 @@ func (d *decoder) listenerTLS(at string, t *ListenerTLS) {
 	if t.ClientAuth == ClientAuthNone {
 		d.check(t.ClientCAFile == "", at+".client_ca_file", "is not used, for client_auth is none; write request or require")
 	} else {
-		d.check(t.ClientCAFile != "", at+".client_ca_file", "is missing; client_auth %s needs the authorities of the clients", t.ClientAuth)
+		d.check(t.ClientCAFile != "" || t.WorkloadAPI != "", at+".client_ca_file", "is missing; client_auth %s needs the authorities of the clients", t.ClientAuth)
 	}
 	d.check(slices.Contains([]string{"", "1.2", "1.3"}, t.MinVersion), at+".min_version", `must be "1.2" or "1.3"`)
 }
@@ -161,9 +174,9 @@ func (d *decoder) allow(at string, admin bool, l *Listener, a *Allow) {
 		d.check(err == nil, peer+"."+f.name, `is no pattern: a [ needs its ], and a \ something behind it`)
 	}
 	d.check(p.SPIFFE == "" || strings.HasPrefix(p.SPIFFE, "spiffe://"), peer+".spiffe", "must begin with spiffe://, such as spiffe://cluster.local/ns/istio-system/sa/istiod")
-	verifies := l.TLS.ClientCAFile != ""
-	d.check(p.SPIFFE == "" || verifies, peer+".spiffe", "fits nobody without tls.client_ca_file, which certificates of clients are verified with")
-	d.check(p.SAN == "" || verifies, peer+".san", "fits nobody without tls.client_ca_file, which certificates of clients are verified with")
+	verifies := l.TLS.Verifies()
+	d.check(p.SPIFFE == "" || verifies, peer+".spiffe", "fits nobody without tls.client_ca_file or tls.workload_api, which certificates of clients are verified with")
+	d.check(p.SAN == "" || verifies, peer+".san", "fits nobody without tls.client_ca_file or tls.workload_api, which certificates of clients are verified with")
 	d.check(p.SNI == "" || l.TLS.Enabled(), peer+".sni", "fits nobody without tls")
 	sealed := l.TLS.Enabled() || l.loopback() || l.Insecure
 	d.check(p.TokenFile == "" || sealed, peer+".token_file", "a token would be sent in plaintext; give the listener tls, or write insecure: true")

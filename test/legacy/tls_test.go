@@ -63,13 +63,15 @@ func TestPilotMutual(t *testing.T) {
 	}
 
 	for mode, own := range map[string]*testcert.Certificate{"MUTUAL": other, "SIMPLE": pilot} {
-		refused := i.Refused(t, "handshake")
-		wrong := testenv.StartPilot(t, settings(mode, own), i.XDS)
-		testenv.Eventually(t, testenv.Patience, "a refusal of "+mode, func() (string, bool) {
-			return i.Log(), i.Refused(t, "handshake") > refused
+		t.Run(mode, func(t *testing.T) { // which ends the Pilot, and its attempts
+			refused := i.Refused(t, "handshake")
+			wrong := testenv.StartPilot(t, settings(mode, own), i.XDS)
+			testenv.Eventually(t, testenv.Patience, "a refusal", func() (string, bool) {
+				return i.Log(), i.Refused(t, "handshake") > refused
+			})
+			if wrong.Ready(t) {
+				t.Error("Pilot is ready although it was refused")
+			}
 		})
-		if wrong.Ready(t) {
-			t.Errorf("%s: Pilot is ready although it was refused", mode)
-		}
 	}
 }
