@@ -82,7 +82,7 @@ func wantLeast(t *testing.T, c *plugintest.Catalog) {
 func TestEtcd(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{})
+	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
 	server.Put(t, key("web", "web-1"), value(1))
 	server.Put(t, key("web", "web-2"), value(2))
 	server.Put(t, key("old", "old"), `{"address":"10.4.0.1","port":80}`)
@@ -225,7 +225,7 @@ func TestEtcd(t *testing.T) {
 func TestEmpty(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{})
+	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
 	at := []string{server.URL}
 	follow(t, etcd.Config{Endpoints: at, AcceptEmpty: true, RemoveGrace: plugin.Duration(time.Hour)}).AwaitSynced(t, within)
 	c := follow(t, etcd.Config{Endpoints: at, RemoveGrace: plugin.Duration(time.Second)})
@@ -252,7 +252,7 @@ func TestEmpty(t *testing.T) {
 func TestCompacted(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{})
+	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
 	for _, id := range []string{"web-1", "web-2", "web-3"} {
 		server.Put(t, key("web", id), value(1))
 	}
@@ -289,7 +289,7 @@ func TestCompacted(t *testing.T) {
 func TestAuth(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{TokenTTL: time.Second, Args: []string{"--log-level=debug"}})
+	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat(), TokenTTL: time.Second, Args: []string{"--log-level=debug"}})
 	server.Put(t, key("web", "web-1"), value(1))
 	server.Put(t, key("web", "web-2"), value(2))
 	gate := testenv.NewGate(t, server.Addr)
@@ -326,6 +326,7 @@ func TestAuth(t *testing.T) {
 	testenv.Eventually(t, within, "the end of the token", func() (string, bool) {
 		return "", strings.Contains(server.Output(), `"deleted a simple token","user-name":"isthmus"`)
 	})
+	server.Login(t)
 	server.Put(t, key("web", "web-3"), value(3))
 	c.AwaitIDs(t, within, "the token is over", "web", "web-1 web-2 web-3")
 	gate.Shut()
@@ -363,7 +364,7 @@ func TestTLS(t *testing.T) {
 	before, after := testcert.New(t, "localhost"), testcert.New(t, "localhost")
 	first, second := testcert.New(t, "isthmus"), testcert.New(t, "isthmus")
 	cert, private := write("server.pem", before.Cert), write("server.key", before.Key)
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{CertFile: cert, KeyFile: private, ClientCA: write("clients.pem", first.Cert, second.Cert)})
+	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat(), CertFile: cert, KeyFile: private, ClientCA: write("clients.pem", first.Cert, second.Cert)})
 	files := plugin.TLS{CAFile: write("ca.pem", before.Cert), CertFile: write("client.pem", first.Cert), KeyFile: write("client.key", first.Key)}
 	config, err := files.Config("tls")
 	if err != nil {
@@ -412,7 +413,7 @@ func TestTLS(t *testing.T) {
 func TestFailOver(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	members := testenv.StartEtcdCluster(t, 3)
+	members := testenv.StartEtcdCluster(t, testenv.EtcdCompat(), 3)
 	members[0].Put(t, key("web", "web-1"), value(1))
 	members[0].Put(t, key("web", "web-2"), value(2))
 	var urls []string
@@ -550,7 +551,7 @@ func relay(to, from net.Conn, left int) {
 func TestCutAtEachPoint(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{})
+	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
 	for n := range 2 {
 		server.Put(t, key("web", fmt.Sprint("web-", n+1)), value(n+1))
 	}
@@ -682,7 +683,7 @@ func TestEtcdMany(t *testing.T) {
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{})
+	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
 	gate := testenv.NewGate(t, server.Addr)
 	gate.Open(t)
 	register := func(ctx context.Context) error {
@@ -732,7 +733,7 @@ func TestConformance(t *testing.T) {
 func TestClients(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{})
+	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
 	for layout, want := range map[string]registry.Instance{
 		"kratos": {
 			ID: "a/1", Address: "10.0.0.1", Ports: []registry.Port{{Name: "grpc", Number: 9000, Protocol: "grpc"}},

@@ -23,12 +23,25 @@ import (
 	"go.uber.org/zap"
 )
 
-// EtcdTool is the etcd server.
-var EtcdTool = goTool("etcd", "etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3")
+// Versions of etcd as tools: the newest, and 3.4.13, the first one whose watch
+// can be asked for progress being 3.4.
+var (
+	EtcdTool   = goTool("etcd", "etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3")
+	Etcd34Tool = goTool("etcd-3.4", "etcd", "go.etcd.io/etcd", "go.etcd.io/etcd")
+)
+
+// EtcdVersion is a version of etcd that tests run against; the zero value is
+// the newest.
+type EtcdVersion struct{ old bool }
+
+// EtcdCompat returns the version that the tests of the adapter run against: the
+// newest, or the oldest if [Compat].
+func EtcdCompat() EtcdVersion { return EtcdVersion{old: Compat()} }
 
 // EtcdConfig configures an etcd server. The zero value is a server of one
-// member without authentication and TLS.
+// member, of the newest version, without authentication and TLS.
 type EtcdConfig struct {
+	Version EtcdVersion
 	// CertFile and KeyFile make clients use TLS. ClientCA, if set, signs the
 	// certificates that clients must have.
 	CertFile, KeyFile, ClientCA string
@@ -76,13 +89,13 @@ func StartEtcd(t testing.TB, cfg EtcdConfig) *Etcd {
 
 // StartEtcdCluster starts the members of one etcd and waits until all are
 // ready.
-func StartEtcdCluster(t testing.TB, members int) []*Etcd {
+func StartEtcdCluster(t testing.TB, version EtcdVersion, members int) []*Etcd {
 	t.Helper()
 	var all []*Etcd
 	var names []string
 	for i := range members {
 		// Elections that a busy machine does not set off.
-		e := newEtcd(t, EtcdConfig{Args: []string{"--heartbeat-interval=100", "--election-timeout=1500"}}, "etcd-"+strconv.Itoa(i+1))
+		e := newEtcd(t, EtcdConfig{Version: version, Args: []string{"--heartbeat-interval=100", "--election-timeout=1500"}}, "etcd-"+strconv.Itoa(i+1))
 		e.choosePorts(t)
 		all, names = append(all, e), append(names, e.member())
 	}
@@ -101,7 +114,11 @@ func StartEtcdCluster(t testing.TB, members int) []*Etcd {
 
 func newEtcd(t testing.TB, cfg EtcdConfig, name string) *Etcd {
 	t.Helper()
-	e := &Etcd{cfg: cfg, binary: EtcdTool.fetch(t), name: name, dir: t.TempDir(), http: &http.Client{Timeout: adminTime, Transport: &http.Transport{}}}
+	tool := EtcdTool
+	if cfg.Version.old {
+		tool = Etcd34Tool
+	}
+	e := &Etcd{cfg: cfg, binary: tool.fetch(t), name: name, dir: t.TempDir(), http: &http.Client{Timeout: adminTime, Transport: &http.Transport{}}}
 	t.Cleanup(e.http.CloseIdleConnections)
 	e.proc = newProcess(t, name)
 	return e
@@ -127,7 +144,7 @@ func (e *Etcd) launch(t testing.TB) {
 	args := []string{
 		"--name=" + e.name, "--data-dir=" + e.dir, "--listen-client-urls=" + listen, "--advertise-client-urls=" + e.URL,
 		"--listen-peer-urls=" + e.peerURL(), "--initial-advertise-peer-urls=" + e.peerURL(), "--initial-cluster=" + e.cluster,
-		"--listen-metrics-urls=http://" + loopback(e.ports.metrics), "--log-level=warn", "--unsafe-no-fsync",
+		"--listen-metrics-urls=http://" + loopback(e.ports.metrics), "--log-level=warn",
 		"--heartbeat-interval=10", "--election-timeout=100",
 	}
 	if e.cfg.CertFile != "" {
@@ -139,11 +156,16 @@ func (e *Etcd) launch(t testing.TB) {
 	if e.cfg.TokenTTL > 0 {
 		args = append(args, fmt.Sprintf("--auth-token-ttl=%d", int(e.cfg.TokenTTL.Seconds())))
 	}
+	if e.cfg.Version.old {
+		args = append(args, "--logger=zap")
+	} else { // 3.4 would then lose at a kill what it has not written yet
+		args = append(args, "--unsafe-no-fsync")
+	}
 	e.proc.start(t, nil, e.binary, append(args, e.cfg.Args...)...)
 }
 
 func (e *Etcd) ready() (seen string, ok bool) {
-	text, err := e.get("/readyz")
+	text, err := e.get("/health")
 	return fmt.Sprint(text, err), err == nil
 }
 
@@ -282,7 +304,15 @@ func (e *Etcd) EnableAuth(t testing.TB, user, password, prefix string) {
 	if err != nil {
 		t.Fatalf("etcd: enable authentication: %v", err)
 	}
-	e.connect(t, root, "of-root")
+	e.Login(t)
+}
+
+// Login makes Client anew, with the credentials of root. A client whose token
+// is over does so by itself, but not at 3.4, which refuses the request for a
+// new token because of the old one.
+func (e *Etcd) Login(t testing.TB) {
+	t.Helper()
+	e.connect(t, "root", "of-root")
 }
 
 // Metric returns the value of a metric without labels.

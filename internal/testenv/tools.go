@@ -54,7 +54,7 @@ var (
 
 // Tools returns all tools.
 func Tools() []Tool {
-	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, EurekaTool, SpringTool, EtcdTool, EtcdClientsTool, CoreDNSTool, PythonTool, OldestValidation, NewestValidation, PeersTool}
+	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool, OldestValidation, NewestValidation, PeersTool}
 }
 
 // String returns the tool's name.
