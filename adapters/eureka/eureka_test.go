@@ -349,6 +349,62 @@ func TestEureka(t *testing.T) {
 	})
 }
 
+// TestSelfPreservation follows a server whose clients send no heart-beat any
+// more. With self-preservation it ends no lease, and nothing goes; without, it
+// ends one after the other, and is believed.
+func TestSelfPreservation(t *testing.T) {
+	testenv.SkipIfShort(t)
+	t.Parallel()
+	const all = "web-1 web-2 web-3 web-4 web-5"
+	for _, preserves := range []bool{true, false} {
+		t.Run(fmt.Sprintf("preserves=%t", preserves), func(t *testing.T) {
+			t.Parallel()
+			server := testenv.StartEureka(t, testenv.EurekaConfig{Properties: map[string]string{
+				"eureka.server.enable-self-preservation": fmt.Sprint(preserves), "eureka.server.eviction-interval-timer-in-ms": "500",
+				"logging.level.com.netflix.eureka.registry": "DEBUG",
+			}})
+			server.Register(t, web(5)) // whose lease is an hour
+			c := follow(t, eureka.Config{Servers: []string{server.URL}})
+			testenv.Eventually(t, within, "instances with leases of a second", func() (string, bool) {
+				for n := 1; n < 5; n++ {
+					brief := web(n)
+					brief.LeaseSeconds = 1
+					server.Register(t, brief)
+				}
+				heard(t, c, 1)
+				var got string
+				c.Look(func(h *plugintest.Held) { got = h.IDs("WEB") })
+				return got, got == all
+			})
+			c.ForgetLeast()
+			var reasons int
+			c.Look(func(h *plugintest.Held) { reasons = len(h.Reasons) })
+			if preserves {
+				// A lease lasts two seconds, and is looked at twice each second.
+				const refusal = "lease expiration is currently disabled"
+				before := strings.Count(server.Output(), refusal)
+				testenv.Eventually(t, within, "leases that the server does not end", func() (string, bool) {
+					n := strings.Count(server.Output(), refusal) - before
+					return fmt.Sprint(n, " times"), n >= 8
+				})
+				heard(t, c, 3)
+				c.Look(func(h *plugintest.Held) {
+					if h.IDs("WEB") != all || h.Least["WEB"] != 5 {
+						t.Errorf("a server that preserves itself: %s", h)
+					}
+				})
+			} else {
+				c.AwaitIDs(t, within, "all but one have gone", "WEB", "web-5")
+			}
+			c.Look(func(h *plugintest.Held) {
+				if len(h.Reasons) != reasons || h.Degraded != "" {
+					t.Errorf("degraded: %q", h.Reasons)
+				}
+			})
+		})
+	}
+}
+
 // TestSpring follows what a real application of Spring Cloud registers, at a
 // server with basic authentication by Spring Security.
 func TestSpring(t *testing.T) {

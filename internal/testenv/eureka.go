@@ -157,6 +157,9 @@ func (e *Eureka) Freeze() { e.proc.signal(syscall.SIGSTOP) }
 // Thaw ends Freeze.
 func (e *Eureka) Thaw() { e.proc.signal(syscall.SIGCONT) }
 
+// Output returns what the server has logged.
+func (e *Eureka) Output() string { return string(e.proc.output()) }
+
 // EurekaInstance is one instance, as a client registers it.
 type EurekaInstance struct {
 	App, ID, Host, IP, Status string // Status: UP if empty
