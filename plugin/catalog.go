@@ -428,6 +428,13 @@ func (c *catalog) Problem(id, reason string) {
 	c.setProblemLocked(adapter{}, id, reason)
 }
 
+// LeftOut implements [Catalog].
+func (c *catalog) LeftOut(id, reason string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.setLeftOutLocked(adapter{}, id, reason)
+}
+
 // Heard implements [Catalog].
 func (c *catalog) Heard() { c.heard.Store(time.Now().UnixNano()) }
 

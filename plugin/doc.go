@@ -27,10 +27,10 @@
 // [Backoff], [Jitter] and [Pause] wait between attempts, [EqualInstances],
 // [UnionInstances] and [SortInstances] compare, complete and sort answers,
 // [Grace] retains instances after an outage, [HTTP] is the configuration of an
-// [HTTPClient], [Servers] handles several addresses, and [Globs] and
-// [Selection] configure which names to follow. [Poll] is a complete Run for
-// registries that can only be polled, [Watch] one for registries that are
-// listed once and report changes from there on.
+// [HTTPClient], [Servers] handles several addresses, [Globs] and [Selection]
+// configure which names to follow, [Unselected] lists the others. [Poll] is a
+// complete Run for registries that can only be polled, [Watch] one for
+// registries that are listed once and report changes from there on.
 //
 // # Names
 //

@@ -43,6 +43,11 @@ type Catalog interface {
 	// empty reason clears it. The SDK lists the findings of package translate;
 	// use Problem only for what the adapter alone can detect.
 	Problem(id, reason string)
+	// LeftOut lists something that is not followed although nothing is wrong
+	// with it, as the configuration intends, under an id of its own: the reason
+	// names the field ("config.services.exclude"). An empty reason clears it.
+	// For names that a [Selection] leaves out there is [Unselected].
+	LeftOut(id, reason string)
 	// Heard reports that the registry answered or sent something just now,
 	// changed or not. The SDK reports the health of the process, and only the
 	// adapter knows that of the registry. It is cheap: call it with every

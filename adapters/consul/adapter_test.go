@@ -19,6 +19,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -624,6 +625,12 @@ func TestSelection(t *testing.T) {
 		if _, _, synced := r.counts(); !synced {
 			t.Error("not synced")
 		}
+		r.Look(func(h *plugintest.Held) {
+			if h.LeftOut["config.services.exclude"] != `1 name left out by config.services.exclude: "web-internal"` ||
+				!strings.Contains(h.LeftOut["config.services.include"], `"other"`) {
+				t.Errorf("left out: %q", h.LeftOut)
+			}
+		})
 		if n := f.count("/v1/health/service/other") + f.count("/v1/health/service/web-internal"); n != 0 {
 			t.Errorf("%d queries about services that are not selected", n)
 		}

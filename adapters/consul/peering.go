@@ -423,14 +423,16 @@ func (p *peer) list(names []string) {
 	}
 	sent := p.services
 	p.services, p.awaited = make(map[string]bool, len(names)), 0
+	var leftOut plugin.Unselected
 	for _, name := range names {
-		if _, twice := p.services[name]; twice || !p.config.Services.Match(name) || !p.wants(registry.Key{Name: name}) {
+		if _, twice := p.services[name]; twice || !leftOut.Match(p.config.Services, name) || !p.wants(registry.Key{Name: name}) {
 			continue
 		}
 		if p.services[name] = sent[name]; !sent[name] {
 			p.awaited++
 		}
 	}
+	leftOut.Tell(p.catalog, "services", "")
 	p.grace.RemoveOthers(func(key registry.Key) bool {
 		_, listed := p.services[key.Name]
 		return listed

@@ -211,8 +211,9 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 	defer s.mu.Unlock()
 	now := time.Now()
 	s.first = cmp.Or(s.first, l.index)
+	var leftOut plugin.Unselected
 	for name := range l.names {
-		if !s.config.Services.Match(name) {
+		if !leftOut.Match(s.config.Services, name) {
 			continue
 		}
 		if w := s.watches[name]; w != nil {
@@ -252,6 +253,7 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 	if doubt != nil {
 		return doubt
 	}
+	leftOut.Tell(s.catalog, "services", strings.Trim(s.datacenter+"/"+s.namespace, "/"))
 	for name, w := range s.watches {
 		if !l.names[name] && !w.absent {
 			w.absent = true

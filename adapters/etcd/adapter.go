@@ -47,6 +47,7 @@ func New(c Config, env plugin.Env) (plugin.Adapter, error) {
 // follower is the state of one Run.
 type follower struct {
 	*Adapter
+	catalog plugin.Catalog
 	servers *plugin.Servers
 
 	state    *state
@@ -60,7 +61,7 @@ type follower struct {
 // Run follows the registry until ctx ends, and then returns nil. No failure of
 // etcd ends it.
 func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
-	f := &follower{Adapter: a, servers: plugin.NewServers(a.config.Endpoints), state: newState(a.layout, a.config.Services)}
+	f := &follower{Adapter: a, catalog: catalog, servers: plugin.NewServers(a.config.Endpoints), state: newState(a.layout, a.config.Services)}
 	w := plugin.Watch{
 		Follow:      f.follow,
 		RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty,
@@ -133,6 +134,7 @@ func (f *follower) open(ctx context.Context, address string) (_ *session, _ *lis
 func (f *follower) accept(l *listing) plugin.Listing {
 	lost := f.lost(l)
 	f.cluster, f.revision, f.state = l.cluster, l.revision, l.state
+	f.state.leftOut.Tell(f.catalog, "services", "")
 	all := f.state.all()
 	all.Lost = lost
 	return all
@@ -168,5 +170,6 @@ func (f *follower) apply(events []*clientv3.Event) plugin.Listing {
 			f.state.put(key, e.Kv.Value, f.state.keys[key], touched)
 		}
 	}
+	f.state.leftOut.Tell(f.catalog, "services", "")
 	return f.state.listing(maps.Keys(touched))
 }

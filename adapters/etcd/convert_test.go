@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
 // parseCases are keys and values of each layout, and what they become: the
@@ -186,7 +187,7 @@ func FuzzMessages(f *testing.F) {
 		c := DefaultConfig
 		c.Endpoints = []string{"http://a"}
 		a := &Adapter{config: c, prefix: "/services/", layout: layouts[layoutJSON], env: plugin.Env{Log: slog.New(slog.DiscardHandler)}}
-		fl := &follower{Adapter: a, state: newState(a.layout, c.Services)}
+		fl := &follower{Adapter: a, catalog: plugintest.NewCatalog(), state: newState(a.layout, c.Services)}
 		s, now := &session{}, newState(a.layout, c.Services)
 		if _, err := s.take((*clientv3.GetResponse)(&p), "/services/", "/services/", fl.state, now); err != nil {
 			return

@@ -156,7 +156,15 @@ func TestEtcd(t *testing.T) {
 			if h.IDs("web") != "web-1 web-2" || h.IDs("old") != "-" || len(h.Services) != 1 {
 				t.Errorf("%s", h)
 			}
+			if got := h.LeftOut["config.services.exclude"]; got != `1 name left out by config.services.exclude: "old"` {
+				t.Errorf("left out: %q", h.LeftOut)
+			}
 		})
+		server.Put(t, key("other", "other"), value(9))
+		c.Await(t, within, "another one that is left out", func(h *plugintest.Held) bool {
+			return strings.HasPrefix(h.LeftOut["config.services.exclude"], `2 names `)
+		})
+		server.Delete(t, key("other", "other"))
 	})
 
 	t.Run("cut and frozen", func(t *testing.T) {

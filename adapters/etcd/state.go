@@ -16,6 +16,7 @@ import (
 type state struct {
 	layout   layout
 	selected plugin.Selection
+	leftOut  plugin.Unselected
 	// keys holds the keys, without the prefix, of selected services, and those
 	// that belong to none.
 	keys map[string]*record
@@ -56,7 +57,7 @@ func (s *state) put(key string, value []byte, was *record, touched map[string]bo
 		r.problem = fmt.Sprintf("key %s: %s", quoteKey(key), note)
 	}
 	s.remove(key, touched)
-	if r.service != "" && !s.selected.Match(r.service) {
+	if r.service != "" && !s.leftOut.Match(s.selected, r.service) {
 		return
 	}
 	s.keys[key] = r

@@ -66,7 +66,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	for i, s := range a.config.Servers {
 		servers[i] = baseURL(s)
 	}
-	f := &follower{Adapter: a, servers: plugin.NewServers(servers)}
+	f := &follower{Adapter: a, catalog: catalog, servers: plugin.NewServers(servers)}
 	p := plugin.Poll{
 		Fetch: f.fetch, Interval: time.Duration(a.config.Interval), Timeout: 10 * time.Minute, // each request has its own
 		RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty,
@@ -83,6 +83,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 // follower is the state of one Run.
 type follower struct {
 	*Adapter
+	catalog plugin.Catalog
 	servers *plugin.Servers
 
 	state  *state // nil if the next request must be for the whole registry
@@ -122,6 +123,7 @@ func (f *follower) ask(ctx context.Context, server string) (plugin.Listing, erro
 		default:
 			if l := f.state.apply(changes); f.state.hash() == hash {
 				f.last = begin
+				f.state.leftOut.Tell(f.catalog, "services", "")
 				return l, nil
 			}
 			f.env.Log.Debug("what is known does not come to the server's hash code; everything is asked for", slog.String("server", server))
@@ -135,6 +137,7 @@ func (f *follower) ask(ctx context.Context, server string) (plugin.Listing, erro
 		return plugin.Listing{}, err
 	}
 	l := next.listing()
+	next.leftOut.Tell(f.catalog, "services", "")
 	if f.server != "" && f.server != server {
 		l.Lost = fmt.Errorf("%s answers in place of %s", server, f.server)
 		f.noDeltaUntil = time.Time{}

@@ -39,7 +39,7 @@ func idOf(in *instance) string {
 	return cmp.Or(string(in.InstanceID), string(in.DataCenterInfo.Metadata["instance-id"]), string(in.HostName))
 }
 
-// services returns the selected services of an instance, sorted by name.
+// services returns the services of an instance, sorted by name.
 func (c converter) services(app string, in *instance) []string {
 	names := []string{app}
 	switch c.config.ServiceBy {
@@ -53,7 +53,7 @@ func (c converter) services(app string, in *instance) []string {
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
-	return slices.DeleteFunc(names, func(name string) bool { return name == "" || !c.config.Services.Match(name) })
+	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
 }
 
 // instance converts one instance of an application; id is its ID.

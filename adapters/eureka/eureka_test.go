@@ -380,7 +380,7 @@ func TestSelfPreservation(t *testing.T) {
 			var reasons int
 			c.Look(func(h *plugintest.Held) { reasons = len(h.Reasons) })
 			if preserves {
-				// A lease lasts two seconds, and is looked at twice each second.
+				// A lease lasts two seconds, the server looks each half one.
 				const refusal = "lease expiration is currently disabled"
 				before := strings.Count(server.Output(), refusal)
 				testenv.Eventually(t, within, "leases that the server does not end", func() (string, bool) {

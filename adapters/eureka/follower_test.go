@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
 // fake is a Eureka whose answers a test writes. A request that is not of the
@@ -110,7 +111,7 @@ func newFollower(t *testing.T, servers ...*fake) *follower {
 		t.Fatal(err)
 	}
 	t.Cleanup(a.client.Close)
-	return &follower{Adapter: a, servers: plugin.NewServers(urls)}
+	return &follower{Adapter: a, catalog: plugintest.NewCatalog(), servers: plugin.NewServers(urls)}
 }
 
 // brief writes a listing as "+WEB:a,b" for a service, "-WEB" for one that is

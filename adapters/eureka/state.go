@@ -22,6 +22,7 @@ type state struct {
 	// The slices are shared and immutable.
 	services map[string][]registry.Instance
 	problems map[string]string // reasons by id
+	leftOut  plugin.Unselected
 }
 
 // recordKey identifies an instance in Eureka.
@@ -43,7 +44,9 @@ func newState(c converter) *state {
 
 func (s *state) record(app string, in *instance) (recordKey, record) {
 	key := recordKey{app, idOf(in)}
-	r := record{status: statusOf(in), services: s.convert.services(app, in)}
+	r := record{status: statusOf(in), services: slices.DeleteFunc(s.convert.services(app, in), func(name string) bool {
+		return !s.leftOut.Match(s.convert.config.Services, name)
+	})}
 	if len(r.services) > 0 {
 		r.instance = s.convert.instance(app, key.id, in)
 	}

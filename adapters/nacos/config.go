@@ -205,8 +205,3 @@ func (c Config) namedGroups() (groups []string, ok bool) {
 	}
 	return c.Groups, true
 }
-
-// selects reports whether the configuration selects the service.
-func (c Config) selects(group, name string) bool {
-	return c.Groups.Match(group) && c.Services.Match(name)
-}

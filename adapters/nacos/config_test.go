@@ -87,17 +87,3 @@ func TestServers(t *testing.T) {
 		t.Errorf("took %v, want %v", got, want)
 	}
 }
-
-// TestGlobs shows that * crosses slashes and dots, which names of services
-// have.
-func TestGlobs(t *testing.T) {
-	c := Config{Groups: []string{"G*"}, Services: plugin.Selection{Include: []string{"com.*", "a/*"}, Exclude: []string{"*.test"}}}
-	for name, want := range map[string]bool{"com.example.A": true, "a/b/c": true, "com.example.test": false, "other": false} {
-		if got := c.selects("G1", name); got != want {
-			t.Errorf("%s: %t", name, got)
-		}
-	}
-	if c.selects("other", "com.example.A") {
-		t.Error("a group that is not selected")
-	}
-}

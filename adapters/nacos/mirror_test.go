@@ -716,3 +716,28 @@ func TestListsThatAreNone(t *testing.T) {
 		t.Errorf("%d services are known, want 5: a list alone removes nothing", n)
 	}
 }
+
+// TestLeftOut shows that names that the selection leaves out are listed by
+// their number, as lists and announcements have them.
+func TestLeftOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{Services: plugin.Selection{Exclude: []string{"d*"}}})
+		be.session()
+		be.list(web, db)
+		want := func(when, want string) {
+			t.Helper()
+			be.b.Look(func(h *plugintest.Held) {
+				if got := h.LeftOut["config.services.exclude public"]; got != want {
+					t.Errorf("%s: %q, want %q", when, got, want)
+				}
+			})
+		}
+		want("listed", `1 name left out by config.services.exclude: "db"`)
+		be.m.add(serviceID{publicNamespace, "G", "dns"})
+		want("announced", `2 names left out by config.services.exclude: "db", "dns"`)
+		be.m.missing(db)
+		want("gone", `1 name left out by config.services.exclude: "dns"`)
+		be.list(web)
+		want("listed again", "")
+	})
+}

@@ -102,6 +102,8 @@ type mirror struct {
 
 	mu       sync.Mutex // guards everything below, and each service
 	services map[serviceID]*service
+	// unselected are the names that are left out, by namespace.
+	unselected map[string]*plugin.Unselected
 	// byKey are the services of one key: two if clients use both names of the
 	// public namespace.
 	byKey map[registry.Key][]*service
@@ -125,7 +127,7 @@ func newMirror(c Config, log *slog.Logger, catalog plugin.Catalog, st *state) *m
 		config: c, log: log, catalog: catalog, state: st, convert: newConverter(c), queue: newQueue(),
 		grace:    plugin.NewGrace(catalog, time.Duration(c.RemoveGrace), func(err error) { st.faults.Set("grace", faultGrace, err) }),
 		services: map[serviceID]*service{}, byKey: map[registry.Key][]*service{},
-		byName: map[groupedName][]*service{}, dropped: map[groupedName]time.Time{},
+		byName: map[groupedName][]*service{}, dropped: map[groupedName]time.Time{}, unselected: map[string]*plugin.Unselected{},
 	}
 }
 
@@ -185,11 +187,12 @@ func (m *mirror) add(id serviceID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.addLocked(id, time.Now())
+	m.unselectedLocked(id.namespace).Tell(m.catalog, "services", id.namespace)
 }
 
 // addLocked reports whether the service is new.
 func (m *mirror) addLocked(id serviceID, now time.Time) bool {
-	if !m.config.selects(id.group, id.name) {
+	if !m.config.Groups.Match(id.group) || !m.unselectedLocked(id.namespace).Match(m.config.Services, id.name) {
 		return false
 	}
 	if s := m.services[id]; s != nil {
@@ -210,13 +213,27 @@ func (m *mirror) addLocked(id serviceID, now time.Time) bool {
 	return true
 }
 
+// unselectedLocked returns the names of a namespace that are left out.
+func (m *mirror) unselectedLocked(namespace string) *plugin.Unselected {
+	u := m.unselected[namespace]
+	if u == nil {
+		u = &plugin.Unselected{}
+		m.unselected[namespace] = u
+	}
+	return u
+}
+
 // missing records that a service was announced as removed, or is not listed.
 func (m *mirror) missing(id serviceID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if s := m.services[id]; s != nil {
 		m.missingLocked(s)
+		return
 	}
+	u := m.unselectedLocked(id.namespace)
+	u.Forget(id.name)
+	u.Tell(m.catalog, "services", id.namespace)
 }
 
 func (m *mirror) missingLocked(s *service) {
@@ -233,9 +250,11 @@ func (m *mirror) list(namespace string, ids map[serviceID]bool, asked time.Time)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
+	delete(m.unselected, namespace)
 	for id := range ids {
 		changed = m.addLocked(id, now) || changed
 	}
+	m.unselectedLocked(namespace).Tell(m.catalog, "services", namespace)
 	for id, s := range m.services {
 		if id.namespace == namespace && s.listed && !ids[id] && s.seen.Before(asked) {
 			m.missingLocked(s)
@@ -252,6 +271,9 @@ func (m *mirror) addAll(ids map[serviceID]bool) {
 	now := time.Now()
 	for id := range ids {
 		m.addLocked(id, now)
+	}
+	for namespace, u := range m.unselected {
+		u.Tell(m.catalog, "services", namespace)
 	}
 }
 

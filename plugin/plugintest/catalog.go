@@ -42,7 +42,9 @@ type Held struct {
 	Resources map[string]*mcp.Resource
 	// Problems are reasons by id.
 	Problems map[string]string
-	Synced   bool
+	// LeftOut are reasons by id.
+	LeftOut map[string]string
+	Synced  bool
 	// Degraded is the present reason, or ""; Reasons are all so far, in order,
 	// with "" for each recovery.
 	Degraded string
@@ -50,8 +52,8 @@ type Held struct {
 	Detail   string
 	// Sets, Removes and Heard count calls.
 	Sets, Removes, Heard int
-	// Calls are all calls but Heard, in order: "set web", "remove web",
-	// "publish COLLECTION NAME", "withdraw COLLECTION NAME", "synced",
+	// Calls are all calls but Heard and LeftOut, in order: "set web",
+	// "remove web", "publish COLLECTION NAME", "withdraw COLLECTION NAME", "synced",
 	// "degraded", "detail TEXT", "problem ID".
 	Calls []string
 }
@@ -60,7 +62,7 @@ type Held struct {
 func NewCatalog() *Catalog {
 	return &Catalog{changed: make(chan struct{}), Held: Held{
 		Services: map[string]registry.Service{}, Instances: map[string][]registry.Instance{}, Least: map[string]int{},
-		Resources: map[string]*mcp.Resource{}, Problems: map[string]string{},
+		Resources: map[string]*mcp.Resource{}, Problems: map[string]string{}, LeftOut: map[string]string{},
 	}}
 }
 
@@ -140,6 +142,15 @@ func (c *Catalog) Problem(id, reason string) {
 	c.do("problem "+id, func(h *Held) {
 		if h.Problems[id] = reason; reason == "" {
 			delete(h.Problems, id)
+		}
+	})
+}
+
+// LeftOut implements [plugin.Catalog].
+func (c *Catalog) LeftOut(id, reason string) {
+	c.do("", func(h *Held) {
+		if h.LeftOut[id] = reason; reason == "" {
+			delete(h.LeftOut, id)
 		}
 	})
 }
