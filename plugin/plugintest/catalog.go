@@ -53,8 +53,8 @@ type Held struct {
 	// Sets, Removes and Heard count calls.
 	Sets, Removes, Heard int
 	// Calls are all calls but Heard and LeftOut, in order: "set web",
-	// "remove web", "publish COLLECTION NAME", "withdraw COLLECTION NAME", "synced",
-	// "degraded", "detail TEXT", "problem ID".
+	// "remove web", "publish COLLECTION NAME", "withdraw COLLECTION NAME",
+	// "synced", "degraded", "detail TEXT", "problem ID".
 	Calls []string
 }
 

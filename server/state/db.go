@@ -78,7 +78,7 @@ type DB struct {
 	registries []*Registry               // in the order of the configuration
 	network    netip.Prefix              // of the addresses of hosts
 	hosts      map[netip.Addr][]claimant // the hosts that hash to an address
-	claims     map[string]*hostClaim     // the ServiceEntries of each host
+	claims     map[string]*hostClaim     // the ServiceEntries of each host, by hostKey
 	rules      []ConflictRule
 	// The verdicts on ServiceEntries in conflict, and the policies of contested
 	// hosts with their counts.

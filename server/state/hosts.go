@@ -32,7 +32,7 @@ var policies = []Policy{Priority, Isolate, Merge}
 // ConflictRule sets the policy of hosts that several registries have.
 type ConflictRule struct {
 	// Hosts are patterns of [path.Match]; * matches any run of characters, dots
-	// included.
+	// included. The case of letters does not matter.
 	Hosts  []string
 	Policy Policy
 	// Weights are the shares of traffic by registry, for Merge. Nil keeps the
@@ -42,9 +42,28 @@ type ConflictRule struct {
 
 func (r *ConflictRule) fits(host string) bool {
 	return slices.ContainsFunc(r.Hosts, func(pattern string) bool {
-		ok, _ := path.Match(pattern, host)
+		ok, _ := path.Match(strings.ToLower(pattern), hostKey(host))
 		return ok
 	})
+}
+
+// hostKey returns what hosts are compared by. Proxies route requests, and DNS
+// resolves names, whatever the case of the letters: of two hosts that differ
+// only in it, istiod gives a route to one.
+func hostKey(host string) string { return strings.ToLower(host) }
+
+// hostKeys returns the keys of hosts, each once.
+func hostKeys(hosts []string) []string {
+	if len(hosts) == 1 && hostKey(hosts[0]) == hosts[0] {
+		return hosts
+	}
+	keys := make([]string, 0, len(hosts))
+	for _, host := range hosts {
+		if key := hostKey(host); !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
 
 func (r *ConflictRule) total() (n uint64) {
@@ -122,20 +141,15 @@ type hostClaim struct {
 
 // claimHosts indexes the hosts of a ServiceEntry. The caller holds apply.
 func (d *DB) claimHosts(id entryID, hosts []string) {
-	for n, host := range hosts {
-		if !slices.Contains(hosts[:n], host) {
-			d.claims[host] = &hostClaim{id, d.claims[host]}
-		}
+	for _, host := range hostKeys(hosts) {
+		d.claims[host] = &hostClaim{id, d.claims[host]}
 	}
 }
 
 // disclaimHosts removes the hosts of a ServiceEntry from the index. The caller
 // holds apply.
 func (d *DB) disclaimHosts(id entryID, hosts []string) {
-	for n, host := range hosts {
-		if slices.Contains(hosts[:n], host) {
-			continue
-		}
+	for _, host := range hostKeys(hosts) {
 		head := d.claims[host]
 		for at := &head; *at != nil; at = &(*at).next {
 			if (*at).entryID == id {
@@ -174,7 +188,7 @@ func (b *batch) rehost(old, now *Record) {
 		d.claimHosts(id, after)
 	}
 	for _, hosts := range [][]string{before, after} {
-		for _, host := range hosts {
+		for _, host := range hostKeys(hosts) {
 			// Entries of one registry do not conflict, and may be many.
 			for c := d.claims[host]; c != nil; c = c.next {
 				if c.registry != b.r {
@@ -317,7 +331,7 @@ func (b *batch) contenders() []*contender {
 		}
 		e.visible = visibilityOf(&e.spec, c.namespace())
 		all = append(all, e)
-		for _, h := range e.spec.Hosts {
+		for _, h := range hostKeys(e.spec.Hosts) {
 			host(h)
 		}
 		name(e.name)
@@ -362,7 +376,7 @@ func (d *DB) decide(all []*contender) (contested map[string]Policy) {
 		owner := names[e.name]
 		var into *contender
 		var part *member
-		for _, host := range e.spec.Hosts {
+		for _, host := range hostKeys(e.spec.Hosts) {
 			rule, n := d.ruleOf(host)
 			for _, o := range hosts[host] {
 				if o.registry == e.registry || !o.visible.overlaps(&e.visible) {
@@ -395,10 +409,8 @@ func (d *DB) decide(all []*contender) (contested map[string]Policy) {
 			continue
 		}
 		names[e.name] = e
-		for n, host := range e.spec.Hosts {
-			if !slices.Contains(e.spec.Hosts[:n], host) {
-				hosts[host] = append(hosts[host], e)
-			}
+		for _, host := range hostKeys(e.spec.Hosts) {
+			hosts[host] = append(hosts[host], e)
 		}
 	}
 	return contested

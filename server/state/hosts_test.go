@@ -218,6 +218,42 @@ func TestMerge(t *testing.T) {
 		we b/web-2 [10.2.0.2] of web`)
 }
 
+// Hosts that differ only in the case of letters are one, as proxies route to
+// one of them. The letters of the first registry are served.
+func TestConflictsIgnoreCase(t *testing.T) {
+	for policy, want := range map[Policy]string{
+		Priority: `
+			se a/web Web.Example.org [10.1.0.1]`,
+		Merge: `
+			se a/web Web.Example.org [10.1.0.1] [10.2.0.1]`,
+		Isolate: `
+			se a/web Web.Example.org [10.1.0.1]
+			se b/web web.example.ORG,web.example.org [10.2.0.1]`,
+	} {
+		e := newEnv(t, Options{Conflicts: []ConflictRule{{Hosts: []string{"WEB.*"}, Policy: policy}}}, "a", "b")
+		a, b := e.Registry("a"), e.Registry("b")
+		other := &networking.ServiceEntry{Hosts: []string{"web.example.ORG", "web.example.org"}, Resolution: networking.ServiceEntry_STATIC}
+		b.Apply(upserts(serviceOf("b/web", other), instance("b/web", "b/web-1", "10.2.0.1")))
+		a.Apply(upserts(entry("a/web", "Web.Example.org"), instance("a/web", "a/web-1", "10.1.0.1")))
+		inline := func(what, want string) {
+			t.Helper()
+			if d := cmp.Diff(strings.ReplaceAll(strings.TrimSpace(want), "\t", ""), e.dump(encode.Inline)); d != "" {
+				t.Errorf("%s: %s (-want +got):\n%s", policy, what, d)
+			}
+		}
+		inline("both", want)
+		a.Apply(removed(collection.ServiceEntry, "a/web"))
+		inline("the first one lost it", "se b/web web.example.ORG,web.example.org [10.2.0.1]")
+		if p := b.Problems(); len(p) > 0 {
+			t.Errorf("%s: problems: %v", policy, p)
+		}
+		b.Apply(removed(collection.ServiceEntry, "b/web"))
+		if len(e.claims) > 0 {
+			t.Errorf("%s: claims are left: %v", policy, e.claims)
+		}
+	}
+}
+
 // Equal names are merged too: names of endpoints stay unique.
 func TestMergeOfEqualNames(t *testing.T) {
 	e := newEnv(t, Options{Conflicts: []ConflictRule{rule(Merge, nil)}}, "a", "b")

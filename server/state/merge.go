@@ -99,7 +99,7 @@ func newMember(e, o *contender, rule *ConflictRule, n int) (*member, string, err
 	switch {
 	case o.record.parts == nil || e.record.parts == nil:
 		return nil, "", errNotService
-	case slices.ContainsFunc(own.Hosts, func(h string) bool { return !slices.Contains(lead.Hosts, h) }):
+	case slices.ContainsFunc(hostKeys(own.Hosts), func(h string) bool { return !slices.Contains(hostKeys(lead.Hosts), h) }):
 		return nil, "", errMoreHosts
 	case lead.Resolution != own.Resolution:
 		return nil, "", fmt.Errorf("its resolution is %s and that of the other one %s", own.Resolution, lead.Resolution)
