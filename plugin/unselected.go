@@ -33,14 +33,14 @@ type unselected struct {
 // Match is [Selection].Match, and notes a name that is left out.
 func (u *Unselected) Match(s Selection, name string) bool {
 	switch {
-	case len(s.Include) > 0 && !s.Include.Match(name):
-		u.include.add(name)
-		return false
+	case s.Match(name):
+		return true
 	case s.Exclude.Match(name):
 		u.exclude.add(name)
-		return false
+	default:
+		u.include.add(name)
 	}
-	return true
+	return false
 }
 
 // Forget removes a name that the registry no longer has.
