@@ -665,6 +665,17 @@ func decode(r *state.Record, l *encode.Layout) (*mcp.Resource, error) {
 	return &res, nil
 }
 
+// Overview returns what the admin pages show; ok is false until [Server.Run]
+// has begun.
+func (s *Server) Overview() (o admin.Overview, ok bool) {
+	select {
+	case <-s.ready:
+		return source{s}.Overview(), true
+	default:
+		return o, false
+	}
+}
+
 // source implements admin.Source for a server.
 type source struct{ s *Server }
 

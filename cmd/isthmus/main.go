@@ -116,7 +116,12 @@ resources. To see it at work, run:
 		},
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError(cmd, err) })
-	root.AddCommand(newServe(), newDemo(), newWatch(), newDump(), newImport(), newDiff(), newValidate(), newAccept(), newRefuse(), newBench(), newAdapter(), newPlugin(), newVersion(), newDocs())
+	root.AddCommand(
+		newServe(), newDemo(), newWatch(), newDump(), newImport(), newDiff(), newValidate(),
+		newDoctor(), newMeshConfig(),
+		newAccept(), newRefuse(),
+		newBench(), newAdapter(), newPlugin(), newVersion(), newDocs(),
+	)
 	return root
 }
 

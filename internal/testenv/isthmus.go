@@ -325,6 +325,62 @@ func (i *Isthmus) Decide(t testing.TB, verb, registry string) string {
 	return string(out)
 }
 
+// Doctor runs `isthmus doctor` with the program's configuration, and returns
+// its findings by check, without notes.
+func (i *Isthmus) Doctor(t testing.TB, args ...string) map[string]string {
+	t.Helper()
+	return doctor(t, append(args, "--config", i.writeConfig(t, "doctor.yaml"))...)
+}
+
+// DoctorOf runs `isthmus doctor` with registries, without a bridge that runs.
+func DoctorOf(t testing.TB, registries string) map[string]string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "isthmus.yaml")
+	if err := os.WriteFile(file, []byte("registries:\n"+registries), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return doctor(t, "--config", file)
+}
+
+func doctor(t testing.TB, args ...string) map[string]string {
+	t.Helper()
+	args = append([]string{"doctor", "--output", "json"}, args...)
+	cmd := exec.CommandContext(t.Context(), Binary(t), args...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	var report struct {
+		Findings []struct{ Check, Severity, Subject, Problem, Change string }
+	}
+	if bad := json.Unmarshal(out, &report); bad != nil {
+		t.Fatalf("isthmus %s: %v, %v: %s%s", strings.Join(args, " "), err, bad, out, stderr.String())
+	}
+	found := map[string]string{}
+	bad := 0
+	for _, f := range report.Findings {
+		if f.Severity == "note" {
+			continue
+		}
+		bad++
+		found[f.Check] += fmt.Sprintf("%s: %s: %s; change: %s\n", f.Severity, f.Subject, f.Problem, f.Change)
+	}
+	if (bad > 0) != (err != nil) {
+		t.Errorf("isthmus doctor ended with %v, with %d findings: %v", err, bad, found)
+	}
+	return found
+}
+
+// MeshConfig returns what `isthmus meshconfig` prints for the program's
+// configuration.
+func (i *Isthmus) MeshConfig(t testing.TB) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), i.binary, "meshconfig", "--config", i.writeConfig(t, "doctor.yaml")).Output()
+	if err != nil {
+		t.Fatalf("isthmus meshconfig: %v", err)
+	}
+	return string(out)
+}
+
 // Refused returns how many connections, streams and requests were refused for a
 // reason, as isthmus_access_refused_total counts them.
 func (i *Isthmus) Refused(t testing.TB, reason string) (n float64) {

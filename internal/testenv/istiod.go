@@ -11,11 +11,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"sigs.k8s.io/yaml"
 )
 
 // IstiodVersion is a version of istiod that tests run against.
@@ -55,6 +57,8 @@ type Istiod struct {
 	proc       *process
 	binary     string
 	sources    []string // the configSources, in YAML
+	mesh       string   // the mesh configuration, instead of sources
+	env        []string // of the process, besides what all of them have
 	kubeconfig string
 	client     *http.Client
 }
@@ -65,15 +69,37 @@ type Istiod struct {
 // or istiod exits.
 func StartIstiod(t testing.TB, version IstiodVersion, sources ...string) *Istiod {
 	t.Helper()
-	return startIstiod(t, version, configSources(sources))
+	return startIstiod(t, IstiodOptions{Version: version}, configSources(sources)...)
+}
+
+// IstiodOptions are the options of [StartIstiodAs].
+type IstiodOptions struct {
+	// Version is its version.
+	Version IstiodVersion
+	// Mesh is its mesh configuration, in YAML. What every test needs is added.
+	Mesh string
+	// Env holds further environment variables.
+	Env []string
+}
+
+// StartIstiodAs is [StartIstiod] with options.
+func StartIstiodAs(t testing.TB, o IstiodOptions) *Istiod {
+	t.Helper()
+	return startIstiod(t, o)
 }
 
 // StartIstiodWith is [StartIstiod] of one source, with fields of the
 // configSource besides its address, such as "tlsSettings: {mode: SIMPLE}".
 func StartIstiodWith(t testing.TB, version IstiodVersion, source, settings string) *Istiod {
 	t.Helper()
-	return startIstiod(t, version, []string{fmt.Sprintf("{address: %q, %s}", source, settings)})
+	return startIstiod(t, IstiodOptions{Version: version}, fmt.Sprintf("{address: %q, %s}", source, settings))
 }
+
+// Pause stops istiod as SIGSTOP does: its connections stay and nothing is read.
+func (i *Istiod) Pause() { i.proc.signal(syscall.SIGSTOP) }
+
+// Continue ends a pause.
+func (i *Istiod) Continue() { i.proc.signal(syscall.SIGCONT) }
 
 func configSources(addresses []string) (sources []string) {
 	for _, a := range addresses {
@@ -82,9 +108,10 @@ func configSources(addresses []string) (sources []string) {
 	return sources
 }
 
-func startIstiod(t testing.TB, version IstiodVersion, sources []string) *Istiod {
+func startIstiod(t testing.TB, o IstiodOptions, sources ...string) *Istiod {
 	t.Helper()
-	i := &Istiod{Version: version, binary: version.tool.fetch(t), sources: sources, client: &http.Client{Transport: &http.Transport{}}}
+	version := o.Version
+	i := &Istiod{Version: version, binary: version.tool.fetch(t), sources: sources, mesh: o.Mesh, env: o.Env, client: &http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(i.client.CloseIdleConnections)
 	i.proc = newProcess(t, version.Name)
 	if version.needsKube {
@@ -102,12 +129,25 @@ func (i *Istiod) assignPorts(t testing.TB) {
 
 func (i *Istiod) launch(t testing.TB) {
 	t.Helper()
-	mesh := i.proc.writeFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [%s]
-defaultConfig: {discoveryAddress: %q}
-trustDomain: cluster.local
-rootNamespace: istio-system
-enableAutoMtls: false
-`, strings.Join(i.sources, ", "), i.GRPC))
+	config := map[string]any{}
+	text := i.mesh
+	if text == "" {
+		text = fmt.Sprintf("configSources: [%s]", strings.Join(i.sources, ", "))
+	}
+	if err := yaml.Unmarshal([]byte(text), &config); err != nil {
+		t.Fatalf("%s: its mesh configuration: %v", i.Version.Name, err)
+	}
+	proxies, _ := config["defaultConfig"].(map[string]any)
+	if proxies == nil {
+		proxies = map[string]any{}
+	}
+	proxies["discoveryAddress"] = i.GRPC
+	config["defaultConfig"], config["trustDomain"], config["rootNamespace"], config["enableAutoMtls"] = proxies, "cluster.local", "istio-system", false
+	file, err := yaml.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mesh := i.proc.writeFile(t, "mesh.yaml", string(file))
 	env := append(os.Environ(),
 		"POD_NAME=istiod-test", "POD_NAMESPACE=istio-system", "REVISION=default",
 		"ENABLE_CA_SERVER=false", "PILOT_CERT_PROVIDER=none",
@@ -116,6 +156,7 @@ enableAutoMtls: false
 		// A stock Envoy lacks this filter, and rejects clusters that name it.
 		"PILOT_ENABLE_METADATA_EXCHANGE=false",
 	)
+	env = append(env, i.env...)
 	args := []string{
 		"discovery", "--meshConfig", mesh, "--networksConfig", os.DevNull,
 		"--httpAddr", i.HTTP, "--grpcAddr", i.GRPC, "--secureGRPCAddr", "", "--httpsAddr", "",

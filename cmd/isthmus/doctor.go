@@ -1,0 +1,395 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/isthmus-mesh/isthmus/internal/doctor"
+	"github.com/isthmus-mesh/isthmus/server"
+	"github.com/isthmus-mesh/isthmus/server/admin"
+	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/server/state"
+)
+
+func newDoctor() *cobra.Command {
+	var (
+		output  = &oneOf{"text", []string{"text", "json"}}
+		timeout time.Duration
+		meshes  []string
+		istiods []string
+		address string
+		c       client
+	)
+	cmd := &cobra.Command{
+		Use:   "doctor --config FILE",
+		Short: "Find what keeps registries, the bridge and istiod from working together",
+		Long: `Find what keeps registries, the bridge and istiod from working together. Each finding says what follows from it, and which line to change.
+
+The registries of the configuration are followed by their own plugins until each has listed what it holds, or has said why it cannot: whether
+they are reached, tokens, TLS, permissions, what is left out, and how near the limits are. No port is opened and nothing is changed, so it can
+run beside a bridge with the same configuration.
+
+With --mesh-config the mesh configuration in FILE is checked: istiod's own, the ConfigMap of it, or the meshConfig of an IstioOperator or of Helm values.
+With --istiod the istiod at that debug port is asked about it: port 15014, or 8080. With --address the bridge is asked which sinks there are
+and what they acknowledged; with both, what istiod rejected of what it was sent is found, which istiod acknowledges all the same.
+
+The exit code is 1 with findings, notes not counted.`,
+		Example: `  isthmus doctor --config isthmus.yaml
+  kubectl -n istio-system get configmap istio -o yaml | isthmus doctor --config isthmus.yaml --mesh-config -
+  kubectl -n istio-system port-forward deploy/istiod 15014 &
+  isthmus doctor --config isthmus.yaml --istiod 127.0.0.1:15014 --address 127.0.0.1:15080`,
+		Args: usageArgs(cobra.NoArgs),
+	}
+	file := requireConfig(cmd)
+	f := cmd.Flags()
+	f.VarP(output, "output", "o", "format of the findings")
+	f.DurationVar(&timeout, "timeout", 30*time.Second, "how long to wait for the registries")
+	f.StringArrayVar(&meshes, "mesh-config", nil, "`FILE` with a mesh configuration, - for standard input; may be given several times")
+	f.StringArrayVar(&istiods, "istiod", nil, "`ADDRESS` of the debug port of an istiod, as host:port; may be given several times")
+	f.StringVarP(&address, "address", "a", "", "admin `ADDRESS` of the running bridge, host:port or unix:PATH")
+	c.flags(f)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		err := c.check()
+		if timeout <= 0 {
+			err = errors.Join(err, fmt.Errorf("--timeout %s: must be more than 0", timeout))
+		}
+		if address != "" {
+			err = errors.Join(err, checkAddress(address, config.Default.Listen.Admin.Address))
+		}
+		for _, a := range istiods {
+			if doctor.PortOf(a) == "" {
+				err = errors.Join(err, fmt.Errorf("--istiod %s: must be host:port, for example 127.0.0.1:15014", a))
+			}
+		}
+		if err != nil {
+			return usageError(cmd, err)
+		}
+		ctx, stop := endAtHangup(cmd.Context())
+		defer stop()
+		cfg, err := loadConfig(ctx, *file, config.Log{Level: "error"}.Logger(io.Discard))
+		if err != nil {
+			return err
+		}
+		report := &doctor.Report{Looked: []string{}, Findings: []doctor.Finding{}}
+		if err := examineRegistries(ctx, report, &cfg, timeout); err != nil {
+			return err
+		}
+		bridge := bridgeOf(report, &cfg)
+		for _, name := range meshes {
+			m, err := readMesh(cmd.InOrStdin(), name)
+			if err != nil {
+				return fmt.Errorf("--mesh-config: %w", err)
+			}
+			report.Add("mesh configuration "+name, m.Check(bridge, doctor.Version{})...)
+		}
+		examineMesh(ctx, report, bridge, &c, istiods, address)
+		if output.value == "json" {
+			enc := json.NewEncoder(cmd.OutOrStdout())
+			enc.SetIndent("", "  ")
+			enc.SetEscapeHTML(false)
+			err = enc.Encode(report)
+		} else {
+			err = report.Write(cmd.OutOrStdout())
+		}
+		if err != nil {
+			return fmt.Errorf("write: %w", err)
+		}
+		switch n := report.Bad(); n {
+		case 0:
+			return nil
+		case 1:
+			return errors.New("1 finding")
+		default:
+			return fmt.Errorf("%d findings", n)
+		}
+	}
+	return cmd
+}
+
+func readMesh(stdin io.Reader, name string) (*doctor.Mesh, error) {
+	data, err := readFile(stdin, name)
+	if err != nil {
+		return nil, err
+	}
+	return doctor.ReadMesh(name, data)
+}
+
+// examineRegistries follows the registries until each has listed what it holds
+// or says why it cannot.
+func examineRegistries(ctx context.Context, report *doctor.Report, cfg *config.Config, timeout time.Duration) error {
+	known := append(config.Problems{}, server.CheckListeners(cfg)...)
+	if err := checkPlugins(ctx, cfg, config.Log{Level: "error"}.Logger(io.Discard), known...); err != nil {
+		return err
+	}
+	s, err := newServer(*cfg, server.Options{})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return runServer(ctx, s) }) // without listeners
+	group.Go(func() error {
+		defer cancel()
+		limit := time.NewTimer(timeout)
+		defer limit.Stop()
+		look := time.NewTicker(lookAgain)
+		defer look.Stop()
+		for {
+			all, ok := s.Overview()
+			if ok && !pending(all.Registries) {
+				diagnose(report, cfg, &all)
+				return nil
+			}
+			select {
+			case <-look.C:
+			case <-limit.C:
+				diagnose(report, cfg, &all)
+				return nil
+			case <-ctx.Done():
+				return nil //nolint:nilerr // a signal, or the error of the server
+			}
+		}
+	})
+	return group.Wait()
+}
+
+// lookAgain is the time between two looks at registries and sinks.
+const lookAgain = 50 * time.Millisecond
+
+// pending reports whether a registry has neither listed what it holds nor said
+// why it cannot.
+func pending(registries []admin.Registry) bool {
+	for i := range registries {
+		if r := &registries[i]; !r.Synced && r.Error == "" && r.LastError == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// nearLimit is the share of a limit from which doctor speaks of it.
+const nearLimit = 0.8
+
+// diagnose reports on the registries.
+func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
+	for i := range o.Registries {
+		r := &o.Registries[i]
+		subject := "registry " + r.Served.Registry
+		var found []doctor.Finding
+		add := func(check string, severity doctor.Severity, field, problem, change string) {
+			if p := cfg.Position(field); p.Line > 0 {
+				problem = fmt.Sprintf("%s (%s:%d:%d)", problem, cfg.File(), p.Line, p.Column)
+			}
+			found = append(found, doctor.Finding{Check: check, Severity: severity, Subject: subject, Problem: problem, Change: change})
+		}
+		at := fmt.Sprintf("registries[%d]", i)
+		why := cmp.Or(r.Error, r.LastError)
+		switch {
+		case !r.Synced && why != "":
+			check, field, change := causeOf(at, why)
+			add(check, doctor.Failure, field, "it cannot be followed: "+why, change)
+		case !r.Synced:
+			add("registry-slow", doctor.Failure, at+".config", "it has not listed what it holds in time, and gives no reason: "+r.Sentence, "")
+		case r.Error != "":
+			check, field, change := causeOf(at, r.Error)
+			add(check, doctor.Failure, field, "it was listed, and cannot be followed: "+r.Error, change)
+		case r.Served.Services == 0 && r.Resources == 0:
+			add("registry-empty", doctor.Warning, at+".config", "it has no service: is the namespace, the datacenter or the filter the right one, and may the token read services?", at+".config")
+		}
+		for _, l := range []struct {
+			field       string
+			have, limit int
+		}{
+			{"limits.services_per_registry", int(r.Served.Services), cfg.Limits.ServicesPerRegistry},
+			{"limits.resources_per_registry", int(r.Served.Services + r.Served.Instances), cfg.Limits.ResourcesPerRegistry},
+			{"limits.bytes_per_registry", r.Bytes, cfg.Limits.BytesPerRegistry},
+		} {
+			if float64(l.have) >= nearLimit*float64(l.limit) {
+				add("registry-limit", doctor.Warning, l.field, fmt.Sprintf("it has %d of the %d that %s allows; what comes above is not served", l.have, l.limit, l.field), fmt.Sprintf("%s: %d", l.field, 2*l.have))
+			}
+		}
+		// Conflicts are a finding of their own.
+		if rejected := slices.DeleteFunc(slices.Clone(r.Problems), func(p state.Problem) bool { return p.Field == "conflicts" }); len(rejected) > 0 {
+			p := rejected[0]
+			change := "isthmus dump --rejected lists all of them"
+			if p.Field != "" {
+				change = p.Field + "; " + change
+			}
+			add("registry-rejected", doctor.Warning, at, fmt.Sprintf("%d things in it cannot be served as they are, the first: %s: %s", len(rejected), p.ID, p.Reason), change)
+		}
+		if r.Detail != "" {
+			report.Add("", doctor.Finding{Check: "registry-detail", Severity: doctor.Note, Subject: subject, Problem: r.Detail})
+		}
+		report.Add(fmt.Sprintf("%s: %d services, %d instances", subject, r.Served.Services, r.Served.Instances), found...)
+	}
+	if list := undecided(cfg, o.Conflicts); len(list) > 0 {
+		x := list[0]
+		report.Add("", doctor.Finding{
+			Check: "conflict", Severity: doctor.Warning, Subject: "registries",
+			Problem: fmt.Sprintf("%d hosts are in several registries and no rule of conflicts is for them, the first: %s is served from %s, and what %s has is kept back", len(list), x.Host, x.Owner, x.Registry),
+			Change:  fmt.Sprintf("conflicts: [{hosts: [%q], policy: merge}], or policy: priority if it is meant", x.Host),
+		})
+	}
+}
+
+// undecided returns the conflicts for which the configuration has no rule.
+func undecided(cfg *config.Config, all []state.Conflict) []state.Conflict {
+	return slices.DeleteFunc(slices.Clone(all), func(x state.Conflict) bool {
+		return slices.ContainsFunc(cfg.Conflicts, func(r config.Conflict) bool {
+			return slices.ContainsFunc(r.Hosts, func(pattern string) bool {
+				ok, _ := path.Match(pattern, x.Host) // validated by Parse
+				return ok
+			})
+		})
+	})
+}
+
+// causes are what keeps a registry from being followed, by words of the error,
+// the field that decides, and the change.
+var causes = []struct {
+	words                *regexp.Regexp
+	check, field, change string
+}{
+	{regexp.MustCompile(`(?i)x509|certificate|tls:|TLS handshake|http: server gave HTTP response`), "registry-tls", "config.tls", "config.tls: {ca_file: FILE, server_name: NAME}, or the scheme of the address"},
+	{regexp.MustCompile(`(?i)\b40[13]\b|permission denied|unauthori[sz]ed|forbidden|token|\bACL\b|authenticat`), "registry-token", "config.token_file", "config.token_file, or what the token, user or password may read"},
+	{regexp.MustCompile(`(?i)refused|no such host|timeout|unreachable|no route|deadline|dial |EOF|reset`), "registry-reach", "config.address", "config.address, or the network and firewalls between here and it"},
+}
+
+// causeOf classifies why the registry at a path of the configuration cannot be
+// followed.
+func causeOf(at, why string) (check, field, change string) {
+	for _, c := range causes {
+		if c.words.MatchString(why) {
+			return c.check, at + "." + c.field, at + "." + c.change
+		}
+	}
+	return "registry-down", at, ""
+}
+
+// bridgeOf describes the listeners of a configuration to the checks of istiod.
+func bridgeOf(report *doctor.Report, cfg *config.Config) doctor.Bridge {
+	var b doctor.Bridge
+	for _, l := range cfg.Listen.All() {
+		if l.Field == "listen.admin" || l.Field == "listen.mcp" {
+			continue
+		}
+		if port := doctor.PortOf(l.Address); port != "" && port != "0" {
+			b.Ports = append(b.Ports, port)
+		}
+		if !l.TLS.Enabled() || b.TLS {
+			continue
+		}
+		b.TLS = true
+		b.ClientCertificate, b.ClientAuthField = l.TLS.ClientAuth == config.ClientAuthRequire, l.Path+".tls.client_auth"
+		cert, err := doctor.ReadCertificate(l.TLS.CertFile)
+		if err != nil {
+			report.Add("", doctor.Finding{Check: "listener-certificate", Severity: doctor.Failure, Subject: l.Path + ".tls.cert_file", Problem: err.Error()})
+		}
+		b.Certificate = cert
+	}
+	return b
+}
+
+// settleSinks is how long a sink may take to acknowledge what it was sent.
+const settleSinks = 5 * time.Second
+
+// examineMesh asks the running bridge and istiods.
+func examineMesh(ctx context.Context, report *doctor.Report, b doctor.Bridge, c *client, istiods []string, address string) {
+	unreached := func(subject string, err error, change string) {
+		report.Add("", doctor.Finding{Check: "unreached", Severity: doctor.Failure, Subject: subject, Problem: err.Error(), Change: change})
+	}
+	var served []doctor.Resource
+	if address != "" {
+		get := getter(c, address)
+		before, err := doctor.ReadSinks(ctx, get)
+		later := before
+		if err == nil {
+			later, err = settledSinks(ctx, get, before)
+		}
+		if err == nil {
+			served, err = doctor.ReadResources(ctx, get)
+		}
+		if err != nil {
+			unreached("bridge "+address, err, "--address: the address after admin= in the line \"serving\" of the bridge's log")
+		} else {
+			report.Add(fmt.Sprintf("bridge %s: %d sinks, each has acknowledged what it was sent", address, len(later)), doctor.CheckSinks(before, later, settleSinks)...)
+		}
+	}
+	for _, a := range istiods {
+		i, err := doctor.ReadIstiod(ctx, a, getter(&client{}, a))
+		if err != nil {
+			unreached("istiod "+a, err, "--istiod: a debug port, 15014 or 8080; ENABLE_DEBUG_ON_HTTP=false turns it off")
+			continue
+		}
+		found := i.Check(b)
+		if served != nil {
+			found = append(found, i.CheckRejected(served)...)
+		}
+		report.Add("istiod "+a, found...)
+	}
+}
+
+// settledSinks reads the sinks until each has acknowledged what it was sent, or
+// the time is over.
+func settledSinks(ctx context.Context, get doctor.Getter, before []doctor.Sink) ([]doctor.Sink, error) {
+	limit := time.NewTimer(settleSinks)
+	defer limit.Stop()
+	look := time.NewTicker(5 * lookAgain)
+	defer look.Stop()
+	for later := before; ; {
+		if !doctor.Unsettled(before, later) {
+			return later, nil
+		}
+		select {
+		case <-look.C:
+		case <-limit.C:
+			return later, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		var err error
+		if later, err = doctor.ReadSinks(ctx, get); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// getter returns a function that reads paths of an address.
+func getter(c *client, address string) doctor.Getter {
+	return func(ctx context.Context, path string) ([]byte, error) {
+		ctx, cancel := context.WithTimeout(ctx, callTime)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url(address, path), nil)
+		if err != nil {
+			return nil, err
+		}
+		resp, err := c.do(req, address)
+		if err != nil {
+			return nil, err
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(io.LimitReader(resp.Body, maxPage))
+		if err == nil && resp.StatusCode != http.StatusOK {
+			err = fmt.Errorf("%s answered %s: %.200s", req.URL, resp.Status, strings.TrimSpace(string(text)))
+		}
+		return text, err
+	}
+}
+
+// maxPage bounds a page of istiod: that of its configuration has some 2 kB for
+// each service with ten endpoints.
+const maxPage = 1 << 30

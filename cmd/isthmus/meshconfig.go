@@ -1,0 +1,153 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/isthmus-mesh/isthmus/internal/doctor"
+	"github.com/isthmus-mesh/isthmus/server/config"
+)
+
+func newMeshConfig() *cobra.Command {
+	var host, ca string
+	cmd := &cobra.Command{
+		Use:   "meshconfig --config FILE",
+		Short: "Print the configSources with which istiod follows the bridge",
+		Long: `Print the block of the mesh configuration with which istiod follows the bridge of a configuration: k8s:// first, without which istiod reads no
+Istio resources from Kubernetes, and the xDS listener with its TLS. istiod reads the block at its start.
+
+It is part of meshConfig in an IstioOperator or in Helm values, and of the key mesh in the ConfigMap istio of istio-system. A listener that
+only the machine itself reaches is printed as it is; for one on all addresses --host says which name istiod dials.
+
+With TLS the mode is SIMPLE, from Istio 1.26 on: earlier versions, and the other modes, dial in plaintext.`,
+		Example: `  isthmus meshconfig --config isthmus.yaml --host isthmus.isthmus-system.svc --ca-file ca.pem`,
+		Args:    usageArgs(cobra.NoArgs),
+	}
+	file := requireConfig(cmd)
+	cmd.Flags().StringVar(&host, "host", "", "`NAME` under which istiod reaches the bridge, such as that of its Service")
+	cmd.Flags().StringVar(&ca, "ca-file", "", "PEM `FILE` of the authority of the listener's certificate (default: the certificate itself, if it is its own authority)")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx, stop := endAtHangup(cmd.Context())
+		defer stop()
+		cfg, err := loadConfig(ctx, *file, config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr()))
+		if err != nil {
+			return err
+		}
+		block, err := meshConfig(&cfg, host, ca)
+		if err != nil {
+			return err
+		}
+		var b bytes.Buffer
+		enc := yaml.NewEncoder(&b)
+		enc.SetIndent(2)
+		if err := enc.Encode(block); err != nil {
+			return err
+		}
+		_, err = cmd.OutOrStdout().Write(b.Bytes())
+		return err
+	}
+	return cmd
+}
+
+// meshBlock is the part of a mesh configuration that names config sources.
+type meshBlock struct {
+	ConfigSources []configSource `yaml:"configSources"`
+	DefaultConfig struct {
+		ProxyMetadata map[string]string `yaml:"proxyMetadata"`
+	} `yaml:"defaultConfig"`
+}
+
+type configSource struct {
+	Address string     `yaml:"address"`
+	TLS     *sourceTLS `yaml:"tlsSettings,omitempty"`
+}
+
+type sourceTLS struct {
+	Mode            string   `yaml:"mode"`
+	SNI             string   `yaml:"sni,omitempty"`
+	SubjectAltNames []string `yaml:"subjectAltNames,omitempty"`
+	CA              string   `yaml:"caCertificates,omitempty"`
+}
+
+// meshConfig returns the block for a configuration.
+func meshConfig(cfg *config.Config, host, ca string) (*meshBlock, error) {
+	block := &meshBlock{ConfigSources: []configSource{{Address: "k8s://"}}}
+	block.DefaultConfig.ProxyMetadata = map[string]string{"ISTIO_META_DNS_CAPTURE": "true"}
+	listeners, err := sourceListeners(cfg)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range listeners {
+		s, err := sourceOf(&l, host, ca)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", l.Path, err)
+		}
+		block.ConfigSources = append(block.ConfigSources, s)
+	}
+	return block, nil
+}
+
+// sourceListeners returns the listeners that are config sources. Every xDS
+// listener serves everything, so one of them is enough: the first that istiod
+// can dial.
+func sourceListeners(cfg *config.Config) ([]config.NamedListener, error) {
+	for _, l := range cfg.Listen.All() {
+		if l.Field == "listen.xds" && doctor.PortOf(l.Address) != "" {
+			return []config.NamedListener{l}, nil
+		}
+	}
+	return nil, errors.New("listen.xds: istiod dials no unix socket; add a listener with a port")
+}
+
+// sourceOf returns the config source of a listener.
+func sourceOf(l *config.NamedListener, host, ca string) (configSource, error) {
+	listens, port, err := net.SplitHostPort(l.Address)
+	if err != nil {
+		return configSource{}, err
+	}
+	if port == "0" {
+		return configSource{}, errors.New("the port is any free one; give it a number for istiod to dial")
+	}
+	if host == "" {
+		host = listens
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		return configSource{}, errors.New("it listens on all addresses: say with --host which name istiod dials, for example --host isthmus.isthmus-system.svc")
+	}
+	s := configSource{Address: "xds://" + net.JoinHostPort(host, port)}
+	if !l.TLS.Enabled() {
+		return s, nil
+	}
+	if l.TLS.ClientAuth == config.ClientAuthRequire {
+		return s, errors.New("tls.client_auth: require refuses istiod, which presents no client certificate in any mode; write request")
+	}
+	cert, err := doctor.ReadCertificate(l.TLS.CertFile)
+	if err != nil {
+		return s, fmt.Errorf("tls.cert_file: %w", err)
+	}
+	s.TLS = &sourceTLS{Mode: "SIMPLE", SubjectAltNames: cert.DNSNames}
+	if len(cert.DNSNames) > 0 {
+		s.TLS.SNI = cert.DNSNames[0]
+	}
+	if cert.VerifyHostname(host) == nil && net.ParseIP(host) == nil {
+		s.TLS.SNI = host
+	}
+	if ca == "" && cert.IsCA {
+		ca = l.TLS.CertFile
+	}
+	if ca != "" {
+		pem, err := os.ReadFile(ca)
+		if err != nil {
+			return s, fmt.Errorf("--ca-file: %w", err)
+		}
+		s.TLS.CA = strings.TrimSpace(string(pem)) + "\n"
+	}
+	return s, nil
+}

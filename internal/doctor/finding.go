@@ -1,0 +1,79 @@
+package doctor
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Severity says what a finding means.
+type Severity string
+
+const (
+	// Failure is something that does not work.
+	Failure Severity = "error"
+	// Warning is something that works until a condition changes, or only for
+	// some clients.
+	Warning Severity = "warning"
+	// Note is something that works and could be better. It does not count as a
+	// finding for the exit code.
+	Note Severity = "note"
+)
+
+// Finding is one result of a check.
+type Finding struct {
+	// Check identifies the check, for programs: "mesh-k8s".
+	Check    string   `json:"check"`
+	Severity Severity `json:"severity"`
+	// Subject is what was looked at: "registry dc1", "mesh.yaml:3:5".
+	Subject string `json:"subject"`
+	// Problem says what is wrong and what follows from it.
+	Problem string `json:"problem"`
+	// Change says which line to change, and how. It may have several lines.
+	Change string `json:"change,omitempty"`
+}
+
+// Report is the result of all checks.
+type Report struct {
+	// Looked lists what was looked at and found to be right, one line each.
+	Looked   []string  `json:"looked"`
+	Findings []Finding `json:"findings"`
+}
+
+// Add adds findings to the report. Without findings ok says what was right.
+func (r *Report) Add(ok string, found ...Finding) {
+	r.Findings = append(r.Findings, found...)
+	if len(found) == 0 && ok != "" {
+		r.Looked = append(r.Looked, ok)
+	}
+}
+
+// Bad returns the number of findings that are no notes.
+func (r *Report) Bad() (n int) {
+	for _, f := range r.Findings {
+		if f.Severity != Note {
+			n++
+		}
+	}
+	return n
+}
+
+// Write writes the report for people.
+func (r *Report) Write(w io.Writer) error {
+	var b strings.Builder
+	for _, ok := range r.Looked {
+		fmt.Fprintf(&b, "ok       %s\n", ok)
+	}
+	for _, f := range r.Findings {
+		fmt.Fprintf(&b, "%-8s %s: %s\n", f.Severity, f.Subject, f.Problem)
+		if f.Change != "" {
+			lines := strings.Split(strings.TrimSuffix(f.Change, "\n"), "\n")
+			fmt.Fprintf(&b, "         change: %s\n", lines[0])
+			for _, l := range lines[1:] {
+				fmt.Fprintf(&b, "                 %s\n", l)
+			}
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

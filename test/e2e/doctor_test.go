@@ -1,0 +1,188 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/isthmus-mesh/isthmus/internal/testcert"
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// meshOf returns a mesh configuration without faults that follows Kubernetes
+// and a bridge.
+func meshOf(bridge *testenv.Isthmus) string {
+	return fmt.Sprintf("configSources: [{address: \"k8s://\"}, {address: %q}]\n", bridge.Source()) + captured
+}
+
+// captured turns on the capture of DNS in proxies.
+const captured = "defaultConfig: {proxyMetadata: {ISTIO_META_DNS_CAPTURE: \"true\"}}\n"
+
+// checks compares the checks that found something with the wanted ones.
+func checks(t *testing.T, found map[string]string, want ...string) {
+	t.Helper()
+	if got := slices.Sorted(maps.Keys(found)); !slices.Equal(got, want) {
+		t.Errorf("doctor found %q, want %q: %v", got, want, found)
+	}
+}
+
+// says checks that a finding has a text.
+func says(t *testing.T, found map[string]string, check, text string) {
+	t.Helper()
+	if !strings.Contains(found[check], text) {
+		t.Errorf("doctor says %q of %s, want %q in it", found[check], check, text)
+	}
+}
+
+// An istiod that is configured as `isthmus meshconfig` says has no finding, and
+// each fault of one is found with the line to change.
+func TestDoctorIstiod(t *testing.T) {
+	testenv.SkipIfShort(t)
+	registries := `- {name: load, type: sim, config: {services: 3, instances: 2}}` + "\n"
+
+	t.Run("as printed", func(t *testing.T) {
+		bridge := testenv.StartIsthmus(t, registries)
+		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: meshOf(bridge)})
+		istiod.WaitReady(t)
+		for _, port := range []string{istiod.Monitoring, istiod.HTTP} {
+			checks(t, bridge.Doctor(t, "--istiod", port, "--address", bridge.Admin))
+		}
+		istiod.Pause()
+		defer istiod.Continue()
+		bridge.Configure(t, registries+`- {name: more, type: sim, config: {services: 1}}`)
+		bridge.WaitSink(t, "ServiceEntry", "sent")
+		found := bridge.Doctor(t, "--address", bridge.Admin)
+		checks(t, found, "sink-ack")
+		says(t, found, "sink-ack", "it has not acknowledged networking.istio.io/v1/ServiceEntry within 5s")
+	})
+
+	t.Run("rejected", func(t *testing.T) {
+		dir := t.TempDir()
+		write(t, filepath.Join(dir, "good.yaml"), `
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: good, namespace: files}
+spec: {hosts: [a.example.org], http: [{route: [{destination: {host: a.example.org}}]}]}
+`)
+		write(t, filepath.Join(dir, "bad.yaml"), `
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: bad, namespace: files}
+spec: {hosts: [a.example.org], http: [{route: [{destination: {host: a.example.org}, weight: -1}]}]}
+`)
+		bridge := testenv.StartIsthmus(t, fmt.Sprintf("- {name: files, type: file, config: {path: %q}}\n", dir))
+		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: meshOf(bridge)})
+		istiod.WaitReady(t)
+		found := bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin)
+		checks(t, found, "istiod-rejected")
+		says(t, found, "istiod-rejected", "it does not have 1 resources of registry files that it was sent: its validation rejects them, which it acknowledges all the same: VirtualService files/bad")
+	})
+
+	// MUTUAL is not an error to istiod: it dials this bridge in plaintext.
+	t.Run("no Kubernetes, MUTUAL, no DNS", func(t *testing.T) {
+		bridge := testenv.StartIsthmus(t, registries)
+		istiod := testenv.StartIstiodWith(t, testenv.IstiodNewest, bridge.Source(), "tlsSettings: {mode: MUTUAL}")
+		istiod.WaitReady(t)
+		found := bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin)
+		checks(t, found, "mesh-dns-capture", "mesh-k8s", "mesh-tls-mode")
+		says(t, found, "mesh-k8s", "- address: k8s://")
+		says(t, found, "mesh-tls-mode", "istiod dials "+bridge.Source()+" in plaintext without a word; change: mode: SIMPLE")
+	})
+
+	t.Run("hosts without addresses", func(t *testing.T) {
+		bridge := testenv.StartIsthmus(t, `- {name: a, type: static, config: {services: [
+  {name: one, ports: [{number: 9000, protocol: tcp}], endpoints: [10.0.0.1]},
+  {name: two, ports: [{number: 9000, protocol: tcp}], endpoints: [10.0.0.2]}]}}
+profile: tools
+`)
+		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: meshOf(bridge)})
+		istiod.WaitReady(t)
+		found := bridge.Doctor(t, "--istiod", istiod.HTTP)
+		checks(t, found, "istiod-addresses")
+		says(t, found, "istiod-addresses", "2 hosts without an address speak raw TCP on port 9000")
+	})
+
+	// What the mesh configuration of an istiod that cannot start says.
+	t.Run("TLS", func(t *testing.T) {
+		authority, other := testcert.New(t, "isthmus.example.org"), testcert.New(t, "isthmus.example.org")
+		bridge := testenv.StartSecureIsthmus(t, registries, fmt.Sprintf("tls: {cert_file: %q, key_file: %q}", authority.Cert, authority.Key))
+		pem, err := os.ReadFile(other.Cert)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := json.Marshal(string(pem))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tt := range []struct{ settings, check string }{
+			{"{mode: MUTUAL}", "mesh-tls-mode"},
+			{"{mode: DISABLE}", "mesh-tls-missing"},
+			{"{mode: SIMPLE, sni: isthmus.example.org, caCertificates: /etc/ca.pem}", "mesh-tls-ca"},
+			{fmt.Sprintf("{mode: SIMPLE, sni: isthmus.example.org, caCertificates: %s}", text), "mesh-tls-authority"},
+			{"{mode: SIMPLE, sni: other.example.org}", "mesh-tls-name"},
+		} {
+			mesh := filepath.Join(t.TempDir(), "mesh.yaml")
+			write(t, mesh, fmt.Sprintf("configSources:\n- address: k8s://\n- address: %s\n  tlsSettings: %s\n%s", bridge.Source(), tt.settings, captured))
+			found := bridge.Doctor(t, "--mesh-config", mesh)
+			checks(t, found, tt.check)
+			says(t, found, tt.check, mesh+":4:")
+		}
+		// And the block that the program prints makes istiod follow the bridge.
+		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: bridge.MeshConfig(t)})
+		istiod.WaitReady(t)
+		checks(t, bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin))
+	})
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What keeps a registry from being followed is found by its own plugin, with
+// the field that decides.
+func TestDoctorRegistries(t *testing.T) {
+	testenv.SkipIfShort(t)
+	server := testcert.New(t, "127.0.0.1")
+	locked := testenv.StartConsul(t, testenv.ConsulConfig{ACL: true})
+	open := testenv.StartConsul(t, testenv.ConsulConfig{CertFile: server.Cert, KeyFile: server.Key})
+	open.Register(t, web(1))
+	locked.Register(t, web(2))
+	dead := testenv.NewGate(t, open.Addr) // nothing listens until it is opened
+	dir := t.TempDir()
+	token := filepath.Join(dir, "token")
+	write(t, token, "00000000-0000-0000-0000-000000000000\n")
+	for _, tt := range []struct{ name, registries, check, says string }{
+		{"right", consulBlock("dc1", open.Addr, ""), "", ""},
+		{"dead", consulBlock("dc1", dead.Addr, ""), "registry-reach", "isthmus.yaml:"},
+		{"dead", consulBlock("dc1", dead.Addr, ""), "registry-reach", "change: registries[0].config.address"},
+		{
+			"wrong token", fmt.Sprintf("- {name: dc1, type: consul, config: {address: \"http://%s\", token_file: %q}}\n", locked.Addr, token),
+			"registry-token", "change: registries[0].config.token_file",
+		},
+		{"TLS", fmt.Sprintf("- {name: dc1, type: consul, config: {address: \"https://%s\"}}\n", open.Addr), "registry-tls", "config.tls"},
+		{"a host owned twice", consulBlock("dc1", open.Addr, "") + consulBlock("dc2", open.Addr, ""), "conflict", `web.service.consul is served from dc1, and what dc2 has is kept back`},
+		{
+			"a host shared on purpose", consulBlock("dc1", open.Addr, "") + consulBlock("dc2", open.Addr, "") + "conflicts: [{hosts: [\"*.service.consul\"], policy: merge}]\n",
+			"", "",
+		},
+		{"near a limit", consulBlock("dc1", open.Addr, "") + "limits: {services_per_registry: 1}\n", "registry-limit", "change: limits.services_per_registry: 2"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			found := testenv.DoctorOf(t, tt.registries)
+			if tt.check == "" {
+				checks(t, found)
+				return
+			}
+			checks(t, found, tt.check)
+			says(t, found, tt.check, tt.says)
+		})
+	}
+}
