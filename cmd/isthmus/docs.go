@@ -146,9 +146,11 @@ remains hidden until the rest is mended:
 Fields are never removed or given another meaning; new ones may come.
 
 A text value may hold ` + "`" + `${NAME}` + "`" + `, which stands for the environment variable of
-that name; it is an error if the variable is not set. ` + "`" + `$${` + "`" + ` stands for a plain
-` + "`" + `${` + "`" + `. A value with a variable is always text: an option that takes a number
-cannot come from the environment.
+that name; it is an error if the variable is not set. ` + "`" + `${NAME:-default}` + "`" + ` stands
+for the default if it is not set or empty, and ` + "`" + `$${` + "`" + ` for a plain ` + "`" + `${` + "`" + `. A number of
+the tables of the file may be a variable, too. In the block of an adapter a
+value with a variable is text, unless a tag says that it is a number:
+` + "`" + `services: !!int "${SERVICES:-100}"` + "`" + `, or ` + "`" + `!!float` + "`" + `.
 
 Relative paths start at the working directory of the bridge.
 

@@ -167,7 +167,47 @@ func (r *reader) syntax(data []byte, err error) {
 		line++
 	}
 	line = min(line, bytes.Count(bytes.TrimRight(data, " \n"), []byte("\n"))+1) // the library counts the end of the file as a line
-	r.problem(&yaml.Node{Line: line, Column: 1}, "", "YAML: %s", reason)
+	column := 1
+	if tabs.MatchString(reason) {
+		for _, at := range []int{line, line + 1} { // the library may say where the block before ends
+			if text := lineOf(data, at); bytes.ContainsRune(text[:len(text)-len(bytes.TrimLeft(text, " \t"))], '\t') {
+				line, column = at, bytes.IndexByte(text, '\t')+1
+				break
+			}
+		}
+	}
+	for _, w := range yamlWords {
+		if strings.Contains(reason, w.library) {
+			reason = w.ours + " (" + reason + ")"
+			break
+		}
+	}
+	r.problem(&yaml.Node{Line: line, Column: column}, "", "YAML: %s", reason)
+}
+
+// lineOf returns a line of a text, counted from 1.
+func lineOf(data []byte, line int) []byte {
+	for ; line > 1; line-- {
+		_, data, _ = bytes.Cut(data, []byte("\n"))
+	}
+	text, _, _ := bytes.Cut(data, []byte("\n"))
+	return text
+}
+
+// tabs matches what the library says of tabs.
+var tabs = regexp.MustCompile(`tab character|cannot start any token`)
+
+// yamlWords explain what the library says, with the cure.
+var yamlWords = []struct{ library, ours string }{
+	{"tab character", "a tab indents this line; indent with spaces"},
+	{"cannot start any token", "a value cannot begin like this; if it is a tab, indent with spaces, else write the text in quotes"},
+	{"did not find expected ',' or ']'", "a [ is not closed, or a comma is missing between two items"},
+	{"did not find expected ',' or '}'", "a { is not closed, or a comma is missing between two fields"},
+	{"did not find expected key", "the line fits no block: the fields of a block begin in one column"},
+	{"did not find expected '-' indicator", "the items of a list begin with - in one column"},
+	{"mapping values are not allowed", "a field cannot begin here: indent it as those beside it, or write a text with a colon in quotes"},
+	{"found unexpected end of stream", "a quote, [ or { is not closed"},
+	{"could not find expected ':'", "a field is its name, a colon and a space, and its value"},
 }
 
 // resolve follows an alias and counts its values.
@@ -189,6 +229,9 @@ func (r *reader) pairs(n *yaml.Node, path string) (keys []string, values []*yaml
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k, v := n.Content[i], n.Content[i+1]
 		switch {
+		case k.Kind == yaml.MappingNode && k.Style&yaml.FlowStyle != 0:
+			r.problem(k, path, "{{ begins a field of a template: render the template first (helm template), or write the text in quotes")
+			continue
 		case k.Kind != yaml.ScalarNode:
 			r.problem(k, path, "a key must be a plain word")
 			continue
@@ -275,15 +318,53 @@ func (r *reader) json(n *yaml.Node, path string, s *jsonschema.Schema) {
 			r.text(n, path)
 			return
 		}
-		r.scalar(n, path, s != nil && s.Type == "integer")
+		integer := s != nil && s.Type == "integer"
+		if n = r.number(n, path, integer || s != nil && s.Type == "number"); n != nil {
+			r.scalar(n, path, integer)
+			return
+		}
+		r.b.WriteString("null")
 	}
+}
+
+// number returns a node with the value of the variables of a number: a scalar
+// with a tag that says so, or where the schema requires a number. Any other
+// node is returned as it is, and nil if the value is not known.
+func (r *reader) number(n *yaml.Node, path string, wanted bool) *yaml.Node {
+	tagged := n.Tag == "!!int" || n.Tag == "!!float"
+	if !strings.Contains(n.Value, "${") || !tagged && !(wanted && n.Tag == "!!str") {
+		return n
+	}
+	if r.bare {
+		if wanted {
+			return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!int", Value: strconv.FormatUint(hashOf(n.Value), 10), Line: n.Line, Column: n.Column}
+		}
+		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: n.Value, Line: n.Line, Column: n.Column}
+	}
+	text, ok := r.expand(n, path)
+	if !ok {
+		return nil
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal([]byte(text), &doc); err == nil && len(doc.Content) == 1 {
+		if v := doc.Content[0]; v.Tag == "!!int" || v.Tag == "!!float" {
+			return &yaml.Node{Kind: yaml.ScalarNode, Tag: v.Tag, Value: v.Value, Line: n.Line, Column: n.Column}
+		}
+	}
+	r.problem(n, path, "must be a number, and the value of the variables is none") // the value may be a secret
+	return nil
 }
 
 // durationOf returns a duration that stands for a text with variables.
 func durationOf(text string) string {
+	return fmt.Sprintf("%dns", hashOf(text))
+}
+
+// hashOf returns a number of 63 bits that stands for a text.
+func hashOf(text string) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(text))
-	return fmt.Sprintf("%dns", h.Sum64()>>1)
+	return h.Sum64() >> 1
 }
 
 // fieldOf returns the schema of a field of a block, nil if there is none.
@@ -385,13 +466,19 @@ func (r *reader) expand(n *yaml.Node, path string) (string, bool) {
 			continue
 		}
 		b.WriteString(s[:i])
-		name, rest, closed := strings.Cut(s[i+2:], "}")
+		inner, rest, closed := strings.Cut(s[i+2:], "}")
+		name, otherwise, hasDefault := strings.Cut(inner, ":-")
 		if !closed || !variable.MatchString(name) {
-			r.problem(n, path, "${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${")
+			r.problem(n, path, "${ begins the name of an environment variable, as in ${NAME} or ${NAME:-default}; write $${ for a plain ${")
 			return "", false
 		}
 		value, ok := r.lookup(name)
-		if !ok {
+		switch {
+		case hasDefault && r.bare:
+			value = "${" + inner + "}"
+		case hasDefault && value == "":
+			value = otherwise
+		case !ok:
 			r.problem(n, path, "the environment variable %s is not set", name)
 			good = false
 		}

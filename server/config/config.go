@@ -293,16 +293,26 @@ type Options struct {
 // Load reads the configuration from a file. Errors in its content are those of
 // [Parse]; any other is an error of reading.
 func Load(file string, o Options) (Config, error) {
+	data, err := Read(file)
+	if err != nil {
+		return Config{}, err
+	}
+	return Parse(file, data, o)
+}
+
+// Read returns the content of a configuration file, at most a byte more than
+// [MaxSize].
+func Read(file string) ([]byte, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return Config{}, readError(err)
+		return nil, readError(err)
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
 	if err != nil {
-		return Config{}, readError(err)
+		return nil, readError(err)
 	}
-	return Parse(file, data, o)
+	return data, nil
 }
 
 // readError adds the cure to an error of reading the file.
@@ -405,6 +415,9 @@ func (c *Config) Command(r *Registry) (path string, args []string, err error) {
 	}
 	return path, nil, nil
 }
+
+// Levels returns the values of log.level, the most detailed first.
+func Levels() []string { return []string{"debug", "info", "warn", "error"} }
 
 // SlogLevel returns the level as a slog.Level.
 func (l Log) SlogLevel() slog.Level {

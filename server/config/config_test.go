@@ -150,16 +150,28 @@ registries:
 func TestEnvironment(t *testing.T) {
 	got, err := Parse("f", []byte(`
 registries:
-- {name: "${N}-1", type: sim, config: {token: "a${T}b$${T}c$d$", "${T}": 1}}
-`), env(map[string]string{"N": "dc", "T": "12"}))
+- {name: "${N}-1", type: sim, config: {token: "a${T}b$${T}c$d$", "${T}": 1, n: !!int "${T}", f: !!float "${F:-0.5}", d: "${E:-x}${U:-y}"}}
+limits: {streams: "${T}", tombstones: "${U:-7}"}
+`), env(map[string]string{"N": "dc", "T": "12", "E": ""}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got.Registries[0].Name != "dc-1" {
 		t.Errorf("name = %q", got.Registries[0].Name)
 	}
-	if got, want := string(got.Registries[0].Config), `{"token":"a12b${T}c$d$","${T}":1}`; got != want {
-		t.Errorf("config = %s, want %s: keys stay, values are text", got, want)
+	if got, want := string(got.Registries[0].Config), `{"token":"a12b${T}c$d$","${T}":1,"n":12,"f":0.5,"d":"xy"}`; got != want {
+		t.Errorf("config = %s, want %s: keys stay, values are text unless a tag says otherwise", got, want)
+	}
+	if got.Limits.Streams != 12 || got.Limits.Tombstones != 7 {
+		t.Errorf("limits = %+v", got.Limits)
+	}
+	// The names of variables are compared without their values.
+	was, err := got.Unexpanded()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := was.Diff(&was); !d.Empty() {
+		t.Errorf("a configuration differs from itself: %+v", d)
 	}
 }
 
@@ -191,8 +203,16 @@ func TestProblems(t *testing.T) {
 	}{
 		{"empty", "", `f: the file is empty; the smallest configuration has one registry: registries: [{name: load, type: sim}]`},
 		{"no registries", "log: {level: info}", `f:1:1: registries: no registry is configured; add one, for example {name: load, type: sim}`},
-		{"syntax", "registries:\n- {name: a", "f:2:1: YAML: did not find expected ',' or '}'"},
-		{"syntax of the scanner", "a: 1\nb: c: d\n", "f:2:1: YAML: mapping values are not allowed in this context"},
+		{"syntax", "registries:\n- {name: a", "f:2:1: YAML: a { is not closed, or a comma is missing between two fields (did not find expected ',' or '}')"},
+		{"syntax of the scanner", "a: 1\nb: c: d\n", "f:2:1: YAML: a field cannot begin here: indent it as those beside it, or write a text with a colon in quotes (mapping values are not allowed in this context)"},
+		{"tab", "registries:\n- name: a\n  \ttype: sim\n", "f:3:3: YAML: a tab indents this line; indent with spaces (found a tab character that violates indentation)"},
+		{"template", "registries:\n- {name: a, type: {{ .Values.type }} }\n", "f:2:20: registries[0].type: {{ begins a field of a template: render the template first (helm template), or write the text in quotes"},
+		{"quote", "registries:\n- {name: \"a, type: sim}\n", "f:2:1: YAML: a quote, [ or { is not closed (found unexpected end of stream)"},
+		{"capitals", "registries: [{name: a, type: Consul}]", "f:1:24: registries[0].type: must be lower-case letters, digits and dashes; did you mean consul?"},
+		{"port", "listen: {xds: \"127.0.0.1:99999\"}\nregistries: [{name: a, type: sim}]", "f:1:10: listen.xds: must be host:port, for example 127.0.0.1:15051, or :15051 for all addresses of the machine, or unix:PATH"},
+		{"no number", "registries: [{name: a, type: sim}]\nlimits: {streams: \"${SECRET}\", tombstones: !!int \"${NONE}\"}", `
+f:2:19: limits.streams: must be a number, and the value of the variables is none
+f:2:44: limits.tombstones: the environment variable NONE is not set`},
 		{"syntax on the first line", "a: [", "f:1:1: YAML: did not find expected node content"},
 		{"two documents", "registries: [{name: a, type: sim}]\n---\na: 1\n", `f:2:1: a second document begins here; the configuration is one document`},
 		{"everything at once", `
@@ -323,8 +343,8 @@ f:7:37: sinks[2].tls.key_file: cert_file and key_file go together
 f:8:30: sinks[3].metadata.a: must be a word, not a block of fields`},
 		{"environment", "registries: [{name: a, type: sim, config: {token: '${SECRET}${NONE}', b: '${', c: ['${a b}']}}]", `
 f:1:51: registries[0].config.token: the environment variable NONE is not set
-f:1:74: registries[0].config.b: ${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${
-f:1:84: registries[0].config.c[0]: ${ begins the name of an environment variable, as in ${NAME}; write $${ for a plain ${`},
+f:1:74: registries[0].config.b: ${ begins the name of an environment variable, as in ${NAME} or ${NAME:-default}; write $${ for a plain ${
+f:1:84: registries[0].config.c[0]: ${ begins the name of an environment variable, as in ${NAME} or ${NAME:-default}; write $${ for a plain ${`},
 		{"odd YAML", "x: &x {a: 1}\nregistries: [{name: a, type: sim, config: {<<: *x, [a]: 1, n: .inf, b: !!binary aa, i: 99999999999999999999999}}]", `
 f:1:1: x: unknown field; there are listen, registries, conflicts, addresses, plugin_dir, profile, log, state, admin, limits, mcp, sinks, drain
 f:2:44: registries[0].config: merge keys (<<) are not supported; write the fields out

@@ -157,7 +157,7 @@ func (d *decoder) validate(o Options) {
 		d.conflict(fmt.Sprintf("conflicts[%d]", i), &c.Conflicts[i])
 	}
 
-	levels, formats := []string{"debug", "info", "warn", "error"}, []string{"text", "json"}
+	levels, formats := Levels(), []string{"text", "json"}
 	d.check(slices.Contains(levels, c.Log.Level), "log.level", "must be one of %s", strings.Join(levels, ", "))
 	d.check(slices.Contains(formats, c.Log.Format), "log.format", "must be one of %s", strings.Join(formats, ", "))
 	if c.Profile != "" && o.Profiles != nil {
@@ -229,7 +229,11 @@ func (d *decoder) registry(path string, r *Registry, names map[string]int) {
 	case d.config.Built(r):
 		d.check(r.Plugin.SHA256 == "", path+".plugin.sha256", "the adapter %s is built in; sha256 is for executables in plugin_dir", r.Type)
 	case !label.MatchString(r.Type):
-		d.check(false, typ, "must be lower-case letters, digits and dashes")
+		cure := ""
+		if name := conf.Nearest(r.Type, d.config.adapters); name != "" {
+			cure = "; did you mean " + name + "?"
+		}
+		d.check(false, typ, "must be lower-case letters, digits and dashes%s", cure)
 	case d.config.PluginDir == "":
 		d.check(false, typ, "no adapter of this name is built in; %s; or set plugin_dir to the directory that has %s%s", suggest(r.Type, d.config.adapters), PluginPrefix, r.Type)
 	default:
