@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -184,8 +185,8 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 	if len(ports) > 0 {
 		s.dialSinks(ctx, group, next.Sinks)
 	}
-	if s.options.SetLevel != nil {
-		s.options.SetLevel(next.Log.SlogLevel())
+	if s.options.Level != nil {
+		s.options.Level.Set(next.Log.SlogLevel())
 	}
 	return d, nil
 }
@@ -390,6 +391,23 @@ func (o operator) Reload(ctx context.Context, trigger string) (admin.Reloaded, e
 		return admin.Reloaded{}, r.err
 	}
 	return answer(r), nil
+}
+
+// SetLogLevel implements admin.Operator.
+func (o operator) SetLogLevel(level string) (was string, err error) {
+	switch {
+	case o.s.options.Level == nil:
+		return "", errors.New("this bridge has one log level only")
+	case !slices.Contains(config.Levels(), level):
+		return "", fmt.Errorf("level %q: must be one of %s", level, strings.Join(config.Levels(), ", "))
+	}
+	was = strings.ToLower(o.s.options.Level.Level().String())
+	o.s.log.Info("log level changed", "level", level, "was", was)
+	o.s.options.Level.Set(config.Log{Level: level}.SlogLevel())
+	if !slices.Contains([]string{"debug", "info"}, was) {
+		o.s.log.Info("log level changed", "level", level, "was", was)
+	}
+	return was, nil
 }
 
 // Compare implements admin.Operator.

@@ -101,8 +101,8 @@ func await(t *testing.T, what string, c <-chan struct{}) {
 func TestReloadSinks(t *testing.T) {
 	const listen = "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
 	a, b := newWaitingSink(t), newWaitingSink(t)
-	var level atomic.Int64
-	s := serveReloadable(t, listen, Options{SetLevel: func(l slog.Level) { level.Store(int64(l)) }})
+	level := new(slog.LevelVar)
+	s := serveReloadable(t, listen, Options{Level: level})
 	sinks := func(all ...*waitingSink) string {
 		text := listen + "log: {level: warn}\nsinks:\n"
 		for _, w := range all {
@@ -111,8 +111,8 @@ func TestReloadSinks(t *testing.T) {
 		return text
 	}
 	d := s.set(sinks(a))
-	if got := strings.Join(d.Fields, " "); got != "log.level sinks" || slog.Level(level.Load()) != slog.LevelWarn {
-		t.Errorf("changed: %s; the level is %v", got, slog.Level(level.Load()))
+	if got := strings.Join(d.Fields, " "); got != "log.level sinks" || level.Level() != slog.LevelWarn {
+		t.Errorf("changed: %s; the level is %v", got, level)
 	}
 	await(t, "dialled", a.began)
 	s.set(sinks(b, a))

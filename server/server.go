@@ -51,9 +51,9 @@ type Options struct {
 	// Load reads the configuration again, for [Server.Reload]. Nil disables
 	// reloads.
 	Load func() (config.Config, error)
-	// SetLevel applies the log level of a reloaded configuration. Nil keeps the
-	// level.
-	SetLevel func(slog.Level)
+	// Level is the log level, which the API and reloads change. Nil keeps the
+	// level of Log.
+	Level *slog.LevelVar
 	// Shards are the shards of the hosts that this process follows and serves.
 	Shards shard.Set
 	// Metrics is the registry for metrics that the admin server shows. Nil

@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/url"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -44,8 +46,25 @@ GET /api/v1/kept?registry=REGISTRY of the admin address lists what it is about. 
 	}
 	cmd.Flags().StringVarP(&address, "address", "a", config.Default.Listen.Admin.Address, "admin `ADDRESS` of the bridge, host:port or unix:PATH")
 	c.flags(cmd.Flags())
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		var registries struct{ Items []struct{ Name string } }
+		ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
+		defer cancel()
+		text, err := getter(&c, address)(ctx, "/api/v1/registries")
+		if err != nil || len(args) > 0 || json.Unmarshal(text, &registries) != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		names := make([]string, len(registries.Items))
+		for i, r := range registries.Items {
+			names[i] = r.Name
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
 	return cmd
 }
+
+// completeWithin bounds how long a completion waits for the bridge.
+const completeWithin = 2 * time.Second
 
 // decide tells the bridge a decision, and prints what it was about.
 func decide(ctx context.Context, w io.Writer, c *client, address, registry, verb string) error {

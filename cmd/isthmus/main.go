@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
@@ -32,6 +33,9 @@ type exitError struct {
 	code int
 	err  error
 }
+
+// errShown is the cause of an exit code whose reason was already printed.
+var errShown = errors.New("shown above")
 
 func (e *exitError) Error() string { return e.err.Error() }
 func (e *exitError) Unwrap() error { return e.err }
@@ -79,6 +83,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, syscall.EPIPE):
 		return exitFailed // the reader of the output, such as head(1), has closed it
 	}
+	if e, ok := errors.AsType[*exitError](err); ok && errors.Is(err, errShown) {
+		return e.code
+	}
 	if e, ok := errors.AsType[config.Problems](err); ok {
 		fmt.Fprintf(stderr, "%v\n%s\n", err, problemCount(len(e)))
 		return exitConfig
@@ -111,18 +118,33 @@ resources. To see it at work, run:
 		SilenceUsage:  true,
 
 		SuggestionsMinimumDistance: 2,
-		CompletionOptions: cobra.CompletionOptions{
-			HiddenDefaultCmd: true,
-		},
+		Version:                    programVersion(),
 	}
+	root.SetVersionTemplate("isthmus {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError(cmd, err) })
 	root.AddCommand(
 		newServe(), newDemo(), newWatch(), newDump(), newImport(), newDiff(), newValidate(),
 		newDoctor(), newMeshConfig(),
 		newAccept(), newRefuse(),
 		newBench(), newAdapter(), newPlugin(), newVersion(), newDocs(),
+		newHealthcheck(), newLogLevel(), newMan(),
 	)
+	root.InitDefaultCompletionCmd()
+	completeFlags(root)
 	return root
+}
+
+// completeFlags offers the values of flags that have a fixed set of them.
+func completeFlags(cmd *cobra.Command) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if o, ok := f.Value.(*oneOf); ok {
+			// It fails for a flag that does not exist or was registered.
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(o.allowed, cobra.ShellCompDirectiveNoFileComp))
+		}
+	})
+	for _, sub := range cmd.Commands() {
+		completeFlags(sub)
+	}
 }
 
 // usageError is an error of the command line with a reference to the help.

@@ -71,7 +71,7 @@ At SIGINT or SIGTERM new streams are refused, and those that there are end one a
 			dir = filepath.Join(dir, "shards-"+strings.ReplaceAll(own.String(), "/", "-of-"))
 		}
 		s, err := newServer(cfg, server.Options{
-			Log: log, SetLevel: level.Set, StateDir: dir, Shards: own,
+			Log: log, Level: level, StateDir: dir, Shards: own,
 			Load: func() (config.Config, error) { return config.Load(*file, configOptions()) },
 		})
 		if err != nil {

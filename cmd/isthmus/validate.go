@@ -1,17 +1,25 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"regexp"
 	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-mesh/isthmus/plugin/shard"
 	"github.com/isthmus-mesh/isthmus/server"
+	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/mcp"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
@@ -22,9 +30,10 @@ func newValidate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate --config FILE",
 		Short: "Check a configuration, with the help of each registry's adapter",
-		Long: `Check a configuration. Each registry's plugin is started and asked about its block; no registry is contacted.
+		Long: `Check a configuration. Each registry's plugin is started and asked about its block; no registry is contacted. FILE may be - for standard input.
 
-Every problem is one line: FILE:LINE:COLUMN: FIELD: what is wrong and how to mend it. The exit code is then 3. All problems are
+Every problem is one line, FILE:LINE:COLUMN: FIELD: what is wrong and how to mend it, and the line of the file with a mark. The exit code is then 3.
+With --output json standard output has an object instead: valid, and the problems, each with file, line, column, field and reason. All problems are
 reported at once: those of the file and those that the plugins find. A plugin that cannot be asked is a problem too.
 
 With --against ADDRESS a running bridge is asked what a reload of it would change: registries, listeners and fields by name. ADDRESS is
@@ -37,7 +46,9 @@ bridge cannot be asked.`,
 	var (
 		against string
 		c       client
+		output  = &oneOf{"text", []string{"text", "json"}}
 	)
+	cmd.Flags().VarP(output, "output", "o", "format of the problems")
 	cmd.Flags().StringVar(&against, "against", "", "the admin `ADDRESS` of a running bridge, as host:port or unix:PATH, to ask what would change there")
 	c.flags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -47,21 +58,39 @@ bridge cannot be asked.`,
 		log := config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr())
 		ctx, stop := endAtHangup(cmd.Context())
 		defer stop()
-		cfg, err := loadConfig(ctx, *file, log)
+		source, err := readConfig(cmd.InOrStdin(), *file)
 		if err != nil {
-			return err
+			return &exitError{exitConfig, err}
 		}
-		if err := checkPlugins(ctx, &cfg, log, server.CheckListeners(&cfg)...); err != nil {
+		cfg, err := parseConfig(ctx, source, log)
+		if err == nil {
+			err = checkPlugins(ctx, &cfg, log, server.CheckListeners(&cfg)...)
+		}
+		if problems, ok := errors.AsType[config.Problems](err); ok {
+			if output.value == "json" {
+				err = writeVerdict(cmd.OutOrStdout(), problems)
+			} else {
+				err = writeExcerpts(cmd.ErrOrStderr(), problems, source.text)
+			}
+			return cmp.Or(err, error(&exitError{exitConfig, errShown}))
+		}
+		switch {
+		case err != nil:
 			return err
+		case output.value == "json":
+			if err := writeVerdict(cmd.OutOrStdout(), nil); err != nil {
+				return err
+			}
+		default:
+			n := "registries"
+			if len(cfg.Registries) == 1 {
+				n = "registry"
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s is valid: %d %s\n", source.name, len(cfg.Registries), n)
 		}
 		for _, gap := range cfg.Gaps(shard.Set{}) {
 			fmt.Fprintf(cmd.ErrOrStderr(), "isthmus: warning: the views of the listeners leave a gap: %s\n", gap)
 		}
-		n := "registries"
-		if len(cfg.Registries) == 1 {
-			n = "registry"
-		}
-		fmt.Fprintf(cmd.OutOrStdout(), "%s is valid: %d %s\n", *file, len(cfg.Registries), n)
 		if against == "" {
 			return nil
 		}
@@ -70,17 +99,91 @@ bridge cannot be asked.`,
 	return cmd
 }
 
-// loadConfig reads a configuration file. If the file has errors, the plugins
-// check their blocks too, so that the error has everything. The exit code is
+// writeVerdict writes what is wrong with a configuration as JSON.
+func writeVerdict(w io.Writer, problems config.Problems) error {
+	verdict := struct {
+		Valid    bool                  `json:"valid"`
+		Problems []admin.ConfigProblem `json:"problems"`
+	}{len(problems) == 0, make([]admin.ConfigProblem, 0, len(problems))}
+	for _, p := range problems {
+		verdict.Problems = append(verdict.Problems, admin.ConfigProblem{File: p.File, Line: p.Line, Column: p.Column, Field: p.Field, Reason: p.Reason})
+	}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(verdict)
+}
+
+// maxExcerpt bounds the part of a line that is shown, in characters.
+const maxExcerpt = 120
+
+// secretValue matches a field that may hold a secret itself, not the name of a
+// file or of a variable.
+var secretValue = regexp.MustCompile(`(?i)\b[a-z_]*(?:password|token|secret|access_key|secret_key)\s*:\s*[^\s$,}"'][^\s,}]*|\b[a-z_]*(?:password|token|secret|access_key|secret_key)\s*:\s*(?:"[^$"][^"]*"|'[^$'][^']*')`)
+
+// writeExcerpts writes each problem with the line of the file and a mark below
+// its place.
+func writeExcerpts(w io.Writer, problems config.Problems, text []byte) error {
+	lines := strings.Split(string(text), "\n")
+	var b strings.Builder
+	for _, p := range problems {
+		b.WriteString(p.Error() + "\n")
+		if p.Line < 1 || p.Line > len(lines) || p.Column < 1 {
+			continue
+		}
+		shown := secretValue.ReplaceAllStringFunc(lines[p.Line-1], func(field string) string {
+			at := strings.IndexByte(field, ':') + 1
+			return field[:at] + strings.Repeat("*", utf8.RuneCountInString(field[at:]))
+		})
+		// Tabs and what a terminal does not show take one column here.
+		line := []rune(strings.Map(func(r rune) rune {
+			if !unicode.IsPrint(r) {
+				return ' '
+			}
+			return r
+		}, strings.TrimRight(shown, "\r")))
+		from := max(0, min(p.Column-1-maxExcerpt/2, len(line)-maxExcerpt))
+		line = line[from:min(len(line), from+maxExcerpt)]
+		fmt.Fprintf(&b, "  %s\n  %*s\n", strings.TrimRight(string(line), " "), max(1, p.Column-from), "^")
+	}
+	fmt.Fprintln(&b, problemCount(len(problems)))
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// input is the text of a configuration.
+type input struct {
+	name string
+	text []byte
+}
+
+// readConfig reads a configuration file, or in if its name is "-".
+func readConfig(in io.Reader, file string) (input, error) {
+	if file == "-" {
+		text, err := io.ReadAll(io.LimitReader(in, config.MaxSize+1))
+		return input{"standard input", text}, err
+	}
+	text, err := config.Read(file)
+	return input{file, text}, err
+}
+
+// loadConfig reads a configuration file; see [parseConfig]. The exit code is
 // the same for all errors.
 func loadConfig(ctx context.Context, file string, log *slog.Logger) (config.Config, error) {
-	cfg, err := config.Load(file, configOptions())
+	text, err := config.Read(file)
+	if err != nil {
+		return config.Config{}, &exitError{exitConfig, err}
+	}
+	return parseConfig(ctx, input{file, text}, log)
+}
+
+// parseConfig parses a configuration. If it has errors, the plugins check their
+// blocks too, so that the error has everything.
+func parseConfig(ctx context.Context, in input, log *slog.Logger) (config.Config, error) {
+	cfg, err := config.Parse(in.name, in.text, configOptions())
 	problems, ok := errors.AsType[config.Problems](err)
-	switch {
-	case err == nil:
-		return cfg, nil
-	case !ok:
-		return cfg, &exitError{exitConfig, err}
+	if !ok {
+		return cfg, err
 	}
 	found, err := askPlugins(ctx, &cfg, log)
 	return cfg, errors.Join(append(problems, found...).Sort(), err)

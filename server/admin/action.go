@@ -106,6 +106,25 @@ func compare(w http.ResponseWriter, r *http.Request, o Operator) {
 	}
 }
 
+// logLevel changes the log level.
+func logLevel(w http.ResponseWriter, r *http.Request, o Operator) {
+	var request struct {
+		Level string `json:"level"`
+	}
+	if !body(w, r, &request) {
+		return
+	}
+	was, err := o.SetLogLevel(request.Level)
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	writeJSON(w, http.StatusOK, struct {
+		Level string `json:"level"`
+		Was   string `json:"was"`
+	}{request.Level, was})
+}
+
 // status responds with the status of the bridge.
 func (s *Server) status(w http.ResponseWriter, r *http.Request) {
 	if _, err := parseQuery(r.URL.Query()); err != nil {

@@ -70,6 +70,7 @@ func New(source Source, o Options) *Server {
 	mux.HandleFunc("GET /api/v1/status", s.status)
 	if o.Operator != nil {
 		mux.Handle("/api/v1/reload", action(func(w http.ResponseWriter, r *http.Request) { reload(w, r, o.Operator) }))
+		mux.Handle("/api/v1/loglevel", action(func(w http.ResponseWriter, r *http.Request) { logLevel(w, r, o.Operator) }))
 		mux.Handle("/api/v1/compare", action(func(w http.ResponseWriter, r *http.Request) { compare(w, r, o.Operator) }))
 	}
 	mux.HandleFunc("GET /api/v1/kept", s.kept)

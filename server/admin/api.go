@@ -266,7 +266,7 @@ func nonNil[T any](s []T) []T {
 func (s *Server) noSuchCall(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		writeError(w, http.StatusMethodNotAllowed, "this call is read-only: use GET; POST is for /api/v1/reload, /api/v1/compare, /api/v1/registries/NAME/accept and /api/v1/registries/NAME/refuse")
+		writeError(w, http.StatusMethodNotAllowed, "this call is read-only: use GET; POST is for /api/v1/reload, /api/v1/compare, /api/v1/loglevel, /api/v1/registries/NAME/accept and /api/v1/registries/NAME/refuse")
 		return
 	}
 	writeError(w, http.StatusNotFound, fmt.Sprintf("there is no %s; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/kept", r.URL.Path))

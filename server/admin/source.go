@@ -110,6 +110,10 @@ type Operator interface {
 	// Reload loads the configuration again. The error is that of a bridge that
 	// is ending, or of ctx; a configuration that is refused is no error.
 	Reload(ctx context.Context, trigger string) (Reloaded, error)
+	// SetLogLevel changes the log level until the next reload, and returns the
+	// one before. The error is that of a level that does not exist, or of a
+	// bridge without levels.
+	SetLogLevel(level string) (was string, err error)
 	// Compare returns what the text of a configuration file would change. It
 	// changes nothing, and asks no plugin.
 	Compare(text []byte) Reloaded
