@@ -906,6 +906,8 @@ type cursor struct {
 	status   bool
 	counts   bool
 	heard    int64 // last value of catalog.heard that was sent
+	// changed is when the oldest change in queue was made, zero without one.
+	changed time.Time
 	// wake, of capacity one, signals that there is something to send.
 	wake chan struct{}
 }
@@ -1028,6 +1030,9 @@ func (r *cursor) addAllLocked(s *service, entry string) {
 }
 
 func (r *cursor) addLocked(sl *slot) {
+	if r.changed.IsZero() {
+		r.changed = time.Now()
+	}
 	g := r.groupLocked(sl.group)
 	g.slots = append(g.slots, sl)
 	// A ServiceEntry precedes its instances in case the group spans batches.
@@ -1167,6 +1172,12 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 	}
 	if n == 0 && !something {
 		return nil, nil
+	}
+	if len(resp.Upserts)+len(resp.Removals) > 0 && !r.changed.IsZero() {
+		resp.Changed = timestamppb.New(r.changed)
+	}
+	if len(r.queue) == 0 {
+		r.changed = time.Time{}
 	}
 	resp.LastHeard = r.lastHeard()
 	resp.Services, resp.Instances = uint64(len(c.services)), uint64(c.instances)

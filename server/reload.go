@@ -309,6 +309,11 @@ func (s *Server) replace(ctx context.Context, group *errgroup.Group, next *confi
 		names[i] = next.Registries[i].Name
 	}
 	s.db.Configure(names, d.Renamed(), conflictRules(next.Conflicts), next.Addresses.Network())
+	for _, m := range going {
+		if !slices.Contains(names, m.registry.Name) {
+			s.latency.Forget(m.registry.Name)
+		}
+	}
 	s.db.SetOptions(registryOptions(next))
 	if s.store != nil {
 		s.store.SetRegistries(keptOf(members))

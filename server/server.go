@@ -29,7 +29,9 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/lastgood"
+	"github.com/isthmus-mesh/isthmus/server/latency"
 	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
+	"github.com/isthmus-mesh/isthmus/server/otlp"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 	"github.com/isthmus-mesh/isthmus/server/view"
@@ -73,6 +75,8 @@ type Server struct {
 	mcp     *mcpserver.Server
 	host    *supervisor.Host // created by Run
 	metrics *supervisor.Metrics
+	latency *latency.Tracker
+	export  *otlp.Exporter // nil if nothing is exported
 	loads   *loadMetrics
 	crowd   *crowd
 	access  *access.Metrics
@@ -132,6 +136,11 @@ func New(cfg config.Config, o Options) (*Server, error) {
 	if s.loads, err = newLoadMetrics(o.Metrics); err != nil {
 		return nil, err
 	}
+	if s.export, err = newExporter(&cfg, &o); err != nil {
+		return nil, err
+	}
+	s.latency = latency.New(o.Metrics, s.export.Tracer())
+	registerBuild(o.Metrics, o.Version)
 	s.crowd = newCrowd(cfg.Limits.ConnectionsPerPeer, cfg.Limits.Streams, s.log, o.Metrics)
 	s.access = access.NewMetrics(o.Metrics)
 	s.loaded = admin.Config{File: cfg.File(), Hash: cfg.Hash(), Loaded: s.started}
@@ -146,14 +155,15 @@ func New(cfg config.Config, o Options) (*Server, error) {
 		Registries:   registryOptions(&cfg),
 		Conflicts:    conflictRules(cfg.Conflicts),
 		Addresses:    cfg.Addresses.Network(),
+		Applied:      s.latency.Applied,
 	}, o.Log, o.Metrics)
 	s.view = view.New(s.db, filterOfShards(o.Shards)...)
-	s.xds, err = xds.New(s.view, xds.Config{Profile: cfg.Profile}, o.Log, o.Metrics)
+	s.xds, err = xds.New(s.view, xds.Config{Profile: cfg.Profile, Acked: s.latency.Acked}, o.Log, o.Metrics)
 	if err != nil {
 		return nil, err
 	}
 	s.mcp, err = mcpserver.New(s.view, mcpserver.Config{
-		Profile: cfg.MCP.Profile, SyntheticEntries: cfg.MCP.SyntheticEntries, FullState: cfg.MCP.FullState,
+		Profile: cfg.MCP.Profile, SyntheticEntries: cfg.MCP.SyntheticEntries, FullState: cfg.MCP.FullState, Acked: s.latency.Acked,
 	}, o.Log, o.Metrics)
 	if err != nil {
 		return nil, err
@@ -253,11 +263,29 @@ func (s *Server) XDSAddr() net.Addr { return s.addr(fieldXDS) }
 func (s *Server) AdminAddr() net.Addr { return s.addr(fieldAdmin) }
 
 // sink passes a plugin's stream to its registry.
-type sink struct{ *state.Registry }
+type sink struct {
+	*state.Registry
+	name    string
+	latency *latency.Tracker
+	listed  bool // of this stream
+}
 
-func (s *sink) Begin(d supervisor.Description) { s.Registry.Begin(d.Collections) }
+func (s *sink) Begin(d supervisor.Description) {
+	s.listed = false
+	s.Registry.Begin(d.Collections)
+}
 
+// Apply measures changes; what a listing has is none.
 func (s *sink) Apply(m *pluginv1.WatchResponse) error {
+	if s.listed && len(m.GetUpserts())+len(m.GetRemovals()) > 0 {
+		message := latency.Message{Received: time.Now()}
+		if t := m.GetChanged(); t != nil {
+			message.Changed = t.AsTime()
+		}
+		s.latency.Begin(s.name, message)
+		defer s.latency.End(s.name)
+	}
+	s.listed = s.listed || m.GetSynced()
 	s.Registry.Apply(m)
 	return nil
 }
@@ -332,11 +360,13 @@ func (s *Server) Run(ctx context.Context) error {
 		})
 	}
 	err = group.Wait()
+	s.endExport()
 	return errors.Join(err, s.host.Close())
 }
 
 // supervise creates the supervisor of a registry.
 func (s *Server) supervise(m *member) (err error) {
+	m.sink.name, m.sink.latency = m.registry.Name, s.latency
 	m.sup, err = supervisor.New(s.host, m.spec, m.sink, s.log.With("registry", m.spec.Registry), s.metrics)
 	return err
 }

@@ -81,6 +81,8 @@ var rules = []rule{
 		tests:  []string{"plugin/proto/...", "internal/testenv", "internal/testresource"},
 	},
 	{folder: "server/stream", own: []string{"server/view", "internal/clip"}, others: []string{"google.golang.org/grpc/...", "github.com/prometheus/client_golang/..."}},
+	{folder: "server/latency", others: []string{"github.com/prometheus/client_golang/...", "go.opentelemetry.io/otel/..."}},
+	{folder: "server/otlp", others: []string{"github.com/prometheus/client_golang/...", "go.opentelemetry.io/...", "google.golang.org/grpc/..."}},
 	{folder: "server/servertest", own: []string{"plugin/collection", "plugin/proto/...", "server/encode", "server/state", "server/view", "server/stream", "internal/testresource"}, others: anyone},
 	{folder: "server/wire", others: []string{"google.golang.org/grpc/...", "google.golang.org/protobuf/..."}},
 	{

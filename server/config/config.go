@@ -42,6 +42,7 @@ type Config struct {
 	State      State      `json:"state" doc:"The last good state, which is kept on disk and served after a restart until the registries are followed again; see operations.md."`
 	Admin      Admin      `json:"admin" doc:"The admin pages and API."`
 	Limits     Limits     `json:"limits" doc:"Bounds that keep a registry run wild from using up the machine."`
+	Telemetry  Telemetry  `json:"telemetry" doc:"Export of traces and metrics to an OpenTelemetry collector. Off without an address."`
 	MCP        MCP        `json:"mcp" doc:"The legacy Mesh Configuration Protocol of Istio 1.1 to 1.8."`
 	Sinks      []Sink     `json:"sinks" doc:"Sinks of the legacy protocol that the bridge dials (reverse mode)."`
 	Drain      Duration   `json:"drain" doc:"How long the end of the bridge may take the streams of its sinks, 0s to 10m: they are ended one after the other, spread over it. The end takes up to 10 seconds more, and Kubernetes ends a pod after 30 unless told otherwise."`
@@ -225,6 +226,15 @@ type Admin struct {
 	GuardProbes bool `json:"guard_probes" doc:"Whether the rules of listen.admin hold for /healthz and /readyz, too. /readyz names registries and what is wrong with them."`
 }
 
+// Telemetry configures the export to an OpenTelemetry collector.
+type Telemetry struct {
+	Address  string            `json:"address" doc:"Address of the collector, host:port, for OTLP over gRPC, such as 127.0.0.1:4317. Empty: nothing is exported."`
+	TLS      SinkTLS           `json:"tls" doc:"TLS towards the collector. Files are in PEM."`
+	Headers  map[string]string `json:"headers" doc:"Headers that go with each call, such as the key of a service."`
+	Traces   float64           `json:"traces" doc:"The share of changes that are traced from the registry to the ACK of each sink, 0 to 1."`
+	Interval Duration          `json:"interval" doc:"The time between two exports of the metrics. 0s: metrics are not exported."`
+}
+
 // Limits are bounds. Each is positive, unless it says what 0 means.
 type Limits struct {
 	ResourcesPerRegistry int `json:"resources_per_registry" doc:"How many resources one registry may have. What comes above is left out and listed."`
@@ -265,6 +275,9 @@ var Default = Config{
 	State:  State{Dir: AutoDir},
 	Log:    Log{Level: "info", Format: "text"},
 	Drain:  Duration(5 * time.Second),
+
+	Telemetry: Telemetry{Traces: 0.01, Interval: Duration(time.Minute)},
+
 	Limits: Limits{ResourcesPerRegistry: 1_000_000, ServicesPerRegistry: 250_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, PluginMemory: 4 << 30, Tombstones: 100_000},
 }
 

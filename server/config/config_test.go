@@ -81,6 +81,7 @@ conflicts:
 admin: {pprof: true, guard_probes: true}
 drain: 20s
 limits: {resources_per_registry: 5, services_per_registry: 4, bytes_per_registry: 7, connections_per_peer: 8, streams: 9, plugin_memory: 1000000000, tombstones: 6}
+telemetry: {address: "127.0.0.1:4317", tls: {enabled: true, ca_file: ca}, headers: {key: "${T}"}, traces: 0.5, interval: 10s}
 mcp: {profile: pilot-1.8, synthetic_entries: true, full_state: true}
 sinks:
 - address: pilot.example.org:9901
@@ -123,7 +124,11 @@ registries:
 		Admin:     Admin{Pprof: true, GuardProbes: true},
 		Drain:     Duration(20 * time.Second),
 		Limits:    Limits{ResourcesPerRegistry: 5, ServicesPerRegistry: 4, BytesPerRegistry: 7, ConnectionsPerPeer: 8, Streams: 9, PluginMemory: 1_000_000_000, Tombstones: 6},
-		MCP:       MCP{Profile: "pilot-1.8", SyntheticEntries: true, FullState: true},
+		Telemetry: Telemetry{
+			Address: "127.0.0.1:4317", TLS: SinkTLS{Enabled: true, CAFile: "ca"}, Headers: map[string]string{"key": "secret"},
+			Traces: 0.5, Interval: Duration(10 * time.Second),
+		},
+		MCP: MCP{Profile: "pilot-1.8", SyntheticEntries: true, FullState: true},
 		Sinks: []Sink{{
 			Address: "pilot.example.org:9901", Metadata: map[string]string{"authorization": "Bearer secret", "x": ""},
 			TLS: SinkTLS{Enabled: true, CAFile: "ca", CertFile: "cert", KeyFile: "key", ServerName: "pilot"},
@@ -210,6 +215,11 @@ func TestProblems(t *testing.T) {
 		{"quote", "registries:\n- {name: \"a, type: sim}\n", "f:2:1: YAML: a quote, [ or { is not closed (found unexpected end of stream)"},
 		{"capitals", "registries: [{name: a, type: Consul}]", "f:1:24: registries[0].type: must be lower-case letters, digits and dashes; did you mean consul?"},
 		{"port", "listen: {xds: \"127.0.0.1:99999\"}\nregistries: [{name: a, type: sim}]", "f:1:10: listen.xds: must be host:port, for example 127.0.0.1:15051, or :15051 for all addresses of the machine, or unix:PATH"},
+		{"telemetry", "registries: [{name: a, type: sim}]\ntelemetry: {address: \":1\", traces: 2, interval: 1ms, tls: {ca_file: x}}", `
+f:2:13: telemetry.address: must be host:port of a collector that takes OTLP over gRPC, for example 127.0.0.1:4317
+f:2:28: telemetry.traces: must be a share from 0 to 1
+f:2:39: telemetry.interval: must be 0s, or at least 1s
+f:2:54: telemetry.tls.enabled: is not true, but there are other fields of tls; set it to true, or remove them`},
 		{"no number", "registries: [{name: a, type: sim}]\nlimits: {streams: \"${SECRET}\", tombstones: !!int \"${NONE}\"}", `
 f:2:19: limits.streams: must be a number, and the value of the variables is none
 f:2:44: limits.tombstones: the environment variable NONE is not set`},
@@ -346,7 +356,7 @@ f:1:51: registries[0].config.token: the environment variable NONE is not set
 f:1:74: registries[0].config.b: ${ begins the name of an environment variable, as in ${NAME} or ${NAME:-default}; write $${ for a plain ${
 f:1:84: registries[0].config.c[0]: ${ begins the name of an environment variable, as in ${NAME} or ${NAME:-default}; write $${ for a plain ${`},
 		{"odd YAML", "x: &x {a: 1}\nregistries: [{name: a, type: sim, config: {<<: *x, [a]: 1, n: .inf, b: !!binary aa, i: 99999999999999999999999}}]", `
-f:1:1: x: unknown field; there are listen, registries, conflicts, addresses, plugin_dir, profile, log, state, admin, limits, mcp, sinks, drain
+f:1:1: x: unknown field; there are listen, registries, conflicts, addresses, plugin_dir, profile, log, state, admin, limits, telemetry, mcp, sinks, drain
 f:2:44: registries[0].config: merge keys (<<) are not supported; write the fields out
 f:2:52: registries[0].config: a key must be a plain word
 f:2:63: registries[0].config.n: .inf is no number that can be used here

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -164,6 +166,7 @@ func (d *decoder) validate(o Options) {
 		d.check(slices.Contains(o.Profiles, c.Profile), "profile", "there is no profile of this name; %s", suggest(c.Profile, o.Profiles))
 	}
 	d.legacy(o)
+	d.telemetry(&c.Telemetry)
 	d.check(c.Drain >= 0 && c.Drain <= maxDrain, "drain", "must be 0s to %s", maxDrain)
 	d.check(c.Limits.ResourcesPerRegistry > 0, "limits.resources_per_registry", "must be positive")
 	d.check(c.Limits.ServicesPerRegistry > 0, "limits.services_per_registry", "must be positive")
@@ -172,6 +175,21 @@ func (d *decoder) validate(o Options) {
 	d.check(c.Limits.ConnectionsPerPeer > 0, "limits.connections_per_peer", "must be positive")
 	d.check(c.Limits.Streams > 0, "limits.streams", "must be positive")
 	d.check(c.Limits.Tombstones > 0, "limits.tombstones", "must be positive")
+}
+
+// telemetry checks the export to a collector.
+func (d *decoder) telemetry(t *Telemetry) {
+	if t.Address != "" {
+		host, port, err := net.SplitHostPort(t.Address)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		d.check(err == nil && host != "", "telemetry.address", "must be host:port of a collector that takes OTLP over gRPC, for example 127.0.0.1:4317")
+	}
+	d.check(t.Traces >= 0 && t.Traces <= 1, "telemetry.traces", "must be a share from 0 to 1")
+	d.check(t.Interval == 0 || t.Interval >= Duration(time.Second), "telemetry.interval", "must be 0s, or at least 1s")
+	d.check((t.TLS.CertFile == "") == (t.TLS.KeyFile == ""), "telemetry.tls.key_file", "cert_file and key_file go together")
+	d.check(t.TLS.Enabled || t.TLS == SinkTLS{}, "telemetry.tls.enabled", "is not true, but there are other fields of tls; set it to true, or remove them")
 }
 
 // names checks that the names of registries are unique.

@@ -10,6 +10,7 @@ import (
 type metrics struct {
 	*stream.Metrics
 	stale, dials prometheus.Counter
+	acked        stream.AckFunc
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -31,4 +32,5 @@ func (m *metrics) count(u *subscription, profile string) {
 		name = "other" // clients choose the name, so it is no label
 	}
 	m.Count(&u.Subscription, name, profile)
+	u.OnAck("mcp", m.acked)
 }

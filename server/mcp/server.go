@@ -35,6 +35,8 @@ type Config struct {
 	// FullState sends full responses even to sinks that permit incremental
 	// ones.
 	FullState bool
+	// Acked receives acknowledged responses; nil discards them.
+	Acked stream.AckFunc
 }
 
 // Server implements the source of the Mesh Configuration Protocol. Its methods
@@ -64,6 +66,7 @@ func New(v *view.View, c Config, log *slog.Logger, reg prometheus.Registerer) (*
 		}
 	}
 	s.metrics = newMetrics(reg)
+	s.metrics.acked = c.Acked
 	return s, nil
 }
 

@@ -585,6 +585,9 @@ func (b *batch) commit() {
 	}
 	revision := d.revision
 	if revision != before {
+		if d.options.Applied != nil {
+			d.options.Applied(b.r.name, uint64(revision))
+		}
 		d.wakeLocked()
 	}
 	d.mu.Unlock()

@@ -60,6 +60,9 @@ type Options struct {
 	Addresses netip.Prefix
 	// Registries tune single registries, by name.
 	Registries map[string]RegistryOptions
+	// Applied is called with each new revision and the registry whose changes
+	// led to it, before readers are woken. It must not block. Nil is allowed.
+	Applied func(registry string, revision uint64)
 }
 
 // DB is the state of all registries. Its methods are safe for concurrent use.

@@ -23,7 +23,20 @@ type Subscription struct {
 	notBefore time.Time // of the next full response
 	warned    bool      // about the size of a response
 	upTo      uint64    // the revision at which the sink had everything
+
+	// after and revision bound the changes of the newest response.
+	after, revision uint64
+	kind            string // for acked
+	acked           AckFunc
 }
+
+// AckFunc receives each response that a sink acknowledged after its first one:
+// the kind of sink, the revisions whose changes the response has, after one and
+// up to another, and when it was handed to gRPC and acknowledged.
+type AckFunc func(kind string, after, upTo uint64, sent, acked time.Time)
+
+// OnAck sets the function that receives acknowledged responses.
+func (s *Subscription) OnAck(kind string, f AckFunc) { s.kind, s.acked = kind, f }
 
 // Refusal is why a sink refused a response.
 type Refusal struct {
@@ -52,6 +65,9 @@ func (s *Subscription) Answer(nonce string, refusal *Refusal, incremental bool, 
 			return false
 		}
 		s.counters.acks.Inc()
+		if s.acked != nil && s.after > 0 {
+			s.acked(s.kind, s.after, s.revision, s.began, now)
+		}
 		if log.Enabled(context.Background(), slog.LevelDebug) {
 			log.Debug("acknowledged", slog.String("collection", Clip(s.Status().Collection)), slog.String("nonce", nonce), slog.Duration("took", now.Sub(s.began)))
 		}
@@ -85,6 +101,7 @@ func (s *Subscription) Idle(revision uint64) {
 
 // Respond returns the message of a response, with the protocol's header.
 func (s *Subscription) Respond(r *view.Response, header []byte, interval func(size int) time.Duration, now time.Time, log *slog.Logger) *Message {
+	s.after, s.revision = s.confirmed(), uint64(r.Revision)
 	s.began, s.full, s.size = now, r.Full, len(header)+r.Size
 	s.notBefore = now.Add(interval(s.size))
 	s.counters.responses.Inc()
@@ -120,12 +137,17 @@ func (s *Subscription) Reset() {
 	*s = Subscription{Name: s.Name, warned: s.warned}
 }
 
+// confirmed returns the revision up to which the sink has everything.
+func (s *Subscription) confirmed() uint64 {
+	return max(s.upTo, uint64(s.Status().AckedRevision))
+}
+
 // Lag returns the number of revisions that the sink has not acknowledged.
 func (s *Subscription) Lag(revision uint64) uint64 {
 	if s.Narrowed() && s.State() == view.Current && !s.Refused() {
 		return 0 // changes of other names do not concern it
 	}
-	confirmed := max(s.upTo, uint64(s.Status().AckedRevision))
+	confirmed := s.confirmed()
 	return revision - min(confirmed, revision)
 }
 

@@ -10,10 +10,13 @@ import (
 )
 
 // metrics are the metrics of all streams.
-type metrics struct{ *stream.Metrics }
+type metrics struct {
+	*stream.Metrics
+	acked stream.AckFunc
+}
 
 func newMetrics(reg prometheus.Registerer) *metrics {
-	m := &metrics{stream.NewMetrics(reg, "xds", "protocol", "profile")}
+	m := &metrics{Metrics: stream.NewMetrics(reg, "xds", "protocol", "profile")}
 	m.Oversize = m.Counter("oversize_total", "Responses that are larger than a sink of the profile receives.", "profile")
 	for _, p := range profiles {
 		if p.Limit > 0 {
@@ -32,6 +35,7 @@ func (m *metrics) count(sub *subscription, protocol, profile string) {
 		coll = "other" // clients choose the type URL, so it is no label
 	}
 	m.Count(&sub.Subscription, coll, protocol, profile)
+	sub.OnAck(protocol, m.acked)
 }
 
 var collections = collection.All()

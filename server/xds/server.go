@@ -22,6 +22,8 @@ type Config struct {
 	// Profile is the name of the profile for every sink. If empty, the
 	// requested types identify it.
 	Profile string
+	// Acked receives acknowledged responses; nil discards them.
+	Acked stream.AckFunc
 }
 
 // Server is the aggregated discovery service. Its methods may be called from
@@ -50,6 +52,7 @@ func New(v *view.View, c Config, log *slog.Logger, reg prometheus.Registerer) (*
 		}
 	}
 	s.metrics = newMetrics(reg)
+	s.metrics.acked = c.Acked
 	return s, nil
 }
 

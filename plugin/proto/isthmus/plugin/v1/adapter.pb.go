@@ -604,7 +604,10 @@ type WatchResponse struct {
 	// Metrics of the adapter's own: on a stream first all of them, then those that
 	// changed. They may be in any message and need not cause one: the next sign of
 	// life is soon enough.
-	Metrics       []*Metric `protobuf:"bytes,12,rep,name=metrics" json:"metrics,omitempty"`
+	Metrics []*Metric `protobuf:"bytes,12,rep,name=metrics" json:"metrics,omitempty"`
+	// When the plugin learned of the oldest change in this message. Unset: not
+	// told; the host then counts from the arrival of the message.
+	Changed       *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=changed" json:"changed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -719,6 +722,13 @@ func (x *WatchResponse) GetLeftOut() []*Problem {
 func (x *WatchResponse) GetMetrics() []*Metric {
 	if x != nil {
 		return x.Metrics
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
 	}
 	return nil
 }
@@ -1121,7 +1131,7 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\tViolation\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x0e\n" +
-	"\fWatchRequest\"\xa9\x04\n" +
+	"\fWatchRequest\"\xdf\x04\n" +
 	"\rWatchResponse\x123\n" +
 	"\aupserts\x18\x01 \x03(\v2\x19.isthmus.plugin.v1.UpsertR\aupserts\x126\n" +
 	"\bremovals\x18\x02 \x03(\v2\x1a.isthmus.plugin.v1.RemovalR\bremovals\x126\n" +
@@ -1136,7 +1146,8 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\brelisted\x18\n" +
 	" \x03(\tR\brelisted\x125\n" +
 	"\bleft_out\x18\v \x03(\v2\x1a.isthmus.plugin.v1.ProblemR\aleftOut\x123\n" +
-	"\ametrics\x18\f \x03(\v2\x19.isthmus.plugin.v1.MetricR\ametrics\"y\n" +
+	"\ametrics\x18\f \x03(\v2\x19.isthmus.plugin.v1.MetricR\ametrics\x124\n" +
+	"\achanged\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\achanged\"y\n" +
 	"\x06Metric\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04help\x18\x02 \x01(\tR\x04help\x121\n" +
@@ -1216,18 +1227,19 @@ var file_isthmus_plugin_v1_adapter_proto_depIdxs = []int32{
 	13, // 8: isthmus.plugin.v1.WatchResponse.kept:type_name -> isthmus.plugin.v1.Kept
 	14, // 9: isthmus.plugin.v1.WatchResponse.left_out:type_name -> isthmus.plugin.v1.Problem
 	10, // 10: isthmus.plugin.v1.WatchResponse.metrics:type_name -> isthmus.plugin.v1.Metric
-	0,  // 11: isthmus.plugin.v1.Metric.kind:type_name -> isthmus.plugin.v1.MetricKind
-	1,  // 12: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
-	3,  // 13: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
-	8,  // 14: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
-	2,  // 15: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
-	6,  // 16: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
-	9,  // 17: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
-	15, // [15:18] is the sub-list for method output_type
-	12, // [12:15] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	16, // 11: isthmus.plugin.v1.WatchResponse.changed:type_name -> google.protobuf.Timestamp
+	0,  // 12: isthmus.plugin.v1.Metric.kind:type_name -> isthmus.plugin.v1.MetricKind
+	1,  // 13: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
+	3,  // 14: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
+	8,  // 15: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
+	2,  // 16: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
+	6,  // 17: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
+	9,  // 18: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
+	16, // [16:19] is the sub-list for method output_type
+	13, // [13:16] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_isthmus_plugin_v1_adapter_proto_init() }

@@ -1,0 +1,2 @@
+// Package otlp exports traces and metrics to an OpenTelemetry collector.
+package otlp
