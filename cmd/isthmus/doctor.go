@@ -231,6 +231,13 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 			}
 			add("registry-rejected", doctor.Warning, at, fmt.Sprintf("%d things in it cannot be served as they are, the first: %s: %s", len(rejected), p.ID, p.Reason), change)
 		}
+		if n := len(r.LeftOut); n > 0 {
+			report.Add("", doctor.Finding{
+				Check: "registry-left-out", Severity: doctor.Note, Subject: subject,
+				Problem: fmt.Sprintf("%d things in it are not meant to be served, the first: %s: %s", max(n, r.LeftOutCount), r.LeftOut[0].ID, r.LeftOut[0].Reason),
+				Change:  "isthmus dump --rejected lists all of them",
+			})
+		}
 		if r.Detail != "" {
 			report.Add("", doctor.Finding{Check: "registry-detail", Severity: doctor.Note, Subject: subject, Problem: r.Detail})
 		}
@@ -323,9 +330,14 @@ func examineMesh(ctx context.Context, report *doctor.Report, b doctor.Bridge, c 
 		if err == nil {
 			served, err = doctor.ReadResources(ctx, get)
 		}
+		var registries []doctor.Registry
+		if err == nil {
+			registries, err = doctor.ReadRegistries(ctx, get)
+		}
 		if err != nil {
 			unreached("bridge "+address, err, "--address: the address after admin= in the line \"serving\" of the bridge's log")
 		} else {
+			report.Add(fmt.Sprintf("bridge %s: %d registries, none of which is stale or protected", address, len(registries)), doctor.CheckRegistries(registries)...)
 			report.Add(fmt.Sprintf("bridge %s: %d sinks, each has acknowledged what it was sent", address, len(later)), doctor.CheckSinks(before, later, settleSinks)...)
 		}
 	}

@@ -189,3 +189,43 @@ func Unsettled(before, later []Sink) bool {
 	}
 	return false
 }
+
+// Registry is a registry of a bridge, as its admin API describes it.
+type Registry struct {
+	Name       string `json:"name"`
+	Phase      string `json:"phase"`
+	Error      string `json:"error"`
+	Protection *struct {
+		Pending   bool      `json:"pending"`
+		Services  int       `json:"services"`
+		Of        int       `json:"of"`
+		Endpoints int       `json:"endpoints"`
+		Until     time.Time `json:"until"`
+	} `json:"protection"`
+}
+
+// ReadRegistries reads the registries of a bridge.
+func ReadRegistries(ctx context.Context, get Getter) ([]Registry, error) {
+	var list struct {
+		Items []Registry `json:"items"`
+	}
+	err := read(ctx, get, "/api/v1/registries", &list)
+	return list.Items, err
+}
+
+// CheckRegistries returns what is wrong with the registries of a bridge.
+func CheckRegistries(registries []Registry) (found []Finding) {
+	for _, r := range registries {
+		add := func(check, problem, change string) {
+			found = append(found, Finding{Check: check, Severity: Failure, Subject: "registry " + r.Name + " of the bridge", Problem: problem, Change: change})
+		}
+		if r.Error != "" {
+			add("bridge-stale", fmt.Sprintf("it is %s, and what is served of it may be old: %s", r.Phase, r.Error), "")
+		}
+		if p := r.Protection; p != nil && p.Pending {
+			add("bridge-protected", fmt.Sprintf("a removal looks like an accident and is held back until %s: %d of %d services, %d endpoints", p.Until.UTC().Format(time.RFC3339), p.Services, p.Of, p.Endpoints),
+				fmt.Sprintf("isthmus accept %s if the registry is right, isthmus refuse %s if it is not", r.Name, r.Name))
+		}
+	}
+	return found
+}

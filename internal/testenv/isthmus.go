@@ -326,7 +326,7 @@ func (i *Isthmus) Decide(t testing.TB, verb, registry string) string {
 }
 
 // Doctor runs `isthmus doctor` with the program's configuration, and returns
-// its findings by check, without notes.
+// its findings by check. Those that are notes begin with note.
 func (i *Isthmus) Doctor(t testing.TB, args ...string) map[string]string {
 	t.Helper()
 	return doctor(t, append(args, "--config", i.writeConfig(t, "doctor.yaml"))...)
@@ -358,10 +358,9 @@ func doctor(t testing.TB, args ...string) map[string]string {
 	found := map[string]string{}
 	bad := 0
 	for _, f := range report.Findings {
-		if f.Severity == "note" {
-			continue
+		if f.Severity != "note" {
+			bad++
 		}
-		bad++
 		found[f.Check] += fmt.Sprintf("%s: %s: %s; change: %s\n", f.Severity, f.Subject, f.Problem, f.Change)
 	}
 	if (bad > 0) != (err != nil) {
