@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/encoding/protojson"
 	mcp "istio.io/api/mcp/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-mesh/isthmus/server"
@@ -23,6 +26,8 @@ import (
 func newDump() *cobra.Command {
 	var timeout time.Duration
 	var rejected bool
+	var host string
+	output := &oneOf{"yaml", []string{"yaml", "json"}}
 	wanted := &oneOf{"inline", []string{"inline", "workload"}}
 	cmd := &cobra.Command{
 		Use:   "dump --config FILE",
@@ -43,10 +48,15 @@ the configuration that would change it (none where only the registry can), and r
 	file := requireConfig(cmd)
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the registries")
 	cmd.Flags().BoolVar(&rejected, "rejected", false, "print what is left out or altered, instead of what would be served")
+	cmd.Flags().StringVar(&host, "host", "", "print the ServiceEntries of hosts that fit this `PATTERN`, such as *.example.org, and their WorkloadEntries, nothing else")
+	cmd.Flags().VarP(output, "output", "o", "format: YAML documents for kubectl, or one JSON object on each line")
 	cmd.Flags().Var(wanted, "shape", "print services with their endpoints, or with a WorkloadEntry for each")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if timeout <= 0 {
 			return usageError(cmd, fmt.Errorf("--timeout %s: must be more than 0", timeout))
+		}
+		if _, err := path.Match(host, ""); err != nil {
+			return usageError(cmd, fmt.Errorf("--host %s: is no pattern: %w", host, err))
 		}
 		ctx, stop := endAtHangup(cmd.Context())
 		defer stop()
@@ -94,7 +104,10 @@ the configuration that would change it (none where only the registry can), and r
 				return err
 			}
 			writeProblems(cmd.ErrOrStderr(), s.Problems())
-			return writeYAML(cmd.OutOrStdout(), resources)
+			if host != "" {
+				resources = resourcesOf(host, resources)
+			}
+			return writeResources(cmd.OutOrStdout(), output.value, resources)
 		})
 		return group.Wait()
 	}
@@ -154,14 +167,51 @@ type metadata struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// writeYAML writes resources as YAML documents.
-func writeYAML(w io.Writer, resources []server.Resource) error {
+// resourcesOf returns the ServiceEntries of hosts that fit a pattern, with
+// their WorkloadEntries.
+func resourcesOf(pattern string, resources []server.Resource) []server.Resource {
+	services := make(map[string]bool) // by namespace and selector
+	return slices.DeleteFunc(resources, func(r server.Resource) bool {
+		body, err := r.GetBody().UnmarshalNew()
+		if err != nil {
+			return true
+		}
+		namespace, _, _ := strings.Cut(r.GetMetadata().GetName(), "/")
+		switch body := body.(type) {
+		case *networking.ServiceEntry: // before all WorkloadEntries
+			fits := slices.ContainsFunc(body.GetHosts(), func(h string) bool {
+				ok, _ := path.Match(pattern, h) // checked before
+				return ok
+			})
+			if label := body.GetWorkloadSelector().GetLabels()[encode.SelectorLabel]; fits && label != "" {
+				services[namespace+"/"+label] = true
+			}
+			return !fits
+		case *networking.WorkloadEntry:
+			return !services[namespace+"/"+body.GetLabels()[encode.SelectorLabel]]
+		}
+		return true
+	})
+}
+
+// writeResources writes resources as YAML documents, or as JSON with one object
+// on a line.
+func writeResources(w io.Writer, format string, resources []server.Resource) error {
 	for _, r := range resources {
 		doc, err := document(r.Collection, r.Resource)
 		if err != nil {
 			return fmt.Errorf("%s %s: %w", r.Collection, r.GetMetadata().GetName(), err)
 		}
-		if _, err := fmt.Fprintf(w, "---\n%s", doc); err != nil {
+		if format == "json" {
+			doc, err = yaml.YAMLToJSON(doc)
+			doc = append(doc, '\n')
+		} else {
+			doc = append([]byte("---\n"), doc...)
+		}
+		if err == nil {
+			_, err = w.Write(doc)
+		}
+		if err != nil {
 			return fmt.Errorf("write: %w", err)
 		}
 	}

@@ -3,7 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"slices"
 	"strings"
 
@@ -30,6 +32,20 @@ func (o *oneOf) Set(s string) error {
 	return nil
 }
 
+// colorful reports whether w is a terminal that may show colours.
+func colorful(w io.Writer) bool {
+	o, ok := w.(output)
+	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	file, ok := o.to.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := file.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
 // fixedProfiles returns the legacy profiles whose sinks all request the same
 // collections.
 func fixedProfiles() []string {
@@ -46,6 +62,9 @@ func newWatch() *cobra.Command {
 		shape    = &oneOf{"", []string{"inline", "workload"}}
 		address  string
 		body     bool
+		only     bool
+		host     string
+		space    string
 		types    []string
 		sinkID   *string
 
@@ -58,6 +77,10 @@ func newWatch() *cobra.Command {
 		Use:   "watch --address ADDRESS",
 		Short: "Connect as a sink and print each change as one line",
 		Long: `Connect as a sink and print each change as one line, until SIGINT or SIGTERM. A stream that breaks is opened again.
+
+In text the first response of a type is one line if it has many resources. A line of a change has the hosts and what changed: addresses, ports
+and weights. Health has no field in Istio: an instance that does not pass its check is removed. On a terminal upserts are green and removals
+red, unless NO_COLOR is set. What is not served yet, as a registry has not been listed, is said on standard error.
 
 With --output json a line is an object:
   time        when the response came in, RFC 3339 with nanoseconds
@@ -104,7 +127,11 @@ A server of the legacy protocol tells a sink's version by all that it asks for, 
 				Output:   output.value,
 				Shape:    shape.value,
 				Body:     body,
-				Types:    types,
+
+				ChangesOnly: only, Host: host, Namespace: space,
+				Color: output.value == "text" && colorful(cmd.OutOrStdout()),
+
+				Types: types,
 
 				Incremental: incremental,
 				SinkID:      sinkID,
@@ -132,6 +159,9 @@ A server of the legacy protocol tells a sink's version by all that it asks for, 
 	f.VarP(output, "output", "o", "format of the lines")
 	f.Var(shape, "shape", "how services are wanted: with their endpoints, or with a WorkloadEntry for each (default: inline for sotw, workload for delta)")
 	f.BoolVar(&body, "body", false, "print the resources themselves too")
+	f.BoolVar(&only, "changes-only", false, "omit what is there at the beginning")
+	f.StringVar(&host, "host", "", "print ServiceEntries of hosts that fit this `PATTERN`, such as *.example.org, and their WorkloadEntries")
+	f.StringVar(&space, "namespace", "", "print resources of namespaces that fit this `PATTERN`; it is the name of the registry unless translate.namespace says otherwise")
 	f.StringArrayVar(&types, "type", nil, "type `URL` to subscribe to, may be given several times (default: ServiceEntry and WorkloadEntry of networking.istio.io/v1; serviceentries for mcp)")
 	return cmd
 }

@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -70,6 +71,16 @@ type Options struct {
 	Shape string
 	// Body prints the resources as well.
 	Body bool
+	// ChangesOnly omits what the first response of each type has. In text these
+	// resources are one line otherwise, unless they are few.
+	ChangesOnly bool
+	// Host and Namespace, unless empty, are patterns of what is printed, as of
+	// [path.Match]: the hosts of a ServiceEntry, those of the ServiceEntry of a
+	// WorkloadEntry, and the namespace. With Host nothing is printed of kinds
+	// without hosts.
+	Host, Namespace string
+	// Color colours the output "text".
+	Color bool
 	// Types are the type URLs to subscribe to; empty selects [DefaultTypes].
 	Types []string
 	// Stderr receives a line when a stream ends, with the cure, and when a
@@ -115,6 +126,10 @@ func (o Options) Validate() error {
 	check(o.Protocol == "sotw" || o.Protocol == "delta" || o.Protocol == "mcp", "--protocol %s: must be sotw, delta or mcp", o.Protocol)
 	check(o.Output == "text" || o.Output == "json", "--output %s: must be text or json", o.Output)
 	check(o.Shape == "" || o.Shape == "inline" || o.Shape == "workload", "--shape %s: must be inline or workload", o.Shape)
+	for _, p := range []struct{ flag, pattern string }{{"--host", o.Host}, {"--namespace", o.Namespace}} {
+		_, err := path.Match(p.pattern, "")
+		check(err == nil, `%s %s: is no pattern: a [ needs its ], and a \ something behind it`, p.flag, p.pattern)
+	}
 	for i, t := range o.Types {
 		if o.Protocol == "mcp" {
 			check(parts(t) > 2, "--type %q: must be a collection, for example %s", t, DefaultCollections[0])
@@ -188,7 +203,7 @@ func Run(ctx context.Context, o Options, w io.Writer) error {
 		return err
 	}
 	o = o.withDefaults()
-	wa := &watcher{o: o, w: w, have: make(map[string]map[string]string)}
+	wa := &watcher{o: o, w: w, have: make(map[string]map[string]string), known: newKnown(o)}
 	for _, url := range o.Types {
 		wa.have[url] = make(map[string]string)
 	}
@@ -279,6 +294,7 @@ type watcher struct {
 	w      io.Writer
 	pushes int
 	have   map[string]map[string]string // version, or a substitute, by type URL and name
+	known  *known
 }
 
 // connect opens a stream and prints its responses until it ends.
@@ -498,6 +514,15 @@ func decode(a *anypb.Any) (change, error) {
 // print writes a line per change, in one call.
 func (wa *watcher) print(now time.Time, url string, changed []change, removed []string) error {
 	var b strings.Builder
+	first := wa.known.first(url)
+	changed, removed = wa.known.note(collection.OfTypeURL(url), changed, removed)
+	switch {
+	case first && wa.o.ChangesOnly:
+		changed = nil
+	case first && wa.o.Output == "text" && len(changed) > maxFirst:
+		fmt.Fprintf(&b, "%s  push %-4d  %s\n", now.Format("15:04:05.000"), wa.pushes, wa.known.summary(collection.OfTypeURL(url), len(changed)))
+		changed = nil
+	}
 	for _, c := range changed {
 		l := Line{Time: now, Push: wa.pushes, Collection: collection.OfTypeURL(url), Name: c.name, Version: c.version, Op: opUpsert}
 		if wa.o.Body {
@@ -543,7 +568,10 @@ func (wa *watcher) line(b *strings.Builder, l *Line) error {
 		return nil
 	}
 	kind := l.Collection[strings.LastIndex(l.Collection, "/")+1:]
-	fmt.Fprintf(b, "%s  push %-4d  %s  %-13s  %s", l.Time.Format("15:04:05.000"), l.Push, l.Op, kind, l.Name)
+	fmt.Fprintf(b, "%s  push %-4d  %s  %-13s  %s", l.Time.Format("15:04:05.000"), l.Push, wa.colored(l.Op), kind, l.Name)
+	if said := wa.known.said[l.Name+" "+kind]; said != "" {
+		b.WriteString("  " + said)
+	}
 	if l.Version != "" {
 		b.WriteString("  " + l.Version)
 	}
