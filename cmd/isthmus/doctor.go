@@ -294,6 +294,7 @@ func bridgeOf(report *doctor.Report, cfg *config.Config) doctor.Bridge {
 		if l.Field == "listen.admin" || l.Field == "listen.mcp" {
 			continue
 		}
+		b.Views = b.Views || !l.View.IsZero() || slices.ContainsFunc(l.Allow, func(a config.Allow) bool { return !a.View.IsZero() })
 		if port := doctor.PortOf(l.Address); port != "" && port != "0" {
 			b.Ports = append(b.Ports, port)
 		}
@@ -348,7 +349,8 @@ func examineMesh(ctx context.Context, report *doctor.Report, b doctor.Bridge, c 
 			continue
 		}
 		found := i.Check(b)
-		if served != nil {
+		// What a view does not show is not rejected.
+		if served != nil && !b.Views {
 			found = append(found, i.CheckRejected(served)...)
 		}
 		report.Add("istiod "+a, found...)

@@ -21,7 +21,7 @@ func newMeshConfig() *cobra.Command {
 		Use:   "meshconfig --config FILE",
 		Short: "Print the configSources with which istiod follows the bridge",
 		Long: `Print the block of the mesh configuration with which istiod follows the bridge of a configuration: k8s:// first, without which istiod reads no
-Istio resources from Kubernetes, and the xDS listener with its TLS. istiod reads the block at its start.
+Istio resources from Kubernetes, and the xDS listener with its TLS, or all of them where their views share what is served. istiod reads the block at its start.
 
 It is part of meshConfig in an IstioOperator or in Helm values, and of the key mesh in the ConfigMap istio of istio-system. A listener that
 only the machine itself reaches is printed as it is; for one on all addresses --host says which name istiod dials.
@@ -94,14 +94,22 @@ func meshConfig(cfg *config.Config, host, ca string) (*meshBlock, error) {
 	return block, nil
 }
 
-// sourceListeners returns the listeners that are config sources. Every xDS
-// listener serves everything, so one of them is enough: the first that istiod
-// can dial.
+// sourceListeners returns the listeners that are config sources: the first that
+// istiod can dial and that serves everything, as one is enough, else all that
+// istiod can dial, which share what is served.
 func sourceListeners(cfg *config.Config) ([]config.NamedListener, error) {
+	var parts []config.NamedListener
 	for _, l := range cfg.Listen.All() {
-		if l.Field == "listen.xds" && doctor.PortOf(l.Address) != "" {
+		if l.Field != "listen.xds" || doctor.PortOf(l.Address) == "" {
+			continue
+		}
+		if l.View.IsZero() {
 			return []config.NamedListener{l}, nil
 		}
+		parts = append(parts, l)
+	}
+	if len(parts) > 0 {
+		return parts, nil
 	}
 	return nil, errors.New("listen.xds: istiod dials no unix socket; add a listener with a port")
 }

@@ -31,6 +31,8 @@ type Bridge struct {
 	Certificate *x509.Certificate
 	// ClientCertificate reports whether they refuse clients without one.
 	ClientCertificate bool
+	// Views reports whether some of them show a part of what is served.
+	Views bool
 	// ClientAuthField is the field of the configuration that demands it.
 	ClientAuthField string
 }
