@@ -75,8 +75,8 @@ func TestClientsOfGuardedListeners(t *testing.T) {
 	}{
 		{exitOK, `100 % equal`, slices.Concat(diff, []string{"--new-cert-file", tool.Cert, "--new-key-file", tool.Key})},
 		{exitUsage, `--new-cert-file and --new-key-file go together`, slices.Concat(diff, []string{"--new-cert-file", tool.Cert})},
-		{exitFailed, `--new-token-file: .*no such file`, slices.Concat(diff, []string{"--new-token-file", dir+"/none"})},
-		{exitFailed, `--new-ca-file: .*no such file`, slices.Concat(diff, []string{"--new-ca-file", dir+"/none"})},
+		{exitFailed, `--new-token-file: .*no such file`, slices.Concat(diff, []string{"--new-token-file", dir + "/none"})},
+		{exitFailed, `--new-ca-file: .*no such file`, slices.Concat(diff, []string{"--new-ca-file", dir + "/none"})},
 	} {
 		d := start(t, tt.args...)
 		code := d.wait()
