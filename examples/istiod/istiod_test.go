@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -50,6 +51,9 @@ func parseConfig(t *testing.T, name string, data []byte) config.Config {
 	return c
 }
 
+// pinned is a whole version, such as 1.22.7.
+var pinned = regexp.MustCompile(`:v?\d+\.\d+\.\d+$`)
+
 type compose struct {
 	Name     string
 	Networks map[string]struct {
@@ -58,15 +62,25 @@ type compose struct {
 		}
 	}
 	Services map[string]struct {
-		Image, Build, Restart string
-		Command               []string
-		Environment           map[string]string
-		Volumes, Ports        []string
-		Networks              map[string]struct {
+		Image, Restart string
+		Build          struct {
+			Context string
+			Args    map[string]string
+		}
+		Command, Entrypoint, Profiles []string
+		Environment                   map[string]string
+		Volumes, Ports                []string
+		Networks                      map[string]struct {
 			IPv4 netip.Addr `yaml:"ipv4_address"`
 		}
-		DependsOn []string `yaml:"depends_on"`
+		DependsOn map[string]struct{ Condition string } `yaml:"depends_on"`
+		Health    struct {
+			Test              []string
+			Interval, Timeout string
+			Retries           int
+		} `yaml:"healthcheck"`
 	}
+	Instance any `yaml:"x-instance"`
 }
 
 // docker-compose.yaml has no field that compose does not know, mounts files
@@ -82,11 +96,8 @@ func TestCompose(t *testing.T) {
 	subnet := c.Networks["mesh"].IPAM.Config[0].Subnet
 	addresses, ports := make(map[netip.Addr]string), make(map[string]string)
 	for name, s := range c.Services {
-		if (s.Image == "") == (s.Build == "") {
-			t.Errorf("%s: one of image, build is needed", name)
-		}
-		if s.Image != "" && !strings.Contains(s.Image, ":") {
-			t.Errorf("%s: image %s has no version", name, s.Image)
+		if s.Build.Context == "" && !pinned.MatchString(s.Image) {
+			t.Errorf("%s: image %s has no whole version", name, s.Image)
 		}
 		for _, v := range s.Volumes {
 			host, _, _ := strings.Cut(v, ":")
@@ -105,9 +116,9 @@ func TestCompose(t *testing.T) {
 			}
 			ports[port] = name
 		}
-		for _, d := range s.DependsOn {
-			if _, ok := c.Services[d]; !ok {
-				t.Errorf("%s depends on %s, which is not there", name, d)
+		for d, how := range s.DependsOn {
+			if len(c.Services[d].Health.Test) == 0 || how.Condition != "service_healthy" {
+				t.Errorf("%s depends on %s, which has no health check, or does not wait for it", name, d)
 			}
 		}
 		a := s.Networks["mesh"].IPv4
@@ -116,8 +127,8 @@ func TestCompose(t *testing.T) {
 		}
 		addresses[a] = name
 	}
-	if s := c.Services["isthmus"]; s.Build != "." {
-		t.Errorf("isthmus is built from %q", s.Build)
+	if s := c.Services["isthmus"]; s.Build.Context != "." {
+		t.Errorf("isthmus is built from %q", s.Build.Context)
 	}
 	if _, err := os.Stat(filepath.Join(root, "Dockerfile")); err != nil {
 		t.Error(err)

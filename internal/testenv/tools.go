@@ -50,11 +50,17 @@ var (
 		version: envoyVersion,
 		get:     getEnvoy,
 	}
+	// DockerTool is Debian's Docker engine, with its client and a busybox.
+	DockerTool = debianTool("docker", "dockerd", "/usr/sbin/dockerd")
+	// ComposeTool is Docker Compose.
+	ComposeTool = goTool("compose", "docker-compose", "github.com/docker/compose/v5", "github.com/docker/compose/v5/cmd")
+	// HTTPEchoTool is a server that answers with a text.
+	HTTPEchoTool = goTool("http-echo", "http-echo", "github.com/hashicorp/http-echo", "github.com/hashicorp/http-echo")
 )
 
 // Tools returns all tools.
 func Tools() []Tool {
-	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool, OldestValidation, NewestValidation, PeersTool}
+	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool, OldestValidation, NewestValidation, PeersTool, DockerTool, ComposeTool, HTTPEchoTool}
 }
 
 // String returns the tool's name.

@@ -1,0 +1,53 @@
+//go:build linux
+
+package compose
+
+import (
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// block is what the README says to paste, without the line that clones.
+func block(t *testing.T, root string) string {
+	t.Helper()
+	found := regexp.MustCompile("(?s)```sh\n(git clone [^\n]*\n)?(docker compose up.*?)```").FindSubmatch(read(t, filepath.Join(root, "README.md")))
+	if found == nil {
+		t.Fatal("the README has no block that begins with docker compose up")
+	}
+	return string(found[2])
+}
+
+// The block of the README runs as it stands: instances that registries add are
+// called, one that ends under load fails no call, and nothing is left.
+func TestDemo(t *testing.T) {
+	testenv.SkipIfShort(t)
+	root, err := testenv.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := images(t, root)
+	checkNames(t, root, all)
+	d := testenv.StartDocker(t)
+	for _, i := range all {
+		i.build(t, d)
+	}
+	const down = "docker compose down -v --remove-orphans"
+	d.Run(t, root, "sh", "-c", down) // what an interrupted run has left
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(d.Output(root, "docker", "compose", "logs", "--tail", "40"))
+		}
+		d.Output(root, "sh", "-c", down)
+	})
+	out := d.Run(t, root, "sh", "-e", "-c", block(t, root))
+	if n := strings.Count(out, "250 calls, none failed"); n != 2 {
+		t.Errorf("the demo shows %d times that no call fails, want 2", n)
+	}
+	if left := d.Run(t, root, "docker", "ps", "-aq") + d.Run(t, root, "docker", "volume", "ls", "-q"); left != "" {
+		t.Errorf("containers and volumes are left: %s", left)
+	}
+}

@@ -1,0 +1,2 @@
+// Package compose runs docker-compose.yaml on a real Docker engine.
+package compose
