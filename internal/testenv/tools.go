@@ -56,11 +56,19 @@ var (
 	ComposeTool = goTool("compose", "docker-compose", "github.com/docker/compose/v5", "github.com/docker/compose/v5/cmd")
 	// HTTPEchoTool is a server that answers with a text.
 	HTTPEchoTool = goTool("http-echo", "http-echo", "github.com/hashicorp/http-echo", "github.com/hashicorp/http-echo")
+	// PromtoolTool is the tool of Prometheus that tests rules.
+	PromtoolTool = debianTool("prometheus", "promtool", "/usr/bin/promtool")
+	// HelmTool is Helm.
+	HelmTool = goTool("helm", "helm", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm")
+	// KustomizeTool is Kustomize.
+	KustomizeTool = goTool("kustomize", "kustomize", "sigs.k8s.io/kustomize/kustomize/v5", "sigs.k8s.io/kustomize/kustomize/v5")
+	// KubeconformTool checks manifests against the schemas of Kubernetes.
+	KubeconformTool = kubeconformTool()
 )
 
 // Tools returns all tools.
 func Tools() []Tool {
-	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool, OldestValidation, NewestValidation, PeersTool, DockerTool, ComposeTool, HTTPEchoTool}
+	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool, OldestValidation, NewestValidation, PeersTool, DockerTool, ComposeTool, HTTPEchoTool, PromtoolTool, HelmTool, KustomizeTool, KubeconformTool}
 }
 
 // String returns the tool's name.
