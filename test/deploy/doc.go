@@ -1,0 +1,2 @@
+// Package deploy tests the files in deploy with the tools that they are for.
+package deploy
