@@ -88,7 +88,7 @@ func debianTool(folder, binary, program string) Tool {
 			script := fmt.Sprintf(`#!/bin/sh
 root=$(cd "$(dirname "$0")" && pwd)/root
 export PATH="$root/usr/sbin:$root/usr/bin:$PATH"
-export LD_LIBRARY_PATH="$root%[1]s:$root%[2]s" XTABLES_LIBDIR="$root%[1]s/xtables"
+export LD_LIBRARY_PATH="$root%[1]s:$root%[2]s:$root%[1]s/systemd" XTABLES_LIBDIR="$root%[1]s/xtables"
 exec "$root%[3]s" "$@"
 `, library, strings.TrimPrefix(library, "/usr"), program)
 			return os.WriteFile(path, []byte(script), 0o755) //nolint:gosec // a program

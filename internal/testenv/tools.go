@@ -58,6 +58,10 @@ var (
 	HTTPEchoTool = goTool("http-echo", "http-echo", "github.com/hashicorp/http-echo", "github.com/hashicorp/http-echo")
 	// PromtoolTool is the tool of Prometheus that tests rules.
 	PromtoolTool = debianTool("prometheus", "promtool", "/usr/bin/promtool")
+	// SystemdTool is the tool of systemd that checks units.
+	SystemdTool = debianTool("systemd", "systemd-analyze", "/usr/bin/systemd-analyze")
+	// NfpmTool makes packages.
+	NfpmTool = goTool("nfpm", "nfpm", "github.com/goreleaser/nfpm/v2", "github.com/goreleaser/nfpm/v2/cmd/nfpm")
 	// HelmTool is Helm.
 	HelmTool = goTool("helm", "helm", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm")
 	// KustomizeTool is Kustomize.
@@ -68,7 +72,7 @@ var (
 
 // Tools returns all tools.
 func Tools() []Tool {
-	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool, OldestValidation, NewestValidation, PeersTool, DockerTool, ComposeTool, HTTPEchoTool, PromtoolTool, HelmTool, KustomizeTool, KubeconformTool}
+	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool, OldestValidation, NewestValidation, PeersTool, DockerTool, ComposeTool, HTTPEchoTool, PromtoolTool, HelmTool, KustomizeTool, KubeconformTool, SystemdTool, NfpmTool}
 }
 
 // String returns the tool's name.
