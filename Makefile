@@ -13,6 +13,8 @@ ALONE    := ^Test(Nacos|Rotation|MillionNames|EurekaMany|EtcdMany)$$
 digest   = $(shell cat tools/$(1)/go.mod tools/$(1)/go.sum | cksum | cut -d' ' -f1)
 LINT    := $(CACHE)/tools/lint-$(call digest,lint)-$(GOVER)
 PROTO   := $(CACHE)/tools/proto-$(call digest,proto)-$(GOVER)
+DOCS    := $(CACHE)/tools/docs-$(shell cksum < tools/docs/requirements.txt | cut -d' ' -f1)
+RELEASE := $(CACHE)/tools/goreleaser-$(call digest,goreleaser)-$(GOVER)
 VULN    := $(CACHE)/tools/vuln-$(call digest,vuln)-$(GOVER)
 GOFILES  = $(shell find . -name '*.go' -not -name '*.pb.go' -not -path './.git/*')
 
@@ -36,7 +38,7 @@ unit: ## the fast tests, without real servers
 	$(GO) test -short $(PKGS)
 
 .PHONY: check
-check: format vet lint deadcode tidy proto generated vuln ## formatting, linters, generated files
+check: format vet lint deadcode tidy proto generated site vuln ## formatting, linters, generated files
 
 .PHONY: test
 test: check race e2e fuzz ## all that CI runs
@@ -127,6 +129,15 @@ deadcode: $(LINT)/golangci-lint
 	dead=$$(printf '%s\n%s\n' "$$all" "$$tested" | sed -E '\,^($(FORTESTS)),d; /^$$/d'; echo "$$tested"); \
 	if [ -n "$$dead" ]; then echo "$$dead" | sort -u; exit 1; fi
 
+.PHONY: site
+site: $(DOCS)/bin/mkdocs ## the documentation as a site, in dist/site; every link and anchor is checked
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --clean
+
+.PHONY: release-check
+release-check: $(RELEASE)/goreleaser ## the pipeline of a release: its file, and all that needs no registry
+	$(RELEASE)/goreleaser check
+	$(RELEASE)/goreleaser release --snapshot --clean --skip=docker,sbom,sign
+
 # Its database is asked over the network. Where it cannot be had, that is said and
 # decides nothing; a vulnerability that the product reaches (exit code 3) does.
 .PHONY: vuln
@@ -174,3 +185,11 @@ $(PROTO)/buf:
 
 $(VULN)/govulncheck:
 	$(call build_tools,vuln)
+
+$(RELEASE)/goreleaser:
+	$(call build_tools,goreleaser)
+
+$(DOCS)/bin/mkdocs:
+	@echo "getting the generator of the site; this happens once per version"
+	@rm -rf $(DOCS) && mkdir -p $(CACHE)/tools && python3 -m venv $(DOCS) && \
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r tools/docs/requirements.txt || { rm -rf $(DOCS); exit 1; }
