@@ -122,8 +122,9 @@ const docsHead = `<!-- Made by "make generate" from the code. Do not edit. -->
 ` + "`" + `isthmus serve --config FILE` + "`" + ` reads one YAML document. ` + "`" + `isthmus validate
 --config FILE` + "`" + ` checks it without contacting a registry.
 [configuration.schema.json](configuration.schema.json) is a JSON Schema of it
-for editors. With adapters in a plugin_dir, ` + "`" + `isthmus docs --plugin-dir DIR` + "`" + `
-prints this page with their blocks, and with ` + "`" + `--schema` + "`" + ` the schema.
+for editors; the first line of each example says where they find it. With
+adapters in a plugin_dir, ` + "`" + `isthmus docs --plugin-dir DIR` + "`" + ` prints this page
+with their blocks, and with ` + "`" + `--schema` + "`" + ` the schema.
 
 ` + "```" + `yaml
 listen: {xds: 127.0.0.1:15051, admin: 127.0.0.1:15080}

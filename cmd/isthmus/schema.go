@@ -4,19 +4,28 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/isthmus-mesh/isthmus/internal/conf"
 )
 
+// schemaID is the identity of the schema of the built-in adapters, and where
+// editors find it: the newest one. A release has its own beside its archives.
+const schemaID = "https://raw.githubusercontent.com/isthmus-mesh/isthmus/main/docs/configuration.schema.json"
+
 // writeSchema writes a JSON Schema of the configuration file for editors.
 // Unlike the program it does not check blocks of adapters that it does not
-// know.
+// know. With adapters that are not built in it is another schema than that of
+// schemaID, and has no identity.
 func writeSchema(w io.Writer, adapters []described) error {
 	var s map[string]any
 	if err := json.Unmarshal(fileSchema(), &s); err != nil {
 		return fmt.Errorf("schema of the file: %w", err)
 	}
 	s = forEditors(s)
+	if !slices.ContainsFunc(adapters, func(a described) bool { return !a.builtIn }) {
+		s["$id"] = schemaID
+	}
 	s["$schema"] = "https://json-schema.org/draft/2020-12/schema"
 	s["title"] = "Configuration of Isthmus"
 	s["required"] = []string{"registries"}

@@ -104,6 +104,13 @@ func TestExamples(t *testing.T) {
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%s: %v\n%s", path, err, out)
 			}
+			source, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			if !bytes.Contains(source, []byte("# yaml-language-server: $schema="+schemaID+"\n")) {
+				t.Errorf("%s does not tell editors its schema, %s", path, schemaID)
+			}
 		}
 		return nil
 	})
