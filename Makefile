@@ -133,6 +133,10 @@ deadcode: $(LINT)/golangci-lint
 site: $(DOCS)/bin/mkdocs ## the documentation as a site, in dist/site; every link and anchor is checked
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --clean
 
+.PHONY: release
+release: $(RELEASE)/goreleaser ## what a tag runs: programs, packages, image, SBOMs, signatures
+	$(RELEASE)/goreleaser release --clean
+
 .PHONY: release-check
 release-check: $(RELEASE)/goreleaser ## the pipeline of a release: its file, and all that needs no registry
 	$(RELEASE)/goreleaser check

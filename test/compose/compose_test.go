@@ -21,28 +21,38 @@ func block(t *testing.T, root string) string {
 	return string(found[2])
 }
 
-// The block of the README runs as it stands: instances that registries add are
-// called, one that ends under load fails no call, and nothing is left.
-func TestDemo(t *testing.T) {
-	testenv.SkipIfShort(t)
+// down ends the demo with all that it has made.
+const down = "docker compose down -v --remove-orphans"
+
+// prepare starts an engine that has every image but the one that is built, and
+// nothing of an interrupted run.
+func prepare(t testing.TB) (root string, d *testenv.Docker) {
+	t.Helper()
 	root, err := testenv.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
 	all := images(t, root)
 	checkNames(t, root, all)
-	d := testenv.StartDocker(t)
+	d = testenv.StartDocker(t)
 	for _, i := range all {
 		i.build(t, d)
 	}
-	const down = "docker compose down -v --remove-orphans"
-	d.Run(t, root, "sh", "-c", down) // what an interrupted run has left
+	d.Run(t, root, "sh", "-c", down)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(d.Output(root, "docker", "compose", "logs", "--tail", "40"))
 		}
 		d.Output(root, "sh", "-c", down)
 	})
+	return root, d
+}
+
+// The block of the README runs as it stands: instances that registries add are
+// called, one that ends under load fails no call, and nothing is left.
+func TestDemo(t *testing.T) {
+	testenv.SkipIfShort(t)
+	root, d := prepare(t)
 	out := d.Run(t, root, "sh", "-e", "-c", block(t, root))
 	if n := strings.Count(out, "250 calls, none failed"); n != 2 {
 		t.Errorf("the demo shows %d times that no call fails, want 2", n)

@@ -32,7 +32,7 @@ type image struct {
 	source  string   // what decides its content
 	changes []string // of docker import, as in a Dockerfile
 	// fill adds the files.
-	fill func(t *testing.T, w *layer)
+	fill func(t testing.TB, w *layer)
 }
 
 // layer is the only layer of an image: a tar archive. The first error stays.
@@ -125,7 +125,7 @@ func (l *layer) tree(path, from string, without ...string) {
 }
 
 // program adds a program of this machine with its libraries, at another path.
-func (l *layer) program(t *testing.T, path, from string) {
+func (l *layer) program(t testing.TB, path, from string) {
 	l.file(path, from)
 	// What is linked statically has no list.
 	out, _ := exec.CommandContext(t.Context(), "ldd", from).Output()
@@ -139,7 +139,7 @@ func (l *layer) program(t *testing.T, path, from string) {
 }
 
 // shell adds what the health checks of the demo start.
-func (l *layer) shell(t *testing.T) {
+func (l *layer) shell(t testing.TB) {
 	for _, name := range []string{"bash", "grep", "head"} {
 		path, err := exec.LookPath(name)
 		if err != nil {
@@ -151,7 +151,7 @@ func (l *layer) shell(t *testing.T) {
 }
 
 // build makes the image unless the engine has it of the same source.
-func (i image) build(t *testing.T, d *testenv.Docker) {
+func (i image) build(t testing.TB, d *testenv.Docker) {
 	t.Helper()
 	sum := sha256.Sum256([]byte(recipe + i.source + strings.Join(i.changes, "\n")))
 	source := hex.EncodeToString(sum[:])
@@ -186,7 +186,7 @@ func (i image) build(t *testing.T, d *testenv.Docker) {
 }
 
 // tool returns the path of a tool.
-func tool(t *testing.T, tool testenv.Tool) string {
+func tool(t testing.TB, tool testenv.Tool) string {
 	t.Helper()
 	path, err := tool.Fetch(t.Context(), t.Output())
 	if err != nil {
@@ -196,7 +196,7 @@ func tool(t *testing.T, tool testenv.Tool) string {
 }
 
 // images are the stand-ins of what docker-compose.yaml and the Dockerfile name.
-func images(t *testing.T, root string) []image {
+func images(t testing.TB, root string) []image {
 	t.Helper()
 	consul, nacos, istiod := tool(t, testenv.ConsulTool), tool(t, testenv.Nacos3Tool), tool(t, testenv.Istiod124Tool)
 	envoy, echo := tool(t, testenv.EnvoyTool), tool(t, testenv.HTTPEchoTool)
@@ -204,7 +204,7 @@ func images(t *testing.T, root string) []image {
 	single := func(name, program, entry string) image {
 		return image{
 			name: name, source: program, changes: []string{"ENV PATH=/usr/local/bin:/usr/bin:/bin", "ENTRYPOINT " + entry},
-			fill: func(t *testing.T, l *layer) {
+			fill: func(t testing.TB, l *layer) {
 				l.shell(t)
 				l.program(t, "/usr/local/bin/"+filepath.Base(program), program)
 			},
@@ -217,15 +217,15 @@ func images(t *testing.T, root string) []image {
 		single("envoyproxy/envoy:v1.40.0", envoy, "[]"),
 		{
 			name: "hashicorp/http-echo:1.0.0", source: echo, changes: []string{`ENTRYPOINT ["/http-echo"]`},
-			fill: func(t *testing.T, l *layer) { l.program(t, "/http-echo", echo) },
+			fill: func(t testing.TB, l *layer) { l.program(t, "/http-echo", echo) },
 		},
 		{
 			name: "busybox:1.37.0", source: busybox, changes: []string{"ENV PATH=/bin"},
-			fill: func(t *testing.T, l *layer) { l.shellOf(t, busybox) },
+			fill: func(t testing.TB, l *layer) { l.shellOf(t, busybox) },
 		},
 		{
 			name: "nacos/nacos-server:v3.1.0", source: nacos, changes: []string{"ENV PATH=/opt/java/bin:/bin", `ENTRYPOINT ["/bin/bash", "/start.sh"]`},
-			fill: func(t *testing.T, l *layer) {
+			fill: func(t testing.TB, l *layer) {
 				l.shell(t)
 				java := javaHome(t)
 				l.tree("/opt/java", java, "jmods", "src.zip", "docs", "man", "legal", "demo", "include")
@@ -254,12 +254,12 @@ func images(t *testing.T, root string) []image {
 		{
 			name: "gcr.io/distroless/static-debian12:nonroot", changes: []string{"USER 65532", "ENV PATH=/bin"},
 			// An empty folder would be made by the volume, without its mode.
-			fill: func(_ *testing.T, l *layer) { l.text("/tmp/.keep", "", 0o644); l.folder("/home/nonroot", 0o777) },
+			fill: func(_ testing.TB, l *layer) { l.text("/tmp/.keep", "", 0o644); l.folder("/home/nonroot", 0o777) },
 		},
 		{
 			name: "golang:1.26", source: goVersion(t, goroot) + string(sums),
 			changes: []string{"ENV PATH=/usr/local/go/bin:/bin GOPATH=/go GOCACHE=/root/.cache/go-build GOFLAGS=-buildvcs=false GOTOOLCHAIN=local"},
-			fill: func(t *testing.T, l *layer) {
+			fill: func(t testing.TB, l *layer) {
 				l.shellOf(t, busybox)
 				l.tree("/usr/local/go", goroot, "test", "api", "doc", "misc")
 				l.program(t, "/usr/local/go/bin/go", filepath.Join(goroot, "bin", "go"))
@@ -271,7 +271,7 @@ func images(t *testing.T, root string) []image {
 }
 
 // shellOf adds a busybox as every program that it is.
-func (l *layer) shellOf(t *testing.T, busybox string) {
+func (l *layer) shellOf(t testing.TB, busybox string) {
 	l.program(t, "/bin/busybox", busybox)
 	out, err := exec.CommandContext(t.Context(), busybox, "--list").Output()
 	l.check(err)
@@ -284,7 +284,7 @@ func (l *layer) shellOf(t *testing.T, busybox string) {
 
 // caches adds Go's caches with the modules and packages of the program, so that
 // its Dockerfile needs no network.
-func caches(t *testing.T, root string, l *layer) {
+func caches(t testing.TB, root string, l *layer) {
 	dir := t.TempDir()
 	modules, packages := filepath.Join(dir, "mod"), filepath.Join(dir, "build")
 	env := append(os.Environ(), "GOMODCACHE="+modules, "GOCACHE="+packages, "CGO_ENABLED=0",
@@ -314,7 +314,7 @@ const startNacos = `exec java -Xms$JVM_XMS -Xmx$JVM_XMX -Xmn$JVM_XMN -XX:TieredS
   -cp '/opt/nacos/classes:/opt/nacos/lib/hessian-4.0.63.jar:/opt/nacos/lib/*' io.isthmus.tools.Launcher
 `
 
-func javaHome(t *testing.T) string {
+func javaHome(t testing.TB) string {
 	t.Helper()
 	java, err := exec.LookPath("java")
 	if err == nil {
@@ -326,7 +326,7 @@ func javaHome(t *testing.T) string {
 	return filepath.Dir(filepath.Dir(java))
 }
 
-func goEnv(t *testing.T, name string) string {
+func goEnv(t testing.TB, name string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "go", "env", name).Output()
 	if err != nil {
@@ -335,11 +335,11 @@ func goEnv(t *testing.T, name string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func goVersion(t *testing.T, goroot string) string {
+func goVersion(t testing.TB, goroot string) string {
 	return string(read(t, filepath.Join(goroot, "VERSION")))
 }
 
-func read(t *testing.T, file string) []byte {
+func read(t testing.TB, file string) []byte {
 	t.Helper()
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -350,7 +350,7 @@ func read(t *testing.T, file string) []byte {
 
 // named returns the images that docker-compose.yaml and the Dockerfile name,
 // but for the one that is built.
-func named(t *testing.T, root string) (names []string) {
+func named(t testing.TB, root string) (names []string) {
 	t.Helper()
 	var file struct {
 		Services map[string]struct {
@@ -376,7 +376,7 @@ func named(t *testing.T, root string) (names []string) {
 }
 
 // Every image has a stand-in.
-func checkNames(t *testing.T, root string, all []image) {
+func checkNames(t testing.TB, root string, all []image) {
 	t.Helper()
 	var have []string
 	for _, i := range all {
