@@ -88,6 +88,10 @@ bench-consul: ## the table of adapters/consul/README.md, half an hour; then 10,0
 	$(GO) test -run '^$$' -bench ConsulLoad -benchtime 1x -timeout 90m ./adapters/consul
 	$(GO) test -count=1 -run ConsulEveryChange -v -timeout 60m ./adapters/consul -long
 
+.PHONY: bench-first-call
+bench-first-call: ## the table of docs/install.md: from nothing that runs to the first call
+	$(GO) test -run '^$$' -bench FirstCall -benchtime 3x -timeout 30m ./test/compose
+
 .PHONY: tools
 tools: $(LINT)/golangci-lint $(PROTO)/buf ## build or fetch every tool and test server into the user's cache directory
 	$(GO) run ./internal/testenv/cmd/fetch

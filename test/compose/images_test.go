@@ -285,8 +285,13 @@ func (l *layer) shellOf(t testing.TB, busybox string) {
 // caches adds Go's caches with the modules and packages of the program, so that
 // its Dockerfile needs no network.
 func caches(t testing.TB, root string, l *layer) {
-	dir := t.TempDir()
-	modules, packages := filepath.Join(dir, "mod"), filepath.Join(dir, "build")
+	user, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Packages are kept: most of them outlive a change of go.sum. Go itself
+	// removes what was not used for days.
+	modules, packages := filepath.Join(t.TempDir(), "mod"), filepath.Join(user, "isthmus", "golang-image")
 	env := append(os.Environ(), "GOMODCACHE="+modules, "GOCACHE="+packages, "CGO_ENABLED=0",
 		"GOFLAGS=-modcacherw -buildvcs=false", "GOPROXY=file://"+filepath.Join(goEnv(t, "GOMODCACHE"), "cache", "download")+","+goEnv(t, "GOPROXY"))
 	for _, args := range [][]string{{"mod", "download"}, {"build", "-trimpath", "-ldflags", "-s -w", "-o", os.DevNull, "./cmd/isthmus"}} {
