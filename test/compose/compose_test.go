@@ -39,6 +39,8 @@ func prepare(t testing.TB) (root string, d *testenv.Docker) {
 		i.build(t, d)
 	}
 	d.Run(t, root, "sh", "-c", down)
+	// What earlier runs have built, and images that were made anew.
+	d.Run(t, root, "docker", "image", "prune", "--force")
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(d.Output(root, "docker", "compose", "logs", "--tail", "40"))
