@@ -50,6 +50,7 @@ type options struct {
 	version     string
 	summary     string
 	collections []string
+	access      func(config any) Access // nil: the plugin keeps its rights
 }
 
 type defaultsOption[C any] struct{ c C }
@@ -139,12 +140,15 @@ An adapter that is not built in is an executable called isthmus-adapter-%s in th
 	}
 	log := newLogger(stderr)
 	takeStandardLog(log)
+	if err := wire.NoCore(); err != nil {
+		log.Warn("the process may leave a core", "err", err)
+	}
 	srv, err := build()
 	if err != nil {
 		log.Error("adapter is not usable; its author must mend it", "adapter", name, "err", err)
 		return 1
 	}
-	srv.log = log
+	srv.log, srv.alone = log, true
 	// go-plugin replaces both for its own forwarding, which loses the last
 	// output; the bridge reads the real stderr.
 	srv.restore = func() { os.Stdout, os.Stderr = stderr, stderr }
@@ -241,7 +245,20 @@ func runAdapter(ctx context.Context, srv *server) (err error) {
 			err = fmt.Errorf("the adapter panicked: %v", p)
 		}
 	}()
-	err = srv.adapter.Run(ctx, srv.given)
+	inner, cancel := context.WithCancelCause(ctx)
+	var follow sync.WaitGroup
+	defer func() {
+		cancel(nil)
+		follow.Wait()
+	}()
+	if srv.confined != nil {
+		// Ends with inner.
+		follow.Go(func() { srv.confined.follow(inner, cancel) })
+	}
+	err = srv.adapter.Run(inner, srv.given)
+	if cause := context.Cause(inner); errors.Is(cause, errMoved) && ctx.Err() == nil {
+		err = cause
+	}
 	if err == nil && ctx.Err() == nil {
 		err = errReturned
 	}

@@ -34,9 +34,10 @@ type server struct {
 	describe    *pluginv1.DescribeResponse
 	translate   *conf.Type[Translate]
 	collections []string
-	newAdapter  func(config []byte, env Env) (Adapter, error) // an error is about the configuration
+	newAdapter  func(config []byte, env Env) (Adapter, *Access, error) // an error is about the configuration
 	log         *slog.Logger
 	restore     func() // called before any code of the adapter runs; may be nil
+	alone       bool   // the process is this plugin's, which may give up its rights
 
 	watched chan struct{} // closed at the first stream: the adapter may run
 	ended   chan struct{} // closed when the adapter returned
@@ -51,6 +52,7 @@ type server struct {
 	catalog    *catalog
 	given      Catalog // what the adapter gets: catalog, or a part of it
 	metrics    *Metrics
+	confined   *confinement // nil if it kept its rights; set once, before watched is closed
 	// written before ended is closed
 	err error
 }
@@ -89,19 +91,22 @@ func newServer[C any](name string, o options, newAdapter func(C, Env) (Adapter, 
 		watched:     make(chan struct{}),
 		ended:       make(chan struct{}),
 	}
-	s.newAdapter = func(raw []byte, env Env) (Adapter, error) {
+	s.newAdapter = func(raw []byte, env Env) (Adapter, *Access, error) {
 		c, err := config.Decode(raw)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		a, err := newAdapter(c, env)
 		if err != nil {
-			return nil, config.ErrorOf(err)
+			return nil, nil, config.ErrorOf(err)
 		}
 		if a == nil {
-			return nil, errors.New("BUG: newAdapter returned neither an adapter nor an error")
+			return nil, nil, errors.New("BUG: newAdapter returned neither an adapter nor an error")
 		}
-		return a, nil
+		if o.access == nil {
+			return a, nil, nil
+		}
+		return a, new(o.access(c)), nil
 	}
 	return s, nil
 }
@@ -150,10 +155,19 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 			return !ok || shards.Has(host)
 		}
 	}
-	a, err := s.newAdapter(req.GetConfig(), env)
+	a, access, err := s.newAdapter(req.GetConfig(), env)
 	all = append(all, err)
 	if err := errors.Join(all...); err != nil {
 		return &pluginv1.ConfigureResponse{Violations: violations(err)}, nil
+	}
+	resp = &pluginv1.ConfigureResponse{}
+	if access != nil && s.alone && !req.GetUnconfined() {
+		s.confined = newConfinement(*access)
+		version, seccomp, err := s.confined.enforce(*access)
+		if err != nil {
+			return nil, status.Error(codes.Internal, err.Error())
+		}
+		resp.Confinement = s.confined.phrases(*access, version, seccomp)
 	}
 	s.metrics = metrics
 	s.adapter, s.catalog, s.configured = a, newCatalog(translator, s.collections, limits{resources: req.GetLimits().GetResources(), services: req.GetLimits().GetServices(), bytes: req.GetLimits().GetBytes()}), true
@@ -161,7 +175,7 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 	if !shards.All() {
 		s.given = &sharded{s.catalog, translator, shards}
 	}
-	return &pluginv1.ConfigureResponse{}, nil
+	return resp, nil
 }
 
 // Watch implements the contract.

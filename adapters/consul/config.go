@@ -258,3 +258,26 @@ func (t target) String() string {
 	}
 	return t.scheme + "://" + t.host + t.prefix
 }
+
+// access returns what the adapter needs of its machine. The ports of a peering
+// are those of its servers, which change; that of an agent's HTTPS is asked of
+// the agent.
+func (c Config) access() (a plugin.Access) {
+	c = c.withDefaults()
+	if c.Mode == modePeering {
+		return plugin.Access{Write: []string{c.Peering.SecretFile}, AnyPort: true}
+	}
+	t, err := parseAddress(c.Address, c.Scheme)
+	switch {
+	case err != nil: // refused before
+	case t.socket != "":
+		a.UnixSockets = true
+	case t.scheme == "http" && c.Mode != modeAddress:
+		a.AnyPort = true
+	default:
+		_, port, _ := net.SplitHostPort(t.host) // parseAddress joined it
+		n, _ := strconv.ParseUint(port, 10, 16)
+		a.Ports = []uint16{uint16(n)}
+	}
+	return a
+}

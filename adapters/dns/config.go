@@ -314,3 +314,15 @@ func equalNames(a, b []Name) bool {
 		return a.Name == b.Name && a.Type == b.Type && a.Port == b.Port && a.PortName == b.PortName && a.Protocol == b.Protocol && maps.Equal(a.Metadata, b.Metadata)
 	})
 }
+
+// access returns what the adapter needs of its machine.
+func (c Config) access() plugin.Access {
+	a := plugin.Access{Ports: []uint16{53}} // of the system's servers
+	for _, text := range c.Servers {
+		if s, err := parseServer(text); err == nil { // else refused before
+			n, _ := strconv.ParseUint(s.port, 10, 16) // parseServer bounds it
+			a.Ports = append(a.Ports, uint16(n))
+		}
+	}
+	return a
+}

@@ -134,3 +134,6 @@ func (c Config) prefix() string {
 
 // usesTLS reports whether the endpoint is to be reached over TLS.
 func usesTLS(endpoint string) bool { return strings.HasPrefix(endpoint, "https://") }
+
+// access returns what the adapter needs of its machine.
+func (c Config) access() plugin.Access { return plugin.Access{Ports: plugin.URLPorts(c.Endpoints)} }

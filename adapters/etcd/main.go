@@ -9,5 +9,5 @@ const hostTemplate = `{{.Name | lower}}.etcd`
 // Main runs the adapter as a plugin, as plugin.Main does, and does not return.
 // version is the version of the program that contains the adapter.
 func Main(version string) {
-	plugin.Main("etcd", New, plugin.WithVersion(version), plugin.WithSummary("Follows services that are registered in etcd."), plugin.WithDefaults(DefaultConfig), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
+	plugin.Main("etcd", New, plugin.WithVersion(version), plugin.WithSummary("Follows services that are registered in etcd."), plugin.WithDefaults(DefaultConfig), plugin.WithAccess(Config.access), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
 }

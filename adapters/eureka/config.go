@@ -96,3 +96,6 @@ func baseURL(server string) string {
 	}
 	return strings.TrimRight(server, "/")
 }
+
+// access returns what the adapter needs of its machine.
+func (c Config) access() plugin.Access { return plugin.Access{Ports: plugin.URLPorts(c.Servers)} }

@@ -29,3 +29,6 @@ func (c Config) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// access returns what the adapter needs of its machine.
+func (c Config) access() plugin.Access { return plugin.Access{Read: []string{c.Path}} }

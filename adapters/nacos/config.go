@@ -205,3 +205,14 @@ func (c Config) namedGroups() (groups []string, ok bool) {
 	}
 	return c.Groups, true
 }
+
+// access returns what the adapter needs of its machine.
+func (c Config) access() (a plugin.Access) {
+	c = c.withDefaults()
+	for _, address := range c.Servers {
+		if s, err := parseServer(address, c.ContextPath, c.GRPCPortOffset); err == nil { // else refused before
+			a.Ports = append(a.Ports, uint16(s.port), uint16(s.grpcPort)) //nolint:gosec // parseServer bounds them
+		}
+	}
+	return a
+}

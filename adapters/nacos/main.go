@@ -11,5 +11,5 @@ const hostTemplate = `{{.Name}}.{{.Group | dash}}.{{.Namespace}}.nacos`
 // Main runs the adapter as a plugin, as plugin.Main does, and does not return.
 // version is the version of the program that contains the adapter.
 func Main(version string) {
-	plugin.Main("nacos", New, plugin.WithVersion(version), plugin.WithSummary("Follows one or several namespaces of a Nacos."), plugin.WithDefaults(DefaultConfig), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
+	plugin.Main("nacos", New, plugin.WithVersion(version), plugin.WithSummary("Follows one or several namespaces of a Nacos."), plugin.WithDefaults(DefaultConfig), plugin.WithAccess(Config.access), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
 }

@@ -253,3 +253,6 @@ func (c Config) mostAddresses() uint64 {
 	}
 	return n
 }
+
+// access returns what the adapter needs of its machine: nothing.
+func (Config) access() plugin.Access { return plugin.Access{} }

@@ -153,3 +153,6 @@ func isAddress(text string) bool {
 	}
 	return true
 }
+
+// access returns what the adapter needs of its machine: nothing.
+func (Config) access() plugin.Access { return plugin.Access{} }

@@ -220,7 +220,10 @@ type ConfigureRequest struct {
 	// a plugin that leaves it out itself saves both of them the memory.
 	Limits *Limits `protobuf:"bytes,4,opt,name=limits" json:"limits,omitempty"`
 	// The services that the host wants. Unset: all of them.
-	Shards        *Shards `protobuf:"bytes,5,opt,name=shards" json:"shards,omitempty"`
+	Shards *Shards `protobuf:"bytes,5,opt,name=shards" json:"shards,omitempty"`
+	// The operator wants the plugin not to give up rights of its own accord. See
+	// ConfigureResponse.confinement.
+	Unconfined    bool `protobuf:"varint,6,opt,name=unconfined" json:"unconfined,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -288,6 +291,13 @@ func (x *ConfigureRequest) GetShards() *Shards {
 		return x.Shards
 	}
 	return nil
+}
+
+func (x *ConfigureRequest) GetUnconfined() bool {
+	if x != nil {
+		return x.Unconfined
+	}
+	return false
 }
 
 // Shards are those services whose host has one of these numbers: the first eight
@@ -429,7 +439,11 @@ func (x *Limits) GetServices() uint64 {
 type ConfigureResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Everything that is wrong. Empty means accepted.
-	Violations    []*Violation `protobuf:"bytes,1,rep,name=violations" json:"violations,omitempty"`
+	Violations []*Violation `protobuf:"bytes,1,rep,name=violations" json:"violations,omitempty"`
+	// Which rights the plugin has given up for good before it answered, a phrase
+	// each, for people: "reads only /etc/isthmus". Empty if it has all that it
+	// was started with.
+	Confinement   []string `protobuf:"bytes,2,rep,name=confinement" json:"confinement,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -467,6 +481,13 @@ func (*ConfigureResponse) Descriptor() ([]byte, []int) {
 func (x *ConfigureResponse) GetViolations() []*Violation {
 	if x != nil {
 		return x.Violations
+	}
+	return nil
+}
+
+func (x *ConfigureResponse) GetConfinement() []string {
+	if x != nil {
+		return x.Confinement
 	}
 	return nil
 }
@@ -1109,13 +1130,16 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\rconfig_schema\x18\x03 \x01(\fR\fconfigSchema\x12)\n" +
 	"\x10translate_schema\x18\x04 \x01(\fR\x0ftranslateSchema\x12 \n" +
 	"\vcollections\x18\x05 \x03(\tR\vcollections\x12\x18\n" +
-	"\asummary\x18\x06 \x01(\tR\asummary\"\xca\x01\n" +
+	"\asummary\x18\x06 \x01(\tR\asummary\"\xea\x01\n" +
 	"\x10ConfigureRequest\x12\x1a\n" +
 	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x16\n" +
 	"\x06config\x18\x02 \x01(\fR\x06config\x12\x1c\n" +
 	"\ttranslate\x18\x03 \x01(\fR\ttranslate\x121\n" +
 	"\x06limits\x18\x04 \x01(\v2\x19.isthmus.plugin.v1.LimitsR\x06limits\x121\n" +
-	"\x06shards\x18\x05 \x01(\v2\x19.isthmus.plugin.v1.ShardsR\x06shards\"B\n" +
+	"\x06shards\x18\x05 \x01(\v2\x19.isthmus.plugin.v1.ShardsR\x06shards\x12\x1e\n" +
+	"\n" +
+	"unconfined\x18\x06 \x01(\bR\n" +
+	"unconfined\"B\n" +
 	"\x06Shards\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\rR\x04last\x12\x0e\n" +
@@ -1123,11 +1147,12 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\x06Limits\x12\x1c\n" +
 	"\tresources\x18\x01 \x01(\x04R\tresources\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x1a\n" +
-	"\bservices\x18\x03 \x01(\x04R\bservices\"Q\n" +
+	"\bservices\x18\x03 \x01(\x04R\bservices\"s\n" +
 	"\x11ConfigureResponse\x12<\n" +
 	"\n" +
 	"violations\x18\x01 \x03(\v2\x1c.isthmus.plugin.v1.ViolationR\n" +
-	"violations\"9\n" +
+	"violations\x12 \n" +
+	"\vconfinement\x18\x02 \x03(\tR\vconfinement\"9\n" +
 	"\tViolation\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x0e\n" +
