@@ -204,9 +204,10 @@ func Spec(cfg *config.Config, r *config.Registry) (supervisor.Spec, error) {
 		return supervisor.Spec{}, err
 	}
 	return supervisor.Spec{
-		Registry: r.Name, Adapter: r.Type, Command: append([]string{path}, args...), SHA256: r.Plugin.SHA256,
+		Registry: r.Name, Adapter: r.Type, Command: append([]string{path}, args...), SHA256: r.Plugin.SHA256, PublicKey: r.Plugin.PublicKey,
+		EnvNames: r.Plugin.Env, User: r.Plugin.User, Unconfined: !r.Plugin.Confine,
 		Config: r.Config, Translate: r.Translate,
-		Resources: cfg.Limits.ResourcesPerRegistry, Services: cfg.Limits.ServicesPerRegistry, Bytes: cfg.Limits.BytesPerRegistry, Memory: cfg.Limits.PluginMemory,
+		Resources: cfg.Limits.ResourcesPerRegistry, Services: cfg.Limits.ServicesPerRegistry, Bytes: cfg.Limits.BytesPerRegistry, Memory: cfg.Limits.PluginMemory, OpenFiles: cfg.Limits.PluginFiles,
 	}, nil
 }
 

@@ -459,6 +459,7 @@ func TestFields(t *testing.T) {
 				Plugin: Plugin{
 					Registry: "dc1", Adapter: "consul", Version: "1", Since: now, Waiting: "w", PID: 1, RetryAt: now, LastError: "e", LastErrorAt: now,
 					Violations: []supervisor.Violation{{Field: "f"}}, Services: 1, Instances: 1, LastMessage: now, LastHeard: now,
+					Confinement: []string{"c"},
 				},
 				Served: Served{
 					Registry: "dc1", Restored: now, Released: true, Holds: []string{"c"}, HeldSince: now, Listing: true, ListingSince: now, Down: "d", Error: "e", Detail: "d", Since: now,
@@ -486,7 +487,7 @@ func TestFields(t *testing.T) {
 		object any
 		want   string
 	}{
-		{registry, "adapter bytes detail error explanation held_since holds instances kept last_error last_error_at last_heard left_out left_out_count listing_since name phase pid problem_count problems protection released required resources restarts restored revision services since synced version"},
+		{registry, "adapter bytes confinement detail error explanation held_since holds instances kept last_error last_error_at last_heard left_out left_out_count listing_since name phase pid problem_count problems protection released required resources restarts restored revision services since synced version"},
 		{registry["problems"].([]any)[0], "id reason"},
 		{registry["protection"], "endpoints of pending resources services since until"},
 		{item("kept"), "collection name reason registry service since until"},

@@ -152,7 +152,7 @@ type Registry struct {
 	Type      string          `json:"type" doc:"The adapter: {adapters}, or the TYPE of an executable isthmus-adapter-TYPE in plugin_dir."`
 	Config    json.RawMessage `json:"config" doc:"The adapter's own configuration; see the section of the adapter."`
 	Translate json.RawMessage `json:"translate" doc:"How services of the registry become resources; see the section on translate."`
-	Plugin    Plugin          `json:"plugin" doc:"The executable, for a type that is not built in."`
+	Plugin    Plugin          `json:"plugin" doc:"The process of the adapter: what is started, and what it may do."`
 
 	Required    bool     `json:"required" doc:"Whether the types of the registry are held until its first listing is complete, however long that takes. With false they are served without it once it is shown that it cannot be reached, or sync_timeout has passed; what it lists later is added."`
 	SyncTimeout Duration `json:"sync_timeout" doc:"How long a first listing may take, counted from the start of the bridge. After it a registry that is not required is no longer waited for; of a required one the log says that it holds its types, and nothing else changes."`
@@ -200,9 +200,13 @@ func (a Addresses) Network() netip.Prefix {
 	return p
 }
 
-// Plugin pins the executable of a registry whose type is not built in.
+// Plugin configures the process of a registry's plugin.
 type Plugin struct {
-	SHA256 string `json:"sha256" doc:"SHA-256 of the executable, 64 hexadecimal digits. If given, another file is not started."`
+	SHA256    string   `json:"sha256" doc:"SHA-256 of the executable, 64 hexadecimal digits, for a type that is not built in. If given, another file is not started."`
+	PublicKey string   `json:"public_key" doc:"Key that minisign -G has written, for a type that is not built in. If given, only an executable is started whose signature of that key is beside it, in a file of its name and .minisig, as minisign -S writes it."`
+	Env       []string `json:"env" doc:"Names of variables of the bridge's environment that the process gets, besides those by which a program finds its surroundings; see security.md. Values for config are written there as ${NAME} and need none."`
+	User      string   `json:"user" doc:"Name or number of the user that the process runs as, if the bridge runs as root. The program and the files of config must be readable for it. Default: that of the bridge."`
+	Confine   bool     `json:"confine" doc:"Whether the process gives up, once it is configured, what it does not need: other files, other TCP ports, programs. Every built-in adapter but exec does so, where the kernel lets it; see security.md."`
 }
 
 // AutoDir is the value of state.dir that selects the default directory: see
@@ -243,6 +247,7 @@ type Limits struct {
 	ConnectionsPerPeer   int `json:"connections_per_peer" doc:"How many connections one IP address may have, on all ports together. More are closed at once."`
 	Streams              int `json:"streams" doc:"How many streams all sinks may have together. More are refused with ResourceExhausted. One that asks for twenty names takes some 20 kB."`
 	PluginMemory         int `json:"plugin_memory" jsonschema_extras:"x-zero=true" doc:"How many bytes of memory one plugin process may take, on Linux. One that needs more ends, is started again after a pause, and is shown with the reason; what it had listed stays. It holds 1,000,000 instances in some 1 GB. 0: no bound."`
+	PluginFiles          int `json:"plugin_files" jsonschema_extras:"x-zero=true" doc:"How many files, sockets among them, one plugin process may have open, on Linux. 0: no bound but that of the bridge."`
 	Tombstones           int `json:"tombstones" doc:"How many removed names each collection remembers, so that a delta sink that comes back within them gets exactly what it lacks. One costs some 150 bytes."`
 }
 
@@ -278,13 +283,14 @@ var Default = Config{
 
 	Telemetry: Telemetry{Traces: 0.01, Interval: Duration(time.Minute)},
 
-	Limits: Limits{ResourcesPerRegistry: 1_000_000, ServicesPerRegistry: 250_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, PluginMemory: 4 << 30, Tombstones: 100_000},
+	Limits: Limits{ResourcesPerRegistry: 1_000_000, ServicesPerRegistry: 250_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, PluginMemory: 4 << 30, PluginFiles: 4096, Tombstones: 100_000},
 }
 
 // DefaultRegistry holds the values of missing fields of a registry.
 var DefaultRegistry = Registry{
 	Required:    true,
 	SyncTimeout: Duration(time.Minute),
+	Plugin:      Plugin{Confine: true},
 	Protect:     Protect{MinShare: 0.5, MinServices: 10, Hold: Duration(10 * time.Minute), Service: ProtectService{MinEndpoints: 10}},
 }
 

@@ -52,6 +52,7 @@ func withDefaults(registries ...Registry) []Registry {
 		r.Required, r.SyncTimeout, r.Protect = true, Duration(time.Minute), Protect{
 			MinShare: 0.5, MinServices: 10, Hold: Duration(10 * time.Minute), Service: ProtectService{MinEndpoints: 10},
 		}
+		r.Plugin.Confine = true
 	}
 	return registries
 }
@@ -80,7 +81,7 @@ conflicts:
 - {hosts: ["*"], policy: isolate}
 admin: {pprof: true, guard_probes: true}
 drain: 20s
-limits: {resources_per_registry: 5, services_per_registry: 4, bytes_per_registry: 7, connections_per_peer: 8, streams: 9, plugin_memory: 1000000000, tombstones: 6}
+limits: {resources_per_registry: 5, services_per_registry: 4, bytes_per_registry: 7, connections_per_peer: 8, streams: 9, plugin_memory: 1000000000, plugin_files: 100, tombstones: 6}
 telemetry: {address: "127.0.0.1:4317", tls: {enabled: true, ca_file: ca}, headers: {key: "${T}"}, traces: 0.5, interval: 10s}
 mcp: {profile: pilot-1.8, synthetic_entries: true, full_state: true}
 sinks:
@@ -90,7 +91,7 @@ sinks:
 registries:
 - name: zoo-1
   type: zoo
-  plugin: {sha256: `+sum+`}
+  plugin: {sha256: `+sum+`, public_key: RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3, env: [A, b_1], user: nobody, confine: false}
   required: false
   sync_timeout: 90s
   owns: {hosts: ["*.zoo"], namespaces: [zoo], addresses: [10.0.0.0/8]}
@@ -123,7 +124,7 @@ registries:
 		Conflicts: []Conflict{{Hosts: []string{"*.example.org", "x"}, Policy: "merge", Weights: map[string]int{"zoo-1": 90}}, {Hosts: []string{"*"}, Policy: "isolate"}},
 		Admin:     Admin{Pprof: true, GuardProbes: true},
 		Drain:     Duration(20 * time.Second),
-		Limits:    Limits{ResourcesPerRegistry: 5, ServicesPerRegistry: 4, BytesPerRegistry: 7, ConnectionsPerPeer: 8, Streams: 9, PluginMemory: 1_000_000_000, Tombstones: 6},
+		Limits:    Limits{ResourcesPerRegistry: 5, ServicesPerRegistry: 4, BytesPerRegistry: 7, ConnectionsPerPeer: 8, Streams: 9, PluginMemory: 1_000_000_000, PluginFiles: 100, Tombstones: 6},
 		Telemetry: Telemetry{
 			Address: "127.0.0.1:4317", TLS: SinkTLS{Enabled: true, CAFile: "ca"}, Headers: map[string]string{"key": "secret"},
 			Traces: 0.5, Interval: Duration(10 * time.Second),
@@ -134,7 +135,7 @@ registries:
 			TLS: SinkTLS{Enabled: true, CAFile: "ca", CertFile: "cert", KeyFile: "key", ServerName: "pilot"},
 		}},
 		Registries: []Registry{{
-			Name: "zoo-1", Type: "zoo", Plugin: Plugin{SHA256: sum}, SyncTimeout: Duration(90 * time.Second),
+			Name: "zoo-1", Type: "zoo", Plugin: Plugin{SHA256: sum, PublicKey: "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3", Env: []string{"A", "b_1"}, User: "nobody"}, SyncTimeout: Duration(90 * time.Second),
 			Owns:    Owns{Hosts: []string{"*.zoo"}, Namespaces: []string{"zoo"}, Addresses: []string{"10.0.0.0/8"}},
 			Protect: Protect{MinShare: 0.25, MinServices: 3, Hold: Duration(90 * time.Minute), Service: ProtectService{MinShare: 1, MinEndpoints: 4}},
 			Config:  []byte(`{"b":null,"a":[1,-2.5,16,true,"x",{"y":"z"}],"80":"<&>"}`), Translate: []byte(`{}`),

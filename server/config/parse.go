@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -36,6 +37,12 @@ func Schema() []byte { return fileType().Schema }
 
 // minPluginMemory is the lower bound of limits.plugin_memory, in bytes.
 const minPluginMemory = 128 << 20
+
+// minPluginFiles is the lower bound of limits.plugin_files.
+const minPluginFiles = 64
+
+// variable is the name of an environment variable.
+var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // Parse reads the configuration from the content of a file; name appears in
 // messages. The error is a [Problems] or nil.
@@ -172,6 +179,7 @@ func (d *decoder) validate(o Options) {
 	d.check(c.Limits.ServicesPerRegistry > 0, "limits.services_per_registry", "must be positive")
 	d.check(c.Limits.BytesPerRegistry > 0, "limits.bytes_per_registry", "must be positive")
 	d.check(c.Limits.PluginMemory == 0 || c.Limits.PluginMemory >= minPluginMemory, "limits.plugin_memory", "must be 0 for no bound, or at least 134217728 (128 MiB), which a plugin needs to start")
+	d.check(c.Limits.PluginFiles == 0 || c.Limits.PluginFiles >= minPluginFiles, "limits.plugin_files", "must be 0 for no bound of its own, or at least %d", minPluginFiles)
 	d.check(c.Limits.ConnectionsPerPeer > 0, "limits.connections_per_peer", "must be positive")
 	d.check(c.Limits.Streams > 0, "limits.streams", "must be positive")
 	d.check(c.Limits.Tombstones > 0, "limits.tombstones", "must be positive")
@@ -245,6 +253,7 @@ func (d *decoder) registry(path string, r *Registry, names map[string]int) {
 	case r.Type == "":
 		d.check(false, typ, "is missing; one of %s, or that of a plugin in plugin_dir", strings.Join(d.config.adapters, ", "))
 	case d.config.Built(r):
+		d.check(r.Plugin.PublicKey == "", path+".plugin.public_key", "the adapter %s is built in; public_key is for executables in plugin_dir", r.Type)
 		d.check(r.Plugin.SHA256 == "", path+".plugin.sha256", "the adapter %s is built in; sha256 is for executables in plugin_dir", r.Type)
 	case !label.MatchString(r.Type):
 		cure := ""
@@ -267,6 +276,11 @@ func (d *decoder) registry(path string, r *Registry, names map[string]int) {
 		}
 		sum, err := hex.DecodeString(r.Plugin.SHA256)
 		d.check(r.Plugin.SHA256 == "" || err == nil && len(sum) == 32, path+".plugin.sha256", "must be 64 hexadecimal digits, as sha256sum prints them")
+		key, err := base64.StdEncoding.DecodeString(r.Plugin.PublicKey)
+		d.check(r.Plugin.PublicKey == "" || err == nil && len(key) == 42 && string(key[:2]) == "Ed", path+".plugin.public_key", "must be the line of 56 characters that minisign -G prints, RW...")
+	}
+	for i, name := range r.Plugin.Env {
+		d.check(variable.MatchString(name), fmt.Sprintf("%s.plugin.env[%d]", path, i), "must be the name of a variable; its value stays in the environment")
 	}
 }
 

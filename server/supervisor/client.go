@@ -85,6 +85,8 @@ type client struct {
 	conn    *grpc.ClientConn
 	api     pluginv1.AdapterServiceClient
 	output  sync.WaitGroup // runs forwardOutput
+
+	confinement []string // as the plugin said; set by configure
 }
 
 // open starts a plugin and connects to it. The caller must close the client
@@ -96,7 +98,11 @@ func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started fun
 	if err := spec.Validate(); err != nil {
 		return c, err
 	}
-	if err := verify(spec); err != nil {
+	if err := errors.Join(verify(spec), verifySignature(spec)); err != nil {
+		return c, err
+	}
+	cred, err := credential(spec.User)
+	if err != nil {
 		return c, err
 	}
 	name := spec.Command[0]
@@ -111,11 +117,11 @@ func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started fun
 	if c.dir, err = os.MkdirTemp(h.dir, "plugin"); err != nil {
 		return c, fmt.Errorf("start %s: make a directory for its socket: %w", name, err)
 	}
-	cmd.Env = slices.Concat(os.Environ(), memoryEnv(spec.Memory), wire.Environ(c.dir, certPEM), spec.Env, []string{wire.LogLevelKey + "=" + logLevel(ctx, log)})
+	cmd.Env = slices.Concat(environ(spec.EnvNames), memoryEnv(spec.Memory), wire.Environ(c.dir, certPEM), spec.Env, []string{wire.LogLevelKey + "=" + logLevel(ctx, log)})
 	c.process = newProcess(h, cmd, log)
-	c.process.memory = spec.Memory
+	c.process.memory, c.process.files, c.process.user = spec.Memory, spec.OpenFiles, cred
 	c.process.logs.counter = dropped
-	if err := c.process.start(); err != nil {
+	if err := errors.Join(c.give(cred), c.process.start()); err != nil {
 		return c, fmt.Errorf("start %s: %w", name, err)
 	}
 	if started != nil {
@@ -279,10 +285,11 @@ func (c *client) configure(ctx context.Context, spec Spec) error {
 	call, cancel := context.WithTimeout(ctx, c.limits.answer)
 	defer cancel()
 	req := &pluginv1.ConfigureRequest{
-		Registry:  spec.Registry,
-		Config:    orEmpty(spec.Config),
-		Translate: orEmpty(spec.Translate),
-		Limits:    &pluginv1.Limits{Resources: uint64(max(0, spec.Resources)), Services: uint64(max(0, spec.Services)), Bytes: uint64(max(0, spec.Bytes))},
+		Registry:   spec.Registry,
+		Config:     orEmpty(spec.Config),
+		Translate:  orEmpty(spec.Translate),
+		Limits:     &pluginv1.Limits{Resources: uint64(max(0, spec.Resources)), Services: uint64(max(0, spec.Services)), Bytes: uint64(max(0, spec.Bytes))},
+		Unconfined: spec.Unconfined,
 	}
 	if s := spec.Shards; !s.All() {
 		req.Shards = &pluginv1.Shards{First: uint32(s.First), Last: uint32(s.Last), Of: uint32(s.Of)}
@@ -292,6 +299,7 @@ func (c *client) configure(ctx context.Context, spec Spec) error {
 		return c.explain(ctx, fmt.Errorf("configure: %w", plain(err, c.limits.answer)))
 	}
 	if len(resp.GetViolations()) == 0 {
+		c.confinement = resp.GetConfinement()
 		return nil
 	}
 	e := &ConfigError{}

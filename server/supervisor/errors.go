@@ -16,6 +16,9 @@ var (
 	// ErrChecksum reports that the executable's checksum is not the configured
 	// one.
 	ErrChecksum = errors.New("the executable's SHA-256 is not the configured one")
+	// ErrSignature reports that the executable has no signature of the
+	// configured key.
+	ErrSignature = errors.New("the executable is not signed with the configured key")
 )
 
 // Violation is one error in a registry's configuration.

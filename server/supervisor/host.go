@@ -10,8 +10,11 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-mesh/isthmus/plugin/wire"
 )
 
 // Host holds what the plugins of a bridge share: the directory of their
@@ -56,6 +59,9 @@ func NewHost(base string, log *slog.Logger) (*Host, error) {
 		return nil, fmt.Errorf("directory %s for the sockets of plugins: its path is %d bytes long, at most %d leave room for a socket's name; use a shorter one",
 			base, len(base), maxBase)
 	}
+	if err := wire.NoCore(); err != nil { // configurations with secrets pass through
+		log.Warn("the process may leave a core", "err", err)
+	}
 	sweep(base, log)
 	dir, lock, err := makeDir(base)
 	if err != nil {
@@ -80,9 +86,14 @@ func (h *Host) Close() error {
 // is never unlocked, so that the Go runtime does not reuse it.
 func (h *Host) spawnThread() {
 	runtime.LockOSThread()
+	privileges := noNewPrivileges()
 	for {
 		select {
 		case r := <-h.requests:
+			if privileges != nil {
+				r.done <- fmt.Errorf("no new privileges: %w", privileges)
+				continue
+			}
 			r.done <- r.cmd.Start()
 		case <-h.closed:
 			return
@@ -92,8 +103,8 @@ func (h *Host) spawnThread() {
 
 var errHostClosed = errors.New("the host is closed")
 
-func (h *Host) start(cmd *exec.Cmd) error {
-	setProcess(cmd)
+func (h *Host) start(cmd *exec.Cmd, user *syscall.Credential) error {
+	setProcess(cmd, user)
 	r := spawnRequest{cmd, make(chan error, 1)}
 	select {
 	case h.requests <- r:

@@ -114,6 +114,10 @@ type Status struct {
 	Waiting string `json:"-"`
 	// PID is the process id, 0 if there is no process.
 	PID int `json:"pid,omitempty"`
+	// Confinement is what the process may not do or only do, a phrase each, in
+	// force since its configuration: what the kernel says of it, what bounds
+	// it, then what the plugin says.
+	Confinement []string `json:"confinement,omitempty"`
 	// Restarts counts restarts of the plugin.
 	Restarts int `json:"restarts"`
 	// RetryAt is the time of the next start, in the phases restarting and

@@ -49,6 +49,8 @@ func TestMain(m *testing.M) {
 		goleak.VerifyTestMain(m)
 	case "host":
 		hostMain()
+	case "captive":
+		plugin.Main("captive", newCaptive, plugin.WithAccess(captiveConfig.access))
 	case "remote":
 		plugin.Main("remote", newRemote, plugin.WithDefaults(remoteConfig{Greeting: "hello"}), plugin.WithVersion("1.2.3"))
 	default:

@@ -24,7 +24,9 @@ type process struct {
 	logs *logPump
 	pid  int // 0 until the process started
 
-	memory int // Spec.Memory
+	memory int                 // Spec.Memory
+	files  int                 // Spec.OpenFiles
+	user   *syscall.Credential // nil: the bridge's own
 
 	handshake chan string   // receives the first line of standard output; closed if there is none
 	exited    chan struct{} // closed after the process ended; state is set before
@@ -50,16 +52,14 @@ func (p *process) start() error {
 		return errors.Join(err, outR.Close(), outW.Close())
 	}
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = nil, outW, errW
-	err = p.host.start(p.cmd)
+	err = p.host.start(p.cmd, p.user)
 	_, _ = outW.Close(), errW.Close()
 	if err != nil {
 		return errors.Join(err, outR.Close(), errR.Close())
 	}
 	p.pid = p.cmd.Process.Pid
-	if p.memory > 0 {
-		if err := limitMemory(p.pid, p.memory); err != nil {
-			p.logs.log.Warn("the memory of the plugin's process cannot be bounded", "err", err)
-		}
+	if err := limit(p.pid, p.memory, p.files); err != nil {
+		p.logs.log.Warn("the memory or the open files of the plugin's process cannot be bounded", "err", err)
 	}
 	// These goroutines end with the process; wait waits for them.
 	p.wg.Go(func() {

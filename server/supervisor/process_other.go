@@ -10,9 +10,15 @@ import (
 // setProcess creates a process group, so that Ctrl-C in a terminal reaches only
 // the bridge and a plugin's children can be killed with it. A plugin detects
 // the end of the bridge only by its connection.
-func setProcess(cmd *exec.Cmd) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+func setProcess(cmd *exec.Cmd, user *syscall.Credential) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: user}
 }
 
-// limitMemory does nothing: this limit exists on Linux only.
-func limitMemory(int, int) error { return nil }
+// noNewPrivileges does nothing: only Linux has that.
+func noNewPrivileges() error { return nil }
+
+// limit does nothing: these limits exist on Linux only.
+func limit(int, int, int) error { return nil }
+
+// inForce returns nothing: only Linux says it.
+func inForce(int) []string { return nil }

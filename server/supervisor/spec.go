@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"regexp"
 
+	"aead.dev/minisign"
+
 	"github.com/isthmus-mesh/isthmus/plugin/shard"
 )
 
@@ -18,11 +20,22 @@ type Spec struct {
 	Adapter string
 	// Command is the executable and its arguments. Required.
 	Command []string
-	// Env is added to the bridge's environment, as "KEY=VALUE".
+	// Env is added to the plugin's environment, as "KEY=VALUE".
 	Env []string
+	// EnvNames are variables of the bridge's environment that the plugin gets,
+	// besides those that every plugin gets.
+	EnvNames []string
+	// User is the name or number of the user that the process runs as, if the
+	// bridge runs as root. Empty: the bridge's own.
+	User string
 	// SHA256 is the required checksum of the executable, in hexadecimal digits.
 	// Empty: any.
 	SHA256 string
+	// PublicKey is the minisign key that the executable must be signed with;
+	// the signature is in a file beside it, with SignatureSuffix. Empty: none.
+	PublicKey string
+	// Unconfined asks the plugin to keep rights that it does not need.
+	Unconfined bool
 	// Config is the registry's config block as a JSON object. Empty: {}.
 	Config json.RawMessage
 	// Translate is the registry's translate block as a JSON object. Empty: {}.
@@ -37,6 +50,9 @@ type Spec struct {
 	// from the system. A Go plugin collects garbage before it reaches the limit
 	// (GOMEMLIMIT). 0: no bound. Linux only.
 	Memory int
+	// OpenFiles bounds the files that the process may have open, sockets
+	// included. 0: no bound. Linux only.
+	OpenFiles int
 	// Successor marks a registry that already has a supervisor. That one keeps
 	// the registry's metrics until [Supervisor.Run], and must step aside and
 	// end before it.
@@ -55,7 +71,18 @@ func (s Spec) Validate() error {
 	if _, err := s.checksum(); err != nil {
 		all = append(all, err)
 	}
+	if _, err := s.key(); err != nil {
+		all = append(all, err)
+	}
 	return errors.Join(all...)
+}
+
+// key returns the key of PublicKey.
+func (s Spec) key() (key minisign.PublicKey, err error) {
+	if s.PublicKey != "" {
+		err = key.UnmarshalText([]byte(s.PublicKey))
+	}
+	return key, err
 }
 
 func (s Spec) checksum() ([]byte, error) {

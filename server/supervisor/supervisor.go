@@ -245,6 +245,10 @@ func (s *Supervisor) begin(ctx context.Context) (p prepared) {
 	s.setPhase(PhaseConfiguring)
 	s.await("no answer to Configure", s.host.limits.answer)
 	p.err = p.client.configure(ctx, s.spec)
+	if p.err == nil {
+		confinement := p.client.inForce(s.spec)
+		s.update(func(st *Status) { st.Confinement = confinement })
+	}
 	return p
 }
 
@@ -259,7 +263,7 @@ func (s *Supervisor) session(ctx context.Context) (live time.Duration, err error
 	}
 	defer func() {
 		p.client.close()
-		s.update(func(st *Status) { st.PID = 0 })
+		s.update(func(st *Status) { st.PID, st.Confinement = 0, nil })
 	}()
 	if p.err != nil {
 		return 0, p.err
