@@ -47,6 +47,10 @@ test: check race e2e fuzz ## all that CI runs
 race: tools ## every test but the end-to-end ones, with the race detector
 	$(GO) test -race -timeout 20m -skip '$(ALONE)' $(PKGS)
 
+.PHONY: hostile
+hostile: ## attacks on each port at full size; the table of docs/security.md
+	$(GO) test -count=1 -timeout 30m -v -run TestHostile ./test/hostile -long 20s
+
 .PHONY: e2e
 e2e: tools ## real Consul, Nacos, Eureka, etcd, CoreDNS, istiod and Pilot servers, proxies behind them
 	$(GO) test -count=1 -timeout 30m ./test/...
