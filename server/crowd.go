@@ -1,14 +1,18 @@
 package server
 
 import (
+	"context"
 	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/tap"
 
 	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/stream"
@@ -22,15 +26,17 @@ type crowd struct {
 	refused          *prometheus.CounterVec
 	open             atomic.Int64 // streams
 
-	mu    sync.Mutex
-	peers map[string]int // connections by IP address; guarded by mu
+	mu sync.Mutex
+	// guarded by mu
+	peers map[string]int   // connections by IP address
+	paces map[string]*pace // of new streams, by address and port of a connection
 
 	told access.Sparingly // refusals in the log, by limit
 }
 
 func newCrowd(perPeer, streams int, log *slog.Logger, reg prometheus.Registerer) *crowd {
 	c := &crowd{
-		perPeer: perPeer, streams: streams, log: log, peers: make(map[string]int),
+		perPeer: perPeer, streams: streams, log: log, peers: make(map[string]int), paces: make(map[string]*pace),
 		refused: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 			Name: "isthmus_connections_refused_total", Help: "Connections and streams that were refused, by the limit that was reached.",
 		}, []string{"limit"}),
@@ -90,9 +96,12 @@ func (c *crowd) enter(conn net.Conn, host string) net.Conn {
 		return nil
 	}
 	c.peers[host]++
+	address := conn.RemoteAddr().String()
+	c.paces[address] = &pace{every: time.Second / streamRate, burst: streamBurst}
 	return &countedConn{Conn: conn, leave: sync.OnceFunc(func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		delete(c.paces, address)
 		if c.peers[host]--; c.peers[host] == 0 {
 			delete(c.peers, host)
 		}
@@ -110,12 +119,63 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// stream is a gRPC interceptor that limits the number of streams.
+// tap holds up a connection that opens streams faster than any sink does, as to
+// reset them at once. It runs in the goroutine that reads the connection, so
+// that only that one waits.
+func (c *crowd) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
+	p, ok := peer.FromContext(ctx)
+	if !ok || p.Addr == nil {
+		return ctx, nil
+	}
+	c.mu.Lock()
+	pace := c.paces[p.Addr.String()]
+	c.mu.Unlock()
+	if pace != nil && pace.wait(ctx) {
+		c.slowed("streams", p.Addr.String())
+	}
+	return ctx, nil
+}
+
+// slowed logs, at most once a minute, that a peer is held up.
+func (c *crowd) slowed(what, peer string) {
+	if c.told.Allow("slowed " + what) {
+		c.log.Warn("a peer is slowed down, as it sends more than any sink does", "what", what, "peer", peer)
+	}
+}
+
+// pacedStream holds up a sink that sends requests faster than any does: as many
+// as it gets responses, and some more. It is used by one sender and one reader.
+type pacedStream struct {
+	grpc.ServerStream
+	crowd *crowd
+	pace  pace
+}
+
+// RecvMsg implements [grpc.ServerStream].
+func (s *pacedStream) RecvMsg(m any) error {
+	if s.pace.wait(s.Context()) {
+		address := ""
+		if p, ok := peer.FromContext(s.Context()); ok && p.Addr != nil {
+			address = p.Addr.String()
+		}
+		s.crowd.slowed("requests", address)
+	}
+	return s.ServerStream.RecvMsg(m)
+}
+
+// SendMsg implements [grpc.ServerStream].
+func (s *pacedStream) SendMsg(m any) error {
+	s.pace.earn()
+	return s.ServerStream.SendMsg(m)
+}
+
+// stream is a gRPC interceptor that limits the number of streams, and the rate
+// of requests on each.
 func (c *crowd) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	defer c.open.Add(-1)
 	if c.open.Add(1) > int64(c.streams) {
 		c.refuse(limitStreams, c.streams, "")
 		return stream.TooMany(c.streams)
 	}
-	return handler(srv, ss)
+	return handler(srv, &pacedStream{ServerStream: ss, crowd: c, pace: pace{every: time.Second / requestRate, burst: requestBurst}})
 }

@@ -118,6 +118,10 @@ func CheckListeners(cfg *config.Config) config.Problems {
 	return found
 }
 
+// maxHeaders bounds the headers of a request, in bytes: tokens and what a proxy
+// adds. gRPC's default is 16 MB.
+const maxHeaders = 64 << 10
+
 // servePort serves until ctx has ended and the streams have drained, within the
 // configured time. From the end of ctx, connections refuse new streams, and
 // unless the bridge ends, which has its own order, existing ones end spread
@@ -132,6 +136,7 @@ func (s *Server) servePort(ctx context.Context, p *port) error {
 	var streams leaving
 	elsewhere := func() bool { return p.Field == fieldXDS && s.config().Listen.MCP.Address != "" }
 	server := grpc.NewServer(append(xds.ServerOptions(),
+		grpc.InTapHandle(s.crowd.tap), grpc.MaxHeaderListSize(maxHeaders),
 		grpc.Creds(p.gate.Credentials()), grpc.ConnectionTimeout(access.HandshakeTime),
 		grpc.ChainStreamInterceptor(p.gate.Stream, grantView, s.crowd.stream, streams.stream, mcpserver.RefuseIf(elsewhere), s.tellHeld))...)
 	s.mcp.Register(server)
