@@ -92,6 +92,38 @@ func TestSummaries(t *testing.T) {
 // link finds links of Markdown.
 var link = regexp.MustCompile(`\]\(([^)#\s]+)`)
 
+// Every test that SECURITY.md names exists.
+func TestThreatModel(t *testing.T) {
+	const root = "../.."
+	text, err := os.ReadFile(filepath.Join(root, "SECURITY.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing := make(map[string]bool)
+	for _, name := range regexp.MustCompile(`\b(Test|Fuzz)[A-Z]\w+`).FindAllString(string(text), -1) {
+		missing[name] = true
+	}
+	if len(missing) < 20 {
+		t.Errorf("it names %d tests", len(missing))
+	}
+	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+	if err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, m := range declared.FindAllStringSubmatch(string(source), -1) {
+			delete(missing, m[1])
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for name := range missing {
+		t.Errorf("it names %s, and there is no such test", name)
+	}
+}
+
 // Every link to a file of the repository leads somewhere.
 func TestLinks(t *testing.T) {
 	const root = "../.."
