@@ -25,6 +25,7 @@ import (
 // translator is the part of translate.Translator that the catalog needs.
 type translator interface {
 	Service(svc registry.Service, instances []registry.Instance, prev *translate.Result) *translate.Result
+	Explain(svc registry.Service, instances []registry.Instance) *translate.Explanation
 }
 
 // catalog implements [Catalog]. It holds the translated state of the registry
@@ -56,7 +57,8 @@ type catalog struct {
 	degraded  string // why the registry cannot be followed, or ""
 	detail    string // how the registry is followed, or ""
 	stream    *cursor
-	streams   uint64 // number of cursors so far, and of the current one
+	streams   uint64                                // number of cursors so far, and of the current one
+	recall    []func(registry.Key) (Snapshot, bool) // see Recall
 }
 
 var _ Publisher = (*catalog)(nil)

@@ -53,6 +53,10 @@ func (plainTranslator) Service(svc registry.Service, instances []registry.Instan
 	return r
 }
 
+func (plainTranslator) Explain(registry.Service, []registry.Instance) *translate.Explanation {
+	return nil
+}
+
 // mirror is the other end of a stream: what a host has after it applied every
 // batch.
 type mirror struct {

@@ -67,10 +67,23 @@ func NewGrace(catalog Catalog, keep time.Duration, report func(error)) *Grace {
 	if report == nil {
 		report = func(error) {}
 	}
-	return &Grace{
+	g := &Grace{
 		catalog: catalog, keep: keep, report: report, wake: make(chan struct{}, 1),
 		services: map[registry.Key]*graced{}, keeping: map[registry.Key]bool{},
 	}
+	Recall(catalog, g.recall)
+	return g
+}
+
+// recall returns a service as it is in the catalog.
+func (g *Grace) recall(key registry.Key) (Snapshot, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := g.services[key]
+	if s == nil {
+		return Snapshot{}, false
+	}
+	return Snapshot{s.service, s.told}, true
 }
 
 // Run ends grace periods on time until ctx ends.

@@ -79,6 +79,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	// Owned by Run; ends with ctx.
 	wg.Go(func() { a.clients.turns.run(ctx, scopes) })
 	for _, s := range scopes {
+		plugin.Recall(catalog, s.recall)
 		// Owned by Run; ends with ctx, after the watches of its services.
 		wg.Go(func() { s.run(ctx) })
 	}

@@ -23,7 +23,8 @@ type watch struct {
 	slot *slot
 	turn turn
 	// known and published are the state in the catalog: the instances, sorted
-	// by ID, and whether it has the service.
+	// by ID, and whether it has the service. They are written with scope.mu
+	// held, for recall.
 	known     []registry.Instance
 	published bool
 	nodes     map[string]int // number of instances by node, selected or not
@@ -358,16 +359,34 @@ func (w *watch) publish(next []registry.Instance) bool {
 		if !w.published {
 			return false
 		}
-		w.known, w.published = nil, false
+		w.set(nil, false)
 		w.s.catalog.Remove(w.key)
 		return true
 	}
 	if w.published && plugin.EqualInstances(w.known, next) {
 		return false
 	}
-	w.known, w.published = next, true
+	w.set(next, true)
 	w.s.catalog.Set(registry.Service{Key: w.key}, next)
 	return true
+}
+
+// set replaces the state in the catalog. Other goroutines read it by recall.
+func (w *watch) set(known []registry.Instance, published bool) {
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	w.known, w.published = known, published
+}
+
+// recall returns a service as it is in the catalog.
+func (s *scope) recall(key registry.Key) (plugin.Snapshot, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.watches[key.Name]
+	if w == nil || w.key != key || !w.published {
+		return plugin.Snapshot{}, false
+	}
+	return plugin.Snapshot{Service: registry.Service{Key: key}, Instances: w.known}, true
 }
 
 // fault sets the fault of the watch; nil clears it.

@@ -10,9 +10,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
 const (
@@ -71,6 +73,7 @@ func (a *adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		watcher: w,
 		applied: &state{},
 	}
+	plugin.Recall(catalog, f.recall)
 	retry := retryMin
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -113,8 +116,9 @@ type follower struct {
 	listing  listing
 	degraded bool
 	synced   bool
-	applied  *state            // services and resources that the catalog has
-	listed   map[string]string // problems that the catalog has
+	applied  *state                // services and resources that the catalog has
+	shown    atomic.Pointer[state] // applied, for recall
+	listed   map[string]string     // problems that the catalog has
 }
 
 // step reads the files once and applies changes to the catalog. The error is
@@ -189,7 +193,18 @@ func (f *follower) apply(s *state, watching map[string]string) {
 		}
 	}
 	f.applied = s
+	f.shown.Store(s)
 	f.list(s.problems, watching)
+}
+
+// recall returns a service as it is in the catalog.
+func (f *follower) recall(key registry.Key) (plugin.Snapshot, bool) {
+	s := f.shown.Load()
+	if s == nil || s.services[key] == nil {
+		return plugin.Snapshot{}, false
+	}
+	svc := s.services[key]
+	return plugin.Snapshot{Service: svc.Service, Instances: svc.instances}, true
 }
 
 // list updates the problems in the catalog to those of the files and of

@@ -48,7 +48,8 @@ type Supervisor struct {
 	// guarded by mu
 	status  Status
 	awaited awaited
-	aside   bool // another supervisor has the series
+	aside   bool    // another supervisor has the series
+	live    *client // whose stream is read; nil if none is
 }
 
 // prepared is the outcome of starting a process.
@@ -269,6 +270,8 @@ func (s *Supervisor) session(ctx context.Context) (live time.Duration, err error
 		return 0, p.err
 	}
 	s.setPhase(PhaseSyncing)
+	s.setLive(p.client)
+	defer s.setLive(nil)
 	return s.watch(ctx, p.client, p.Description)
 }
 

@@ -77,6 +77,413 @@ func (MetricKind) EnumDescriptor() ([]byte, []int) {
 	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{0}
 }
 
+// ExplainRequest names a host.
+type ExplainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A host of a ServiceEntry, in lower case. It may also be the name of a
+	// service in the registry or of a ServiceEntry ("namespace/name").
+	Host          string `protobuf:"bytes,1,opt,name=host" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequest) Reset() {
+	*x = ExplainRequest{}
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequest) ProtoMessage() {}
+
+func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequest) Descriptor() ([]byte, []int) {
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ExplainRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+// ExplainResponse has the services that are or would be served under the host.
+type ExplainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 20.
+	Services      []*ExplainedService `protobuf:"bytes,1,rep,name=services" json:"services,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainResponse) Reset() {
+	*x = ExplainResponse{}
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainResponse) ProtoMessage() {}
+
+func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
+func (*ExplainResponse) Descriptor() ([]byte, []int) {
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ExplainResponse) GetServices() []*ExplainedService {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+// ExplainedService is a service and the steps of its translation.
+type ExplainedService struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The service's key in the registry, for people.
+	Key string `protobuf:"bytes,1,opt,name=key" json:"key,omitempty"`
+	// Its host; empty if it has none.
+	Host string `protobuf:"bytes,2,opt,name=host" json:"host,omitempty"`
+	// The name of its ServiceEntry; empty if it is left out.
+	Entry string `protobuf:"bytes,3,opt,name=entry" json:"entry,omitempty"`
+	// Whether the instances are as the registry states them. Otherwise the plugin
+	// retains only what it translated them to, and the fields of an instance are
+	// those of its WorkloadEntry.
+	Original bool `protobuf:"varint,4,opt,name=original" json:"original,omitempty"`
+	// What decided about the service as a whole.
+	Steps []*ExplainedStep `protobuf:"bytes,5,rep,name=steps" json:"steps,omitempty"`
+	// Its instances, at most 1,000.
+	Instances []*ExplainedInstance `protobuf:"bytes,6,rep,name=instances" json:"instances,omitempty"`
+	// The number of further instances.
+	More          uint64 `protobuf:"varint,7,opt,name=more" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedService) Reset() {
+	*x = ExplainedService{}
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedService) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedService) ProtoMessage() {}
+
+func (x *ExplainedService) ProtoReflect() protoreflect.Message {
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedService.ProtoReflect.Descriptor instead.
+func (*ExplainedService) Descriptor() ([]byte, []int) {
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ExplainedService) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *ExplainedService) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *ExplainedService) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
+func (x *ExplainedService) GetOriginal() bool {
+	if x != nil {
+		return x.Original
+	}
+	return false
+}
+
+func (x *ExplainedService) GetSteps() []*ExplainedStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *ExplainedService) GetInstances() []*ExplainedInstance {
+	if x != nil {
+		return x.Instances
+	}
+	return nil
+}
+
+func (x *ExplainedService) GetMore() uint64 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+// ExplainedStep is one rule that decided something.
+type ExplainedStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A field of the registry's block in the configuration ("translate.health"),
+	// or a word for what the registry alone decides ("maintenance").
+	Rule string `protobuf:"bytes,1,opt,name=rule" json:"rule,omitempty"`
+	// What it is about: "port http"; empty for the service or the instance as a
+	// whole.
+	Subject string `protobuf:"bytes,2,opt,name=subject" json:"subject,omitempty"`
+	// What was decided, and the remedy if there is one.
+	Text          string `protobuf:"bytes,3,opt,name=text" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedStep) Reset() {
+	*x = ExplainedStep{}
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedStep) ProtoMessage() {}
+
+func (x *ExplainedStep) ProtoReflect() protoreflect.Message {
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedStep.ProtoReflect.Descriptor instead.
+func (*ExplainedStep) Descriptor() ([]byte, []int) {
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ExplainedStep) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *ExplainedStep) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *ExplainedStep) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+// ExplainedInstance is an instance of a registry.
+type ExplainedInstance struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unique within the service.
+	Id string `protobuf:"bytes,1,opt,name=id" json:"id,omitempty"`
+	// As registered.
+	Address string `protobuf:"bytes,2,opt,name=address" json:"address,omitempty"`
+	// "http 8080", one for each port.
+	Ports []string `protobuf:"bytes,3,rep,name=ports" json:"ports,omitempty"`
+	// passing, warning, critical or unknown; empty if the plugin does not retain
+	// it.
+	Health string `protobuf:"bytes,4,opt,name=health" json:"health,omitempty"`
+	// An operator took it out of traffic.
+	Disabled bool `protobuf:"varint,5,opt,name=disabled" json:"disabled,omitempty"`
+	// As registered; empty if unset.
+	Weight string `protobuf:"bytes,6,opt,name=weight" json:"weight,omitempty"`
+	// Metadata, without values that may be secret.
+	Meta map[string]string `protobuf:"bytes,7,rep,name=meta" json:"meta,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Tags.
+	Tags []string `protobuf:"bytes,8,rep,name=tags" json:"tags,omitempty"`
+	// The machine that it is registered on.
+	Node string `protobuf:"bytes,9,opt,name=node" json:"node,omitempty"`
+	// Region, zone and sub-zone, separated by slashes.
+	Locality string `protobuf:"bytes,10,opt,name=locality" json:"locality,omitempty"`
+	// The name of its WorkloadEntry; empty if it is left out.
+	Resource string `protobuf:"bytes,11,opt,name=resource" json:"resource,omitempty"`
+	// What decided about it.
+	Steps         []*ExplainedStep `protobuf:"bytes,12,rep,name=steps" json:"steps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedInstance) Reset() {
+	*x = ExplainedInstance{}
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedInstance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedInstance) ProtoMessage() {}
+
+func (x *ExplainedInstance) ProtoReflect() protoreflect.Message {
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedInstance.ProtoReflect.Descriptor instead.
+func (*ExplainedInstance) Descriptor() ([]byte, []int) {
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ExplainedInstance) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ExplainedInstance) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ExplainedInstance) GetPorts() []string {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *ExplainedInstance) GetHealth() string {
+	if x != nil {
+		return x.Health
+	}
+	return ""
+}
+
+func (x *ExplainedInstance) GetDisabled() bool {
+	if x != nil {
+		return x.Disabled
+	}
+	return false
+}
+
+func (x *ExplainedInstance) GetWeight() string {
+	if x != nil {
+		return x.Weight
+	}
+	return ""
+}
+
+func (x *ExplainedInstance) GetMeta() map[string]string {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
+func (x *ExplainedInstance) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *ExplainedInstance) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ExplainedInstance) GetLocality() string {
+	if x != nil {
+		return x.Locality
+	}
+	return ""
+}
+
+func (x *ExplainedInstance) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *ExplainedInstance) GetSteps() []*ExplainedStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
 // DescribeRequest is empty.
 type DescribeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -86,7 +493,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[0]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -98,7 +505,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[0]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -111,7 +518,7 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{0}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{5}
 }
 
 // DescribeResponse says who the plugin is.
@@ -137,7 +544,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[1]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -149,7 +556,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[1]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -162,7 +569,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{1}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DescribeResponse) GetName() string {
@@ -230,7 +637,7 @@ type ConfigureRequest struct {
 
 func (x *ConfigureRequest) Reset() {
 	*x = ConfigureRequest{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[2]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -242,7 +649,7 @@ func (x *ConfigureRequest) String() string {
 func (*ConfigureRequest) ProtoMessage() {}
 
 func (x *ConfigureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[2]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -255,7 +662,7 @@ func (x *ConfigureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureRequest) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{2}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ConfigureRequest) GetRegistry() string {
@@ -319,7 +726,7 @@ type Shards struct {
 
 func (x *Shards) Reset() {
 	*x = Shards{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -331,7 +738,7 @@ func (x *Shards) String() string {
 func (*Shards) ProtoMessage() {}
 
 func (x *Shards) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[3]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -344,7 +751,7 @@ func (x *Shards) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shards.ProtoReflect.Descriptor instead.
 func (*Shards) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{3}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Shards) GetFirst() uint32 {
@@ -386,7 +793,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -398,7 +805,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[4]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -411,7 +818,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{4}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Limits) GetResources() uint64 {
@@ -450,7 +857,7 @@ type ConfigureResponse struct {
 
 func (x *ConfigureResponse) Reset() {
 	*x = ConfigureResponse{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -462,7 +869,7 @@ func (x *ConfigureResponse) String() string {
 func (*ConfigureResponse) ProtoMessage() {}
 
 func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[5]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -475,7 +882,7 @@ func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureResponse) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{5}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ConfigureResponse) GetViolations() []*Violation {
@@ -505,7 +912,7 @@ type Violation struct {
 
 func (x *Violation) Reset() {
 	*x = Violation{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -517,7 +924,7 @@ func (x *Violation) String() string {
 func (*Violation) ProtoMessage() {}
 
 func (x *Violation) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[6]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -530,7 +937,7 @@ func (x *Violation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Violation.ProtoReflect.Descriptor instead.
 func (*Violation) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{6}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Violation) GetField() string {
@@ -556,7 +963,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -568,7 +975,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[7]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -581,7 +988,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{7}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{12}
 }
 
 // WatchResponse is a batch of changes. Its parts are applied as one: removals,
@@ -635,7 +1042,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -647,7 +1054,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[8]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -660,7 +1067,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{8}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WatchResponse) GetUpserts() []*Upsert {
@@ -774,7 +1181,7 @@ type Metric struct {
 
 func (x *Metric) Reset() {
 	*x = Metric{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -786,7 +1193,7 @@ func (x *Metric) String() string {
 func (*Metric) ProtoMessage() {}
 
 func (x *Metric) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[9]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -799,7 +1206,7 @@ func (x *Metric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Metric.ProtoReflect.Descriptor instead.
 func (*Metric) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{9}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Metric) GetName() string {
@@ -849,7 +1256,7 @@ type Upsert struct {
 
 func (x *Upsert) Reset() {
 	*x = Upsert{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +1268,7 @@ func (x *Upsert) String() string {
 func (*Upsert) ProtoMessage() {}
 
 func (x *Upsert) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[10]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +1281,7 @@ func (x *Upsert) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Upsert.ProtoReflect.Descriptor instead.
 func (*Upsert) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{10}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Upsert) GetResource() []byte {
@@ -904,7 +1311,7 @@ type Removal struct {
 
 func (x *Removal) Reset() {
 	*x = Removal{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -916,7 +1323,7 @@ func (x *Removal) String() string {
 func (*Removal) ProtoMessage() {}
 
 func (x *Removal) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[11]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -929,7 +1336,7 @@ func (x *Removal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Removal.ProtoReflect.Descriptor instead.
 func (*Removal) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{11}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Removal) GetCollection() string {
@@ -966,7 +1373,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1385,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[12]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1398,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{12}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Kept) GetCollection() string {
@@ -1021,7 +1428,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[13]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1440,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[13]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1453,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{13}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Problem) GetId() string {
@@ -1076,7 +1483,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[14]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1088,7 +1495,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[14]
+	mi := &file_isthmus_plugin_v1_adapter_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1101,7 +1508,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{14}
+	return file_isthmus_plugin_v1_adapter_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Status) GetError() string {
@@ -1122,7 +1529,40 @@ var File_isthmus_plugin_v1_adapter_proto protoreflect.FileDescriptor
 
 const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\n" +
-	"\x1fisthmus/plugin/v1/adapter.proto\x12\x11isthmus.plugin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n" +
+	"\x1fisthmus/plugin/v1/adapter.proto\x12\x11isthmus.plugin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"$\n" +
+	"\x0eExplainRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\"R\n" +
+	"\x0fExplainResponse\x12?\n" +
+	"\bservices\x18\x01 \x03(\v2#.isthmus.plugin.v1.ExplainedServiceR\bservices\"\xfa\x01\n" +
+	"\x10ExplainedService\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12\x14\n" +
+	"\x05entry\x18\x03 \x01(\tR\x05entry\x12\x1a\n" +
+	"\boriginal\x18\x04 \x01(\bR\boriginal\x126\n" +
+	"\x05steps\x18\x05 \x03(\v2 .isthmus.plugin.v1.ExplainedStepR\x05steps\x12B\n" +
+	"\tinstances\x18\x06 \x03(\v2$.isthmus.plugin.v1.ExplainedInstanceR\tinstances\x12\x12\n" +
+	"\x04more\x18\a \x01(\x04R\x04more\"Q\n" +
+	"\rExplainedStep\x12\x12\n" +
+	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x18\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"\xb4\x03\n" +
+	"\x11ExplainedInstance\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05ports\x18\x03 \x03(\tR\x05ports\x12\x16\n" +
+	"\x06health\x18\x04 \x01(\tR\x06health\x12\x1a\n" +
+	"\bdisabled\x18\x05 \x01(\bR\bdisabled\x12\x16\n" +
+	"\x06weight\x18\x06 \x01(\tR\x06weight\x12B\n" +
+	"\x04meta\x18\a \x03(\v2..isthmus.plugin.v1.ExplainedInstance.MetaEntryR\x04meta\x12\x12\n" +
+	"\x04tags\x18\b \x03(\tR\x04tags\x12\x12\n" +
+	"\x04node\x18\t \x01(\tR\x04node\x12\x1a\n" +
+	"\blocality\x18\n" +
+	" \x01(\tR\blocality\x12\x1a\n" +
+	"\bresource\x18\v \x01(\tR\bresource\x126\n" +
+	"\x05steps\x18\f \x03(\v2 .isthmus.plugin.v1.ExplainedStepR\x05steps\x1a7\n" +
+	"\tMetaEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x11\n" +
 	"\x0fDescribeRequest\"\xcc\x01\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
@@ -1201,11 +1641,12 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"MetricKind\x12\x1b\n" +
 	"\x17METRIC_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13METRIC_KIND_COUNTER\x10\x01\x12\x15\n" +
-	"\x11METRIC_KIND_GAUGE\x10\x022\x8b\x02\n" +
+	"\x11METRIC_KIND_GAUGE\x10\x022\xdd\x02\n" +
 	"\x0eAdapterService\x12S\n" +
 	"\bDescribe\x12\".isthmus.plugin.v1.DescribeRequest\x1a#.isthmus.plugin.v1.DescribeResponse\x12V\n" +
 	"\tConfigure\x12#.isthmus.plugin.v1.ConfigureRequest\x1a$.isthmus.plugin.v1.ConfigureResponse\x12L\n" +
-	"\x05Watch\x12\x1f.isthmus.plugin.v1.WatchRequest\x1a .isthmus.plugin.v1.WatchResponse0\x01BNZGgithub.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1;pluginv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
+	"\x05Watch\x12\x1f.isthmus.plugin.v1.WatchRequest\x1a .isthmus.plugin.v1.WatchResponse0\x01\x12P\n" +
+	"\aExplain\x12!.isthmus.plugin.v1.ExplainRequest\x1a\".isthmus.plugin.v1.ExplainResponseBNZGgithub.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1;pluginv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
 var (
 	file_isthmus_plugin_v1_adapter_proto_rawDescOnce sync.Once
@@ -1220,51 +1661,64 @@ func file_isthmus_plugin_v1_adapter_proto_rawDescGZIP() []byte {
 }
 
 var file_isthmus_plugin_v1_adapter_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_isthmus_plugin_v1_adapter_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_isthmus_plugin_v1_adapter_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_isthmus_plugin_v1_adapter_proto_goTypes = []any{
 	(MetricKind)(0),               // 0: isthmus.plugin.v1.MetricKind
-	(*DescribeRequest)(nil),       // 1: isthmus.plugin.v1.DescribeRequest
-	(*DescribeResponse)(nil),      // 2: isthmus.plugin.v1.DescribeResponse
-	(*ConfigureRequest)(nil),      // 3: isthmus.plugin.v1.ConfigureRequest
-	(*Shards)(nil),                // 4: isthmus.plugin.v1.Shards
-	(*Limits)(nil),                // 5: isthmus.plugin.v1.Limits
-	(*ConfigureResponse)(nil),     // 6: isthmus.plugin.v1.ConfigureResponse
-	(*Violation)(nil),             // 7: isthmus.plugin.v1.Violation
-	(*WatchRequest)(nil),          // 8: isthmus.plugin.v1.WatchRequest
-	(*WatchResponse)(nil),         // 9: isthmus.plugin.v1.WatchResponse
-	(*Metric)(nil),                // 10: isthmus.plugin.v1.Metric
-	(*Upsert)(nil),                // 11: isthmus.plugin.v1.Upsert
-	(*Removal)(nil),               // 12: isthmus.plugin.v1.Removal
-	(*Kept)(nil),                  // 13: isthmus.plugin.v1.Kept
-	(*Problem)(nil),               // 14: isthmus.plugin.v1.Problem
-	(*Status)(nil),                // 15: isthmus.plugin.v1.Status
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*ExplainRequest)(nil),        // 1: isthmus.plugin.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 2: isthmus.plugin.v1.ExplainResponse
+	(*ExplainedService)(nil),      // 3: isthmus.plugin.v1.ExplainedService
+	(*ExplainedStep)(nil),         // 4: isthmus.plugin.v1.ExplainedStep
+	(*ExplainedInstance)(nil),     // 5: isthmus.plugin.v1.ExplainedInstance
+	(*DescribeRequest)(nil),       // 6: isthmus.plugin.v1.DescribeRequest
+	(*DescribeResponse)(nil),      // 7: isthmus.plugin.v1.DescribeResponse
+	(*ConfigureRequest)(nil),      // 8: isthmus.plugin.v1.ConfigureRequest
+	(*Shards)(nil),                // 9: isthmus.plugin.v1.Shards
+	(*Limits)(nil),                // 10: isthmus.plugin.v1.Limits
+	(*ConfigureResponse)(nil),     // 11: isthmus.plugin.v1.ConfigureResponse
+	(*Violation)(nil),             // 12: isthmus.plugin.v1.Violation
+	(*WatchRequest)(nil),          // 13: isthmus.plugin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 14: isthmus.plugin.v1.WatchResponse
+	(*Metric)(nil),                // 15: isthmus.plugin.v1.Metric
+	(*Upsert)(nil),                // 16: isthmus.plugin.v1.Upsert
+	(*Removal)(nil),               // 17: isthmus.plugin.v1.Removal
+	(*Kept)(nil),                  // 18: isthmus.plugin.v1.Kept
+	(*Problem)(nil),               // 19: isthmus.plugin.v1.Problem
+	(*Status)(nil),                // 20: isthmus.plugin.v1.Status
+	nil,                           // 21: isthmus.plugin.v1.ExplainedInstance.MetaEntry
+	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
 }
 var file_isthmus_plugin_v1_adapter_proto_depIdxs = []int32{
-	5,  // 0: isthmus.plugin.v1.ConfigureRequest.limits:type_name -> isthmus.plugin.v1.Limits
-	4,  // 1: isthmus.plugin.v1.ConfigureRequest.shards:type_name -> isthmus.plugin.v1.Shards
-	7,  // 2: isthmus.plugin.v1.ConfigureResponse.violations:type_name -> isthmus.plugin.v1.Violation
-	11, // 3: isthmus.plugin.v1.WatchResponse.upserts:type_name -> isthmus.plugin.v1.Upsert
-	12, // 4: isthmus.plugin.v1.WatchResponse.removals:type_name -> isthmus.plugin.v1.Removal
-	14, // 5: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
-	15, // 6: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
-	16, // 7: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
-	13, // 8: isthmus.plugin.v1.WatchResponse.kept:type_name -> isthmus.plugin.v1.Kept
-	14, // 9: isthmus.plugin.v1.WatchResponse.left_out:type_name -> isthmus.plugin.v1.Problem
-	10, // 10: isthmus.plugin.v1.WatchResponse.metrics:type_name -> isthmus.plugin.v1.Metric
-	16, // 11: isthmus.plugin.v1.WatchResponse.changed:type_name -> google.protobuf.Timestamp
-	0,  // 12: isthmus.plugin.v1.Metric.kind:type_name -> isthmus.plugin.v1.MetricKind
-	1,  // 13: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
-	3,  // 14: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
-	8,  // 15: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
-	2,  // 16: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
-	6,  // 17: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
-	9,  // 18: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
-	16, // [16:19] is the sub-list for method output_type
-	13, // [13:16] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	3,  // 0: isthmus.plugin.v1.ExplainResponse.services:type_name -> isthmus.plugin.v1.ExplainedService
+	4,  // 1: isthmus.plugin.v1.ExplainedService.steps:type_name -> isthmus.plugin.v1.ExplainedStep
+	5,  // 2: isthmus.plugin.v1.ExplainedService.instances:type_name -> isthmus.plugin.v1.ExplainedInstance
+	21, // 3: isthmus.plugin.v1.ExplainedInstance.meta:type_name -> isthmus.plugin.v1.ExplainedInstance.MetaEntry
+	4,  // 4: isthmus.plugin.v1.ExplainedInstance.steps:type_name -> isthmus.plugin.v1.ExplainedStep
+	10, // 5: isthmus.plugin.v1.ConfigureRequest.limits:type_name -> isthmus.plugin.v1.Limits
+	9,  // 6: isthmus.plugin.v1.ConfigureRequest.shards:type_name -> isthmus.plugin.v1.Shards
+	12, // 7: isthmus.plugin.v1.ConfigureResponse.violations:type_name -> isthmus.plugin.v1.Violation
+	16, // 8: isthmus.plugin.v1.WatchResponse.upserts:type_name -> isthmus.plugin.v1.Upsert
+	17, // 9: isthmus.plugin.v1.WatchResponse.removals:type_name -> isthmus.plugin.v1.Removal
+	19, // 10: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
+	20, // 11: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
+	22, // 12: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
+	18, // 13: isthmus.plugin.v1.WatchResponse.kept:type_name -> isthmus.plugin.v1.Kept
+	19, // 14: isthmus.plugin.v1.WatchResponse.left_out:type_name -> isthmus.plugin.v1.Problem
+	15, // 15: isthmus.plugin.v1.WatchResponse.metrics:type_name -> isthmus.plugin.v1.Metric
+	22, // 16: isthmus.plugin.v1.WatchResponse.changed:type_name -> google.protobuf.Timestamp
+	0,  // 17: isthmus.plugin.v1.Metric.kind:type_name -> isthmus.plugin.v1.MetricKind
+	6,  // 18: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
+	8,  // 19: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
+	13, // 20: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
+	1,  // 21: isthmus.plugin.v1.AdapterService.Explain:input_type -> isthmus.plugin.v1.ExplainRequest
+	7,  // 22: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
+	11, // 23: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
+	14, // 24: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
+	2,  // 25: isthmus.plugin.v1.AdapterService.Explain:output_type -> isthmus.plugin.v1.ExplainResponse
+	22, // [22:26] is the sub-list for method output_type
+	18, // [18:22] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_isthmus_plugin_v1_adapter_proto_init() }
@@ -1278,7 +1732,7 @@ func file_isthmus_plugin_v1_adapter_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_isthmus_plugin_v1_adapter_proto_rawDesc), len(file_isthmus_plugin_v1_adapter_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

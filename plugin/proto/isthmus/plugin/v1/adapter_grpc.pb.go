@@ -24,6 +24,7 @@ const (
 	AdapterService_Describe_FullMethodName  = "/isthmus.plugin.v1.AdapterService/Describe"
 	AdapterService_Configure_FullMethodName = "/isthmus.plugin.v1.AdapterService/Configure"
 	AdapterService_Watch_FullMethodName     = "/isthmus.plugin.v1.AdapterService/Watch"
+	AdapterService_Explain_FullMethodName   = "/isthmus.plugin.v1.AdapterService/Explain"
 )
 
 // AdapterServiceClient is the client API for AdapterService service.
@@ -42,6 +43,10 @@ type AdapterServiceClient interface {
 	// is followed from the first one on. A new stream begins again with everything. The end of the stream's connection is the
 	// end of the host: the plugin must then exit.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
+	// Explain says what the registry holds of a host and what became of it, for
+	// people. The host calls it when somebody asks, one call at a time, and waits
+	// some seconds. A plugin may leave it unimplemented.
+	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 }
 
 type adapterServiceClient struct {
@@ -91,6 +96,16 @@ func (c *adapterServiceClient) Watch(ctx context.Context, in *WatchRequest, opts
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdapterService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 
+func (c *adapterServiceClient) Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainResponse)
+	err := c.cc.Invoke(ctx, AdapterService_Explain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdapterServiceServer is the server API for AdapterService service.
 // All implementations must embed UnimplementedAdapterServiceServer
 // for forward compatibility.
@@ -107,6 +122,10 @@ type AdapterServiceServer interface {
 	// is followed from the first one on. A new stream begins again with everything. The end of the stream's connection is the
 	// end of the host: the plugin must then exit.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
+	// Explain says what the registry holds of a host and what became of it, for
+	// people. The host calls it when somebody asks, one call at a time, and waits
+	// some seconds. A plugin may leave it unimplemented.
+	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	mustEmbedUnimplementedAdapterServiceServer()
 }
 
@@ -125,6 +144,9 @@ func (UnimplementedAdapterServiceServer) Configure(context.Context, *ConfigureRe
 }
 func (UnimplementedAdapterServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedAdapterServiceServer) Explain(context.Context, *ExplainRequest) (*ExplainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
 }
 func (UnimplementedAdapterServiceServer) mustEmbedUnimplementedAdapterServiceServer() {}
 func (UnimplementedAdapterServiceServer) testEmbeddedByValue()                        {}
@@ -194,6 +216,24 @@ func _AdapterService_Watch_Handler(srv interface{}, stream grpc.ServerStream) er
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdapterService_WatchServer = grpc.ServerStreamingServer[WatchResponse]
 
+func _AdapterService_Explain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdapterServiceServer).Explain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdapterService_Explain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdapterServiceServer).Explain(ctx, req.(*ExplainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdapterService_ServiceDesc is the grpc.ServiceDesc for AdapterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -208,6 +248,10 @@ var AdapterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Configure",
 			Handler:    _AdapterService_Configure_Handler,
+		},
+		{
+			MethodName: "Explain",
+			Handler:    _AdapterService_Explain_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
