@@ -125,7 +125,7 @@ resources. To see it at work, run:
 	root.AddCommand(
 		newServe(), newDemo(), newWatch(), newDump(), newImport(), newDiff(), newValidate(),
 		newDoctor(), newMeshConfig(),
-		newAccept(), newRefuse(),
+		newAccept(), newRefuse(), newExplain(),
 		newBench(), newAdapter(), newPlugin(), newVersion(), newDocs(),
 		newHealthcheck(), newLogLevel(), newMan(),
 	)

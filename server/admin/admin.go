@@ -68,6 +68,7 @@ func New(source Source, o Options) *Server {
 	mux.HandleFunc("GET /api/v1/sinks", s.sinks)
 	mux.HandleFunc("GET /api/v1/changes", s.changes)
 	mux.HandleFunc("GET /api/v1/status", s.status)
+	mux.HandleFunc("GET /api/v1/explain", s.explain)
 	if o.Operator != nil {
 		mux.Handle("/api/v1/reload", action(func(w http.ResponseWriter, r *http.Request) { reload(w, r, o.Operator) }))
 		mux.Handle("/api/v1/loglevel", action(func(w http.ResponseWriter, r *http.Request) { logLevel(w, r, o.Operator) }))

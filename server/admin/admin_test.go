@@ -37,6 +37,13 @@ type world struct {
 	changes   []state.Event
 	kept      []state.Kept
 	decide    func(registry string, accept bool) (state.Protection, error)
+	explained Explanation
+}
+
+func (w *world) Explain(_ context.Context, host string) Explanation {
+	e := w.explained
+	e.Host = host
+	return e
 }
 
 func (w *world) Overview() Overview                      { return w.overview }
@@ -305,7 +312,7 @@ func TestListsAreNeverNull(t *testing.T) {
 func TestErrorsAreJSON(t *testing.T) {
 	s := New(&world{}, Options{})
 	for path, want := range map[string]string{
-		"/api/v1/things":              `404 there is no /api/v1/things; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/kept`,
+		"/api/v1/things":              `404 there is no /api/v1/things; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/kept, /api/v1/explain`,
 		"/api/v1/services?nmae=x":     `400 unknown query parameter "nmae"; there are registry, q, limit, after`,
 		"/api/v1/sinks?q=x":           `400 unknown query parameter "q"; there is none`,
 		"/api/v1/resources?limit=0":   `400 limit=0: must be a number from 1 to 1000`,
@@ -492,7 +499,7 @@ func TestFields(t *testing.T) {
 		{registry["protection"], "endpoints of pending resources services since until"},
 		{item("kept"), "collection name reason registry service since until"},
 		{sink, "address connected node profile protocol shape stale_nonces subscriptions version"},
-		{sink["subscriptions"].([]any)[0], "acked_revision acked_version bytes collection incremental lag last_nack nacks oversize resources sent sent_revision sent_version state type_url waiting"},
+		{sink["subscriptions"].([]any)[0], "acked_revision acked_version bytes collection held incremental lag last_nack nacks oversize resources sent sent_revision sent_version state type_url waiting"},
 		{item("services"), "endpoints hosts name registry shadowed_by version"},
 		{item("resources"), "collection name registry version"},
 		{item("changes"), "collection name op registry revision time version"},

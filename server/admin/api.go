@@ -50,6 +50,7 @@ func parseQuery(values url.Values, allowed ...string) (q query, err error) {
 			q.text = strings.ToLower(value)
 		case "after":
 			q.after = value
+		case "host": // read by its handler
 		case "body":
 			if q.body, err = strconv.ParseBool(value); err != nil {
 				return q, fmt.Errorf("body=%s: must be true or false", value)
@@ -269,7 +270,7 @@ func (s *Server) noSuchCall(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusMethodNotAllowed, "this call is read-only: use GET; POST is for /api/v1/reload, /api/v1/compare, /api/v1/loglevel, /api/v1/registries/NAME/accept and /api/v1/registries/NAME/refuse")
 		return
 	}
-	writeError(w, http.StatusNotFound, fmt.Sprintf("there is no %s; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/kept", r.URL.Path))
+	writeError(w, http.StatusNotFound, fmt.Sprintf("there is no %s; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/kept, /api/v1/explain", r.URL.Path))
 }
 
 func writeError(w http.ResponseWriter, code int, reason string) {

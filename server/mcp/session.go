@@ -390,6 +390,7 @@ func (s *session) Status() stream.Status {
 		}}
 		if u.open() {
 			sub.Status, sub.Waiting = u.Status(), ""
+			sub.SentAt, sub.AckedAt = u.Times()
 			sub.Incremental = u.Changes()
 			sub.Oversize = u.Oversize(view.MaxMessage)
 			if sub.Status.State != view.Current.String() {

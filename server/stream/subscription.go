@@ -18,6 +18,7 @@ type Subscription struct {
 
 	counters  *counters
 	began     time.Time // of the newest response
+	ackedAt   time.Time // of the newest ACK
 	size      int       // of the newest response, header included
 	full      bool      // the newest response replaced the collection
 	notBefore time.Time // of the next full response
@@ -65,6 +66,7 @@ func (s *Subscription) Answer(nonce string, refusal *Refusal, incremental bool, 
 			return false
 		}
 		s.counters.acks.Inc()
+		s.ackedAt = now
 		if s.acked != nil && s.after > 0 {
 			s.acked(s.kind, s.after, s.revision, s.began, now)
 		}
@@ -112,6 +114,10 @@ func (s *Subscription) Respond(r *view.Response, header []byte, interval func(si
 	}
 	return &Message{Header: header, Segments: r.Segments}
 }
+
+// Times returns when the newest response was sent, and when the sink
+// acknowledged last. A zero time means not yet.
+func (s *Subscription) Times() (sent, acked time.Time) { return s.began, s.ackedAt }
 
 // Size returns the size of the newest response, in bytes, header included.
 func (s *Subscription) Size() int { return s.size }
@@ -170,6 +176,8 @@ type Status struct {
 type SubscriptionStatus struct {
 	TypeURL string `json:"type_url"` // the sink's name of the collection
 	view.Status
+	SentAt  time.Time `json:"sent_at,omitzero"`  // of the newest response
+	AckedAt time.Time `json:"acked_at,omitzero"` // of the newest ACK
 	// Lag is the number of revisions of the state that the sink has not
 	// acknowledged. While a response is in flight it includes changes of other
 	// collections.

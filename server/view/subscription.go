@@ -130,6 +130,12 @@ type Status struct {
 	LastNack      string         `json:"last_nack,omitempty"` // the sink's reason
 	Resources     int            `json:"resources"`           // in the newest response
 	Bytes         int            `json:"bytes"`               // of the newest response
+	// Held is the number of resources that the sink has acknowledged and holds.
+	// It is 0 for a sink that asks for resources by name.
+	Held int `json:"held"`
+	// Names is the number of names that the sink asks for, 0 if it asks for
+	// everything.
+	Names int `json:"names,omitempty"`
 }
 
 // Subscription is one sink's interest in one collection. It belongs to one
@@ -172,6 +178,7 @@ type Subscription struct {
 	marked  map[string]struct{} // requested names that changed; guarded by View.mu
 
 	status Status
+	held   int // Status.Held once the newest response is acknowledged
 }
 
 // position is what a sink followed before its listing was restarted.
@@ -359,6 +366,16 @@ func (s *Subscription) Next() (r Response, ok bool, err error) {
 	s.status.Sent++
 	s.status.SentVersion, s.status.SentRevision = r.Version, r.Revision
 	s.status.Resources, s.status.Bytes = r.Resources, r.Size
+	switch {
+	case s.narrow:
+		s.held = 0
+	case r.Full && !s.listing:
+		s.held = r.Resources
+	case s.listing:
+		s.held += r.Resources
+	default:
+		s.held = s.view.db.Len(s.kind)
+	}
 	return r, true, nil
 }
 
@@ -413,7 +430,7 @@ func (s *Subscription) changes() (r Response, ok bool, err error) {
 		if err := s.holdBefore(); err != nil {
 			return r, false, err
 		}
-		s.cursor, s.begun, s.listing = state.Cursor{}, true, true
+		s.cursor, s.begun, s.listing, s.held = state.Cursor{}, true, true, 0
 		r.Full = s.options.Framing == MCP && len(s.options.Versions) == 0
 	}
 	whole, last := true, s.cursor.Revision
@@ -600,6 +617,7 @@ func (s *Subscription) Ack(nonce string, incremental bool) bool {
 	s.permitted, s.refused = incremental, false
 	s.capable = s.capable || incremental
 	s.status.AckedVersion, s.status.AckedRevision = s.status.SentVersion, s.status.SentRevision
+	s.status.Held = s.held
 	return true
 }
 
@@ -643,5 +661,8 @@ func (s *Subscription) Refused() bool { return s.refused }
 func (s *Subscription) Status() Status {
 	st := s.status
 	st.State = s.state.String()
+	if s.narrow {
+		st.Names = len(s.names)
+	}
 	return st
 }

@@ -445,7 +445,8 @@ func (s *session) Status() stream.Status {
 	for _, sub := range s.order {
 		p := sub.Status()
 		p.Collection = sub.collection
-		st.Subscriptions = append(st.Subscriptions, stream.SubscriptionStatus{TypeURL: sub.Name, Status: p, Lag: sub.Lag(revision)})
+		sent, acked := sub.Times()
+		st.Subscriptions = append(st.Subscriptions, stream.SubscriptionStatus{TypeURL: sub.Name, Status: p, SentAt: sent, AckedAt: acked, Lag: sub.Lag(revision)})
 	}
 	return st
 }

@@ -1,0 +1,282 @@
+package admin
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/server/state"
+)
+
+// Explanation is the way of one host from the registries to the sinks.
+type Explanation struct {
+	Host string `json:"host"`
+	// Summary is what matters most, in sentences, with the remedy.
+	Summary []string `json:"summary"`
+	// Registries are all of them, in the order of the configuration.
+	Registries []ExplainedRegistry `json:"registries"`
+	// Resources are what is served.
+	Resources []ExplainedResource `json:"resources"`
+	Sinks     []ExplainedSink     `json:"sinks"`
+	// Similar are other hosts, if no registry has this one.
+	Similar []string `json:"similar,omitempty"`
+}
+
+// ExplainedRegistry is what one registry has of a host.
+type ExplainedRegistry struct {
+	Registry string `json:"registry"`
+	Adapter  string `json:"adapter"`
+	Phase    string `json:"phase"`
+	// Error is why the registry may be stale; empty while it is followed.
+	Error string `json:"error,omitempty"`
+	// Unknown is why Services may be incomplete.
+	Unknown string `json:"unknown,omitempty"`
+	// Listed reports whether a complete state of the registry is served.
+	Listed bool `json:"listed"`
+	// Services are those of the registry, as its plugin knows them.
+	Services []ExplainedService `json:"services,omitempty"`
+	// Claims are the ServiceEntries that the bridge has of the registry.
+	Claims []state.Claim `json:"claims,omitempty"`
+}
+
+// ExplainedService is a service in the words of the registry.
+type ExplainedService struct {
+	Key   string `json:"key"`
+	Host  string `json:"host,omitempty"`
+	Entry string `json:"entry,omitempty"` // name of the ServiceEntry; empty if it is left out
+	// Original reports that the instances are as the registry states them.
+	// Otherwise they are as they were translated.
+	Original  bool                `json:"original"`
+	Steps     []ExplainedStep     `json:"steps,omitempty"`
+	Instances []ExplainedInstance `json:"instances"`
+	More      uint64              `json:"more,omitempty"` // instances beyond those
+}
+
+// ExplainedStep is one rule that decided something.
+type ExplainedStep struct {
+	Rule    string `json:"rule"`
+	Subject string `json:"subject,omitempty"`
+	Text    string `json:"text"`
+}
+
+// ExplainedInstance is an instance in the words of the registry.
+type ExplainedInstance struct {
+	ID       string            `json:"id"`
+	Address  string            `json:"address,omitempty"`
+	Ports    []string          `json:"ports,omitempty"`
+	Health   string            `json:"health,omitempty"`
+	Disabled bool              `json:"disabled,omitempty"`
+	Weight   string            `json:"weight,omitempty"`
+	Meta     map[string]string `json:"meta,omitempty"`
+	Tags     []string          `json:"tags,omitempty"`
+	Node     string            `json:"node,omitempty"`
+	Locality string            `json:"locality,omitempty"`
+	Resource string            `json:"resource,omitempty"` // its WorkloadEntry; empty if it is left out
+	Steps    []ExplainedStep   `json:"steps,omitempty"`
+}
+
+// ExplainedResource is a served resource.
+type ExplainedResource struct {
+	Registry   string          `json:"registry"`
+	Collection string          `json:"collection"`
+	Name       string          `json:"name"`
+	Version    string          `json:"version"`
+	Body       json.RawMessage `json:"body,omitempty"`
+}
+
+// ExplainedSink says whether a sink has what is served.
+type ExplainedSink struct {
+	Node     string `json:"node,omitempty"`
+	Address  string `json:"address"`
+	Protocol string `json:"protocol"`
+	Profile  string `json:"profile"`
+	Shape    string `json:"shape"`
+	// Collection is the one of the host's resources that the sink was sent
+	// last; empty if it has asked for none.
+	Collection string `json:"collection,omitempty"`
+	// State is held, not sent, sent, acknowledged, refused, by name or not
+	// asked.
+	State        string    `json:"state"`
+	SentVersion  string    `json:"sent_version,omitempty"`
+	SentAt       time.Time `json:"sent_at,omitzero"`
+	AckedVersion string    `json:"acked_version,omitempty"`
+	AckedAt      time.Time `json:"acked_at,omitzero"`
+	LastNack     string    `json:"last_nack,omitempty"`
+}
+
+// explain writes the summary.
+func (e *Explanation) explain() {
+	var out []string
+	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	found, serving := false, 0
+	for i := range e.Registries {
+		r := &e.Registries[i]
+		found = found || len(r.Services)+len(r.Claims) > 0
+		for _, s := range r.Services {
+			shadowed := slices.ContainsFunc(r.Claims, func(c state.Claim) bool { return c.Name == s.Entry && c.Outcome == "kept back" })
+			out = append(out, s.explain(r.Registry, shadowed)...)
+		}
+		for _, c := range r.Claims {
+			if c.Outcome != "kept back" {
+				serving++
+			}
+			switch {
+			case c.Outcome == "kept back":
+				say("Registry %s is not served for this host: %s.", r.Registry, strings.TrimSuffix(c.Reason, "."))
+			case c.Reason != "":
+				say("Registry %s: %s.", r.Registry, strings.TrimSuffix(c.Reason, "."))
+			}
+			if c.Refused != "" {
+				say("Registry %s: the newest version of %s is not served: %s.", r.Registry, c.Name, c.Refused)
+			}
+			if len(c.Kept) > 0 {
+				k := c.Kept[0]
+				until := "until somebody accepts it"
+				if !k.Until.IsZero() {
+					until = "until " + k.Until.UTC().Format("15:04:05 UTC")
+				}
+				say("Registry %s no longer has %s of %s, which is still served (%s), %s: isthmus accept %s removes it now, isthmus refuse %s keeps it.",
+					r.Registry, countOf(c.KeptCount, "resource", "resources"), c.Name, k.Reason, until, r.Registry, r.Registry)
+			}
+		}
+		if r.Error != "" && len(r.Services)+len(r.Claims) > 0 {
+			say("Registry %s cannot be followed, so this may be old: %s.", r.Registry, r.Error)
+		}
+	}
+	if !found {
+		for _, r := range e.Registries {
+			switch {
+			case !r.Listed:
+				say("Registry %s has not completed its first listing, so it may yet have the host: %s.", r.Registry, cmp.Or(r.Error, "it is "+r.Phase))
+			case r.Error != "":
+				say("Registry %s cannot be followed, so it may have the host by now: %s.", r.Registry, r.Error)
+			}
+		}
+		none := fmt.Sprintf("No registry has %s", e.Host)
+		switch {
+		case len(e.Registries) == 0:
+			none = "The configuration has no registry; add one under registries"
+		case len(e.Similar) > 0:
+			none += fmt.Sprintf(": did you mean %s? A host is what translate.host makes of the service's name", strings.Join(e.Similar, ", "))
+		default:
+			none += ": register the service, or see translate.host for the hosts that its name becomes, and the registry's config for what is followed"
+		}
+		e.Summary = append([]string{none + "."}, out...)
+		return
+	}
+	if serving > 0 {
+		out = append(out, e.explainSinks())
+	}
+	e.Summary = out
+}
+
+func countOf(n int, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
+}
+
+// explain says how many instances take traffic, and why the others do not.
+func (s *ExplainedService) explain(registry string, shadowed bool) (out []string) {
+	served := 0
+	reasons := make(map[string][]string)
+	for _, i := range s.Instances {
+		if i.Resource != "" {
+			served++
+			continue
+		}
+		reason := "it is left out with its service"
+		if len(i.Steps) > 0 {
+			reason = i.Steps[0].Text + " (" + i.Steps[0].Rule + ")"
+		}
+		reasons[reason] = append(reasons[reason], i.ID)
+	}
+	if s.Entry == "" {
+		why := "no reason is known"
+		for _, step := range s.Steps {
+			if strings.Contains(step.Text, "left out") || strings.Contains(step.Text, "not served") {
+				why = step.Text
+			}
+		}
+		return []string{fmt.Sprintf("Registry %s has the service %s, which is not served: %s.", registry, s.Key, strings.TrimSuffix(why, "."))}
+	}
+	out = append(out, fmt.Sprintf("Registry %s has the service %s with %s, of which %d are fit for traffic.",
+		registry, s.Key, countOf(len(s.Instances)+int(s.More), "instance", "instances"), served)) //nolint:gosec // a service has no 2^31 instances
+	if s.More > 0 {
+		out[0] = fmt.Sprintf("Registry %s has the service %s with %d instances; of the first %d, %d are fit for traffic.",
+			registry, s.Key, uint64(len(s.Instances))+s.More, len(s.Instances), served)
+	}
+	if shadowed {
+		out[0] = strings.TrimSuffix(out[0], ".") + "; it is shadowed."
+	}
+	list := make([]string, 0, len(reasons))
+	for reason := range reasons {
+		list = append(list, reason)
+	}
+	slices.SortFunc(list, func(a, b string) int {
+		return cmp.Or(cmp.Compare(len(reasons[b]), len(reasons[a])), strings.Compare(a, b))
+	})
+	for _, reason := range list {
+		if ids := reasons[reason]; len(ids) > 3 {
+			out = append(out, fmt.Sprintf("%d instances, %s among them: each %s.", len(ids), ids[0], reason))
+		} else {
+			out = append(out, fmt.Sprintf("Instance %s %s.", strings.Join(ids, ", "), reason))
+		}
+	}
+	return out
+}
+
+// explainSinks says how many sinks have what is served.
+func (e *Explanation) explainSinks() string {
+	if len(e.Sinks) == 0 {
+		return "No sink is connected, so nobody receives it: name this bridge's xDS address in configSources of istiod's mesh configuration."
+	}
+	acked := 0
+	var lacking []string
+	for _, s := range e.Sinks {
+		if s.State == "acknowledged" {
+			acked++
+			continue
+		}
+		what := s.State
+		if s.LastNack != "" && s.State == "refused" {
+			what += ": " + s.LastNack
+		}
+		lacking = append(lacking, fmt.Sprintf("%s (%s)", cmp.Or(s.Node, s.Address), what))
+	}
+	text := fmt.Sprintf("%d of %s acknowledged it", acked, countOf(len(e.Sinks), "sink has", "sinks have"))
+	if len(lacking) > 0 {
+		text += "; the rest: " + strings.Join(lacking[:min(len(lacking), 5)], ", ")
+	}
+	return text + "."
+}
+
+// explain answers /api/v1/explain.
+func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
+	host := r.URL.Query().Get("host")
+	_, err := parseQuery(r.URL.Query(), "host")
+	if err == nil && (host == "" || len(host) > maxHostQuery) {
+		err = fmt.Errorf("host is missing, or longer than %d: ask for /api/v1/explain?host=web.example.org", maxHostQuery)
+	}
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	e := s.explanation(r, host)
+	writeJSON(w, http.StatusOK, e)
+}
+
+// maxHostQuery bounds a host that is asked for.
+const maxHostQuery = 512
+
+// explanation asks the source and writes the summary.
+func (s *Server) explanation(r *http.Request, host string) Explanation {
+	e := s.source.Explain(r.Context(), strings.TrimSuffix(strings.ToLower(strings.TrimSpace(host)), "."))
+	e.explain()
+	return e
+}

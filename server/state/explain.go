@@ -1,0 +1,198 @@
+package state
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/server/encode"
+)
+
+// maxKeptShown bounds the retained resources of a claim that are listed.
+const maxKeptShown = 100
+
+// Claim is a ServiceEntry of a registry, with what became of it.
+type Claim struct {
+	Registry  string   `json:"registry"`
+	Name      string   `json:"name"`
+	Hosts     []string `json:"hosts"`
+	Endpoints int      `json:"endpoints"`
+	Version   string   `json:"version"`
+	// Outcome is served, served too, merged or kept back.
+	Outcome string `json:"outcome"`
+	// Rule is the configuration field that decided on a conflict, Reason what
+	// it decided and the remedy. Both are empty without a conflict.
+	Rule   string `json:"rule,omitempty"`
+	Reason string `json:"reason,omitempty"`
+	// Owner is the registry that takes precedence, and OwnerName the name of
+	// its ServiceEntry.
+	Owner     string `json:"owner,omitempty"`
+	OwnerName string `json:"owner_name,omitempty"`
+	// Refused is why the registry's newest version is not served.
+	Refused string `json:"refused,omitempty"`
+	// Kept is what is served of it after its registry removed it, at most 100
+	// of KeptCount.
+	Kept      []Kept `json:"kept,omitempty"`
+	KeptCount int    `json:"kept_count,omitempty"`
+	// Inline and Workload are the revisions of the newest change, in each
+	// shape.
+	Inline   Revision `json:"-"`
+	Workload Revision `json:"-"`
+}
+
+// Explain returns the claims on a host of all registries, in the order of
+// precedence. The host may also be the name of a ServiceEntry.
+func (d *DB) Explain(host string) []Claim {
+	d.apply.Lock()
+	defer d.apply.Unlock()
+	t := d.tables[collection.ServiceEntry]
+	var records []*Record
+	for c := d.claims[host]; c != nil; c = c.next {
+		if r := t.claim(c.name, c.registry); r != nil && !slices.Contains(records, r) {
+			records = append(records, r)
+		}
+	}
+	if len(records) == 0 {
+		for r := t.index[host]; r != nil; r = r.next {
+			if !r.is(isTombstone) {
+				records = append(records, r)
+			}
+		}
+	}
+	slices.SortFunc(records, func(a, b *Record) int {
+		return cmp.Or(cmp.Compare(a.kind.registry.order, b.kind.registry.order), strings.Compare(a.Name(), b.Name()))
+	})
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	out := make([]Claim, 0, len(records))
+	for _, r := range records {
+		out = append(out, d.explainLocked(r))
+	}
+	return out
+}
+
+// explainLocked describes one claim. The caller holds both locks.
+func (d *DB) explainLocked(r *Record) Claim {
+	of := r.kind.registry
+	c := Claim{
+		Registry: of.name, Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(), Version: r.Hash(encode.Inline).String(), Outcome: "served",
+		Inline: r.place[encode.Inline], Workload: r.place[encode.Workload],
+		Refused: of.refused[refusalID(collection.ServiceEntry, r.Name())].reason,
+	}
+	if r.parts != nil {
+		parts := r.parts
+		if m := r.of.merger; m != nil && m.lead == r.of && m.parts != nil {
+			parts = m.parts
+			c.Endpoints = parts.count
+		}
+		for _, b := range parts.blocks {
+			for _, i := range b.records {
+				c.Workload = max(c.Workload, i.place[encode.Workload])
+			}
+		}
+	}
+	if v := d.verdictOf(r); v != nil {
+		c.Outcome, c.Owner, c.OwnerName = v.state.String(), v.by.registry.name, v.by.name
+		c.Reason = d.problemOfHost(entryID{of, r.Name()}, v)
+		_, rule := d.policyOf(v)
+		if c.Rule = "conflicts"; strings.HasPrefix(rule, "conflicts[") {
+			c.Rule, _, _ = strings.Cut(rule, " ")
+		}
+		if c.Reason == "" {
+			c.Reason = rule
+		}
+	}
+	for name, item := range of.guard.kept {
+		k := Kept{Registry: of.name, Collection: name.table.name, Name: name.name, Since: item.since, Reason: item.reason()}
+		held := name.table.claim(name.name, of)
+		if held != r && (held == nil || !held.isInstance() || r.of == nil || held.of != r.of) {
+			continue
+		}
+		if held != r {
+			k.Service = held.of.name
+		}
+		if !item.refused {
+			k.Until = of.guard.since.Add(of.guard.protect.Hold)
+		}
+		c.Kept = append(c.Kept, k)
+	}
+	slices.SortFunc(c.Kept, func(a, b Kept) int { return strings.Compare(a.Name, b.Name) })
+	c.KeptCount = len(c.Kept)
+	c.Kept = c.Kept[:min(len(c.Kept), maxKeptShown)]
+	return c
+}
+
+// Similar returns up to n hosts that resemble a name, the most similar first.
+func (d *DB) Similar(host string, n int) []string {
+	d.apply.Lock()
+	all := make([]string, 0, len(d.claims))
+	for h := range d.claims {
+		all = append(all, h)
+	}
+	d.apply.Unlock()
+	type candidate struct {
+		host     string
+		distance int
+	}
+	most := max(2, len(host)/4)
+	first, _, _ := strings.Cut(host, ".")
+	var found []candidate
+	for _, h := range all {
+		label, _, _ := strings.Cut(h, ".")
+		distance := most + 1
+		switch {
+		case first == "":
+		case label == first:
+			distance = 0
+		case strings.Contains(label, first), len(label) > 2 && strings.Contains(first, label):
+			distance = 1
+		case max(len(h)-len(host), len(host)-len(h)) <= most:
+			distance = min(distance, edits(h, host, most))
+		}
+		if d := edits(label, first, 2); d <= 2 && d < len(first) {
+			distance = min(distance, d+1)
+		}
+		if distance <= most {
+			found = append(found, candidate{h, distance})
+		}
+	}
+	slices.SortFunc(found, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.distance, b.distance), strings.Compare(a.host, b.host))
+	})
+	out := make([]string, 0, n)
+	for _, c := range found[:min(n, len(found))] {
+		out = append(out, c.host)
+	}
+	return out
+}
+
+// edits returns the number of insertions, deletions and replacements of bytes
+// that turn a into b, or more than limit if it exceeds that.
+func edits(a, b string, limit int) int {
+	if max(len(a)-len(b), len(b)-len(a)) > limit {
+		return limit + 1
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal, least := row[0], i+1
+		row[0] = i + 1
+		for j := range len(b) {
+			above := row[j+1]
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			row[j+1] = min(above+1, row[j]+1, diagonal+cost)
+			least = min(least, row[j+1])
+			diagonal = above
+		}
+		if least > limit {
+			return limit + 1
+		}
+	}
+	return row[len(b)]
+}
