@@ -799,4 +799,10 @@ func (a source) Resources() iter.Seq[admin.Resource] {
 }
 
 // Changes implements admin.Source.
-func (a source) Changes() []state.Event { return a.s.db.History() }
+func (a source) Changes() iter.Seq[state.Event] { return a.s.db.History() }
+
+// Changed implements admin.Source.
+func (a source) Changed() <-chan struct{} { return a.s.db.Changed() }
+
+// Samples implements admin.Source.
+func (a source) Samples() []state.Sample { return a.s.db.Samples() }

@@ -38,6 +38,8 @@ type world struct {
 	kept      []state.Kept
 	decide    func(registry string, accept bool) (state.Protection, error)
 	explained Explanation
+	changed   chan struct{}
+	samples   []state.Sample
 }
 
 func (w *world) Explain(_ context.Context, host string) Explanation {
@@ -50,7 +52,9 @@ func (w *world) Overview() Overview                      { return w.overview }
 func (w *world) NotReady() []string                      { return w.overview.NotReady }
 func (w *world) Services() iter.Seq[state.ServiceStatus] { return slices.Values(w.services) }
 func (w *world) Resources() iter.Seq[Resource]           { return slices.Values(w.resources) }
-func (w *world) Changes() []state.Event                  { return w.changes }
+func (w *world) Changes() iter.Seq[state.Event]          { return slices.Values(w.changes) }
+func (w *world) Changed() <-chan struct{}                { return w.changed }
+func (w *world) Samples() []state.Sample                 { return w.samples }
 
 func (w *world) Remarks() []string { return w.overview.Remarks }
 func (w *world) Kept(registry string) iter.Seq[state.Kept] {

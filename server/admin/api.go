@@ -202,7 +202,7 @@ func (s *Server) changes(w http.ResponseWriter, r *http.Request) {
 	}
 	answer := list[state.Event]{Items: []state.Event{}}
 	var at changeCursor
-	for _, c := range s.source.Changes() {
+	for c := range s.source.Changes() {
 		if !either(q.registry, c.Registry) || !either(q.collection, c.Collection) || !contains(q.text, c.Name) {
 			continue
 		}

@@ -28,8 +28,13 @@ type Source interface {
 	// Resources yields each resource once, in any order: the inline shape, and
 	// WorkloadEntries.
 	Resources() iter.Seq[Resource]
-	// Changes returns the latest recorded changes, newest first.
-	Changes() []state.Event
+	// Changes yields the latest recorded changes, newest first.
+	Changes() iter.Seq[state.Event]
+	// Changed returns a channel that is closed when anything changes. Get it
+	// before Changes.
+	Changed() <-chan struct{}
+	// Samples returns the size of the state over time, oldest first.
+	Samples() []state.Sample
 	// Kept yields what is served although its registry no longer has it, in any
 	// order: of one registry, or of all if the name is empty.
 	Kept(registry string) iter.Seq[state.Kept]

@@ -89,8 +89,9 @@ type DB struct {
 	contested   map[string]Policy
 	contestedBy map[Policy]int
 
-	history []Event // a ring buffer
-	next    int     // index of the next event in history
+	history  []pastEvent // a ring buffer
+	recorded uint64      // number of events so far
+	samples  []Sample    // oldest first
 
 	// mu guards the logs. A batch holds it only while it writes to them.
 	mu       sync.RWMutex
@@ -164,6 +165,7 @@ func (d *DB) Run(ctx context.Context) error {
 		for _, r := range d.registries {
 			r.tick()
 		}
+		d.sample()
 		d.apply.Unlock()
 	}
 }

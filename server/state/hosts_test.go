@@ -323,7 +323,7 @@ func TestRenameWithWeights(t *testing.T) {
 		t.Errorf("%s changed", change.Name)
 	}
 	updates := 0
-	for _, event := range e.History() {
+	for event := range e.History() {
 		if event.Collection == collection.ServiceEntry && event.Revision > revision {
 			updates++
 		}
