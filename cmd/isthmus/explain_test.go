@@ -51,7 +51,7 @@ registries:
 		}
 	}
 	want(explain("web.example.org"),
-		`Registry prod has the service web with 2 instances, of which 1 are fit for traffic\.`,
+		`Registry prod has the service web with 2 instances, of which 1 is fit for traffic\.`,
 		`Instance web-2 is disabled in the registry: left out; enable it there \(maintenance\)\.`,
 		`Registry old is not served for this host: registry "prod", which comes first in the configuration, has the host web\.example\.org too .*conflicts with policy merge`,
 		`No sink is connected, so nobody receives it: name this bridge's xDS address`,

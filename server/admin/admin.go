@@ -2,23 +2,22 @@ package admin
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
-	"html/template"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/isthmus-mesh/isthmus/server/access"
-	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
 // Limits of one request. A profile or a trace may take 30 seconds and more.
@@ -51,11 +50,16 @@ type Server struct {
 	source  Source
 	log     *slog.Logger
 	handler http.Handler
+
+	streams    atomic.Int64  // that follow changes
+	ending     chan struct{} // closed when Run ends
+	endStreams func()
 }
 
 // New returns a server that shows source.
 func New(source Source, o Options) *Server {
-	s := &Server{source: source, log: o.Log}
+	s := &Server{source: source, log: o.Log, ending: make(chan struct{})}
+	s.endStreams = sync.OnceFunc(func() { close(s.ending) })
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -88,11 +92,7 @@ func New(source Source, o Options) *Server {
 		mux.HandleFunc("/debug/pprof/symbol", operatorOnly(pprof.Symbol))
 		mux.HandleFunc("/debug/pprof/trace", operatorOnly(pprof.Trace))
 	}
-	mux.HandleFunc("GET /style.css", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/css; charset=utf-8")
-		_, _ = io.WriteString(w, style)
-	})
-	mux.HandleFunc("GET /{$}", s.page)
+	s.pages(mux)
 	s.handler = http.Handler(mux)
 	if o.Gate != nil {
 		s.handler = o.Gate.Handler(mux, func(path string) bool {
@@ -134,6 +134,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 		return fmt.Errorf("admin server on %s: %w", l.Addr(), err)
 	case <-ctx.Done():
 	}
+	s.endStreams()
 	grace, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	err := h.Shutdown(grace)
@@ -150,7 +151,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 func secure(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
-		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
@@ -171,33 +172,6 @@ func writeText(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(code)
 	_, _ = io.WriteString(w, text)
-}
-
-//go:embed style.css
-var style string
-
-//go:embed page.html
-var pageText string
-
-var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
-	"ago": ago, "bytes": size[int], "bytes64": size[int64], "first": first[state.Problem], "firstConflicts": first[state.Conflict], "types": types,
-}).Parse(pageText))
-
-// pageData is the data of the page's template.
-type pageData struct {
-	Overview
-	Now time.Time
-}
-
-func (s *Server) page(w http.ResponseWriter, _ *http.Request) {
-	var b strings.Builder
-	if err := pageTemplate.Execute(&b, pageData{Overview: s.source.Overview(), Now: time.Now()}); err != nil {
-		s.log.Error("render the admin page", slog.Any("err", err))
-		writeText(w, http.StatusInternalServerError, "the page could not be rendered; the log says why\n")
-		return
-	}
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = io.WriteString(w, b.String())
 }
 
 // ago returns the time from t to now in one unit: "3 s", "5 min", "2 h", "4 d".

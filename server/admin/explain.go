@@ -181,6 +181,13 @@ func countOf(n int, one, more string) string {
 	return fmt.Sprintf("%d %s", n, more)
 }
 
+func isOrAre(n int) string {
+	if n == 1 {
+		return "1 is"
+	}
+	return fmt.Sprintf("%d are", n)
+}
+
 // explain says how many instances take traffic, and why the others do not.
 func (s *ExplainedService) explain(registry string, shadowed bool) (out []string) {
 	served := 0
@@ -205,14 +212,14 @@ func (s *ExplainedService) explain(registry string, shadowed bool) (out []string
 		}
 		return []string{fmt.Sprintf("Registry %s has the service %s, which is not served: %s.", registry, s.Key, strings.TrimSuffix(why, "."))}
 	}
-	out = append(out, fmt.Sprintf("Registry %s has the service %s with %s, of which %d are fit for traffic.",
-		registry, s.Key, countOf(len(s.Instances)+int(s.More), "instance", "instances"), served)) //nolint:gosec // a service has no 2^31 instances
+	out = append(out, fmt.Sprintf("Registry %s has the service %s with %s, of which %s fit for traffic.",
+		registry, s.Key, countOf(len(s.Instances)+int(s.More), "instance", "instances"), isOrAre(served))) //nolint:gosec // a service has no 2^31 instances
 	if s.More > 0 {
-		out[0] = fmt.Sprintf("Registry %s has the service %s with %d instances; of the first %d, %d are fit for traffic.",
-			registry, s.Key, uint64(len(s.Instances))+s.More, len(s.Instances), served)
+		out[0] = fmt.Sprintf("Registry %s has the service %s with %d instances; of the first %d, %s fit for traffic.",
+			registry, s.Key, uint64(len(s.Instances))+s.More, len(s.Instances), isOrAre(served))
 	}
 	if shadowed {
-		out[0] = strings.TrimSuffix(out[0], ".") + "; it is shadowed."
+		return []string{strings.TrimSuffix(out[0], ".") + "; it is shadowed."}
 	}
 	list := make([]string, 0, len(reasons))
 	for reason := range reasons {

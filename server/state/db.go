@@ -155,6 +155,9 @@ const tickEvery = 5 * time.Second
 func (d *DB) Run(ctx context.Context) error {
 	t := time.NewTicker(tickEvery)
 	defer t.Stop()
+	d.apply.Lock()
+	d.sample()
+	d.apply.Unlock()
 	for {
 		select {
 		case <-ctx.Done():

@@ -1,0 +1,112 @@
+package admin
+
+import (
+	"fmt"
+	"html"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/isthmus-mesh/isthmus/server/state"
+)
+
+// Problems of one kind are one group, however many there are, and those that
+// another registry or another field is about are others.
+func TestGroupProblems(t *testing.T) {
+	var problems []state.Problem
+	for i := range 200 {
+		owner := []string{"prod", "test"}[i%2]
+		problems = append(problems, state.Problem{
+			ID: fmt.Sprint("resource r", i), Field: "conflicts",
+			Reason: fmt.Sprintf(`registry %q, which comes first in the configuration, has the host h%d.example.org too (%s/h%d); kept back`, owner, i, owner, i),
+		})
+		problems = append(problems, state.Problem{
+			ID: fmt.Sprint("instance i", i), Field: "translate.health",
+			Reason: fmt.Sprintf("has the port number %d: left out; see translate.health", 70_000+i),
+		})
+	}
+	problems = append(problems, state.Problem{ID: "service odd", Reason: "something else"})
+	var got []string
+	for _, g := range groupProblems("p", "old", problems) {
+		got = append(got, fmt.Sprintf("%s|%d|%d|%s", g.Title, len(g.Items), g.More, g.Field))
+	}
+	want := []string{
+		"200: has the port number …|50|150|translate.health",
+		"100 names owned by prod|50|50|conflicts",
+		"100 names owned by test|50|50|conflicts",
+		"service odd|1|0|",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("groups (-want +got):\n%s", d)
+	}
+}
+
+// The pages of services together have each once, whatever the filter.
+func TestServicesPage(t *testing.T) {
+	w := &world{}
+	for i := range 250 {
+		v := state.ServiceStatus{Registry: "dc1", Name: fmt.Sprintf("ns/web-%03d", i), Hosts: []string{fmt.Sprintf("web-%03d.example.org", i)}, Endpoints: i % 2}
+		if i%10 == 0 {
+			v.ShadowedBy = "dc0"
+		}
+		w.services = append(w.services, v)
+	}
+	s := New(w, Options{})
+	for filter, want := range map[string]int{"": 250, "show=kept": 25, "show=empty": 125, "show=served": 225, "show=shared": 25, "q=WEB-01": 10, "registry=other": 0} {
+		n := 0
+		for path := "services?" + filter; path != ""; {
+			code, body, _ := get(t, s, "/"+path)
+			if code != http.StatusOK {
+				t.Fatalf("%s: %d", path, code)
+			}
+			n += strings.Count(body, `<th scope="row"><a href="host/`)
+			path = ""
+			if _, link, ok := strings.Cut(body, `" rel="next"`); ok {
+				before, _, _ := strings.Cut(body, link)
+				path = html.UnescapeString(strings.TrimSuffix(before[strings.LastIndex(before, `href="`)+6:], `" rel="next"`))
+			}
+		}
+		if n != want {
+			t.Errorf("%q: %d services on all pages, want %d", filter, n, want)
+		}
+	}
+}
+
+// The summary of a host says what holds it back, and what to do.
+func TestExplainSummary(t *testing.T) {
+	until := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	served := ExplainedRegistry{Registry: "dc1", Listed: true, Claims: []state.Claim{{Registry: "dc1", Name: "ns/web", Outcome: "served"}}}
+	for name, tt := range map[string]struct {
+		e    Explanation
+		want string
+	}{
+		"nobody":      {Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Listed: true}}}, "No registry has web.example.org: register the service"},
+		"not yet":     {Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Phase: "syncing"}}}, "Registry dc1 has not completed its first listing, so it may yet have the host: it is syncing."},
+		"away":        {Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Listed: true, Error: "refused"}}}, "Registry dc1 cannot be followed, so it may have the host by now: refused."},
+		"no registry": {Explanation{}, "The configuration has no registry; add one under registries."},
+		"protected": {
+			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Claims: []state.Claim{{Name: "ns/web", Outcome: "served", KeptCount: 2, Kept: []state.Kept{{Reason: "swept", Until: until}}}}}}},
+			"Registry dc1 no longer has 2 resources of ns/web, which is still served (swept), until 03:04:05 UTC: isthmus accept dc1 removes it now, isthmus refuse dc1 keeps it.",
+		},
+		"filtered": {
+			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Services: []ExplainedService{{Key: "web", Steps: []ExplainedStep{{Rule: "translate.relabel.services[0]", Text: "left out by translate.relabel.services[0]"}}}}}}},
+			"Registry dc1 has the service web, which is not served: left out by translate.relabel.services[0].",
+		},
+		"refused": {
+			Explanation{Registries: []ExplainedRegistry{served}, Sinks: []ExplainedSink{{Node: "istiod", State: "refused", LastNack: "bad"}, {State: "acknowledged"}}},
+			"1 of 2 sinks have acknowledged it; the rest: istiod (refused: bad).",
+		},
+	} {
+		s := New(&world{explained: tt.e}, Options{})
+		got := getJSON[Explanation](t, s, "/api/v1/explain?host=Web.Example.org.")
+		if text := strings.Join(got.Summary, "\n"); !strings.Contains(text, tt.want) {
+			t.Errorf("%s: no %q in\n%s", name, tt.want, text)
+		}
+		if _, page, _ := get(t, s, "/host/web.example.org"); !strings.Contains(page, "<h1 class=\"host\">web.example.org</h1>") {
+			t.Errorf("%s: the page is %s", name, page)
+		}
+	}
+}
