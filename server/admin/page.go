@@ -19,7 +19,6 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
-	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
 //go:embed web
@@ -185,6 +184,10 @@ func (s *Server) overviewPage(d *pageData, _ *http.Request) error {
 	return nil
 }
 
+// current is the state of a collection of which the sink has acknowledged
+// everything.
+const current = "current"
+
 // pageLimit is the number of rows of a list on a page.
 const pageLimit = 100
 
@@ -242,7 +245,7 @@ func (s *Server) sinksPage(d *pageData, _ *http.Request) error {
 			if sub.AckedAt.After(row.AckedAt) {
 				row.AckedAt = sub.AckedAt
 			}
-			if sub.State == view.Current.String() && sub.Held == 0 && sub.Resources == 0 && sub.Names == 0 && sub.Nacks == 0 {
+			if sub.State == current && sub.Held == 0 && sub.Resources == 0 && sub.Names == 0 && sub.Nacks == 0 {
 				row.Empty = append(row.Empty, sub)
 			} else {
 				row.Filled = append(row.Filled, sub)
@@ -385,19 +388,19 @@ func phaseClass(p supervisor.Phase) string {
 }
 
 // isCurrent reports whether a sink has acknowledged everything.
-func isCurrent(s stream.Status) bool { return len(s.Subscriptions) > 0 && sinkState(s) == "current" }
+func isCurrent(s stream.Status) bool { return len(s.Subscriptions) > 0 && sinkState(s) == current }
 
 // sinkState returns the state of the collection of a sink that is worst off.
 func sinkState(s stream.Status) string {
 	if len(s.Subscriptions) == 0 {
 		return "has asked for nothing"
 	}
-	worst := "current"
+	worst := current
 	for _, sub := range s.Subscriptions {
 		switch {
-		case sub.State == view.Current.String() && sub.AckedRevision < sub.SentRevision:
+		case sub.State == current && sub.AckedRevision < sub.SentRevision:
 			return "refused a response"
-		case sub.State != view.Current.String():
+		case sub.State != current:
 			worst = sub.State
 		}
 	}

@@ -1,0 +1,2 @@
+// Package page tests the admin pages in a real browser.
+package page
