@@ -2,6 +2,8 @@ package server
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"testing"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
+	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/view"
@@ -79,7 +82,7 @@ func loaded(b *testing.B, services, each int) (*Server, []*view.Subscription) {
 		instances := make([]registry.Instance, each)
 		for j := range instances {
 			instances[j] = registry.Instance{
-				ID: fmt.Sprintf("%s-%d", name, j), Address: fmt.Sprintf("10.%d.%d.%d", i/250, i%250, j+1), Ports: []registry.Port{{Number: 8080}},
+				ID: fmt.Sprintf("%s-%d", name, j), Address: fmt.Sprintf("10.%d.%d.%d", i/250%250, i%250, j+1), Ports: []registry.Port{{Number: 8080}},
 				Meta: map[string]string{"version": "v1"},
 			}
 		}
@@ -124,3 +127,23 @@ func loaded(b *testing.B, services, each int) (*Server, []*view.Subscription) {
 	}
 	return s, subs
 }
+
+// BenchmarkServicesPage is a page of 100 services of 100,000, as a person asks
+// for it in the middle of the list.
+func BenchmarkServicesPage(b *testing.B) {
+	s, subs := loaded(b, 100_000, 1)
+	h := admin.New(listed{source{s}}, admin.Options{})
+	for b.Loop() {
+		r := httptest.NewRecorder()
+		h.ServeHTTP(r, httptest.NewRequest(http.MethodGet, "/services?after=m", nil))
+		if r.Code != http.StatusOK {
+			b.Fatal(r.Code)
+		}
+	}
+	runtime.KeepAlive(subs)
+}
+
+// listed is the source of a server that does not run.
+type listed struct{ source }
+
+func (listed) Overview() admin.Overview { return admin.Overview{} }

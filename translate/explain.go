@@ -83,11 +83,13 @@ func (t *Translator) Explain(svc registry.Service, instances []registry.Instance
 			e.Steps = append(e.Steps, Step{cmp.Or(FieldOf(p.Reason), "registry"), strings.TrimSpace(id), p.Reason})
 		}
 	}
+	seen := make(map[string]bool, len(instances))
 	for i := range instances {
 		inst := &instances[i]
-		if inst.ID == "" || slices.ContainsFunc(e.Instances, func(x ExplainedInstance) bool { return x.ID == inst.ID }) {
+		if inst.ID == "" || seen[inst.ID] {
 			continue
 		}
+		seen[inst.ID] = true
 		e.Instances = append(e.Instances, ExplainedInstance{Instance: *inst, Resource: c.trace.resources[inst.ID], Steps: c.trace.instances[inst.ID]})
 	}
 	slices.SortFunc(e.Instances, func(a, b ExplainedInstance) int { return cmp.Compare(a.ID, b.ID) })

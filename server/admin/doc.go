@@ -2,7 +2,9 @@
 //
 // Everything is read-only but the two decisions at the end:
 //
-//	/                      a page for people: registries, sinks, problems
+//	/                      pages for people: this one is an overview
+//	/registries /services /host/NAME /sinks /changes /problems
+//	/changes/stream        server-sent events: rows of /changes
 //	/healthz               200 as long as the process answers
 //	/readyz                200 once every registry has listed what it holds; 503 with the reasons otherwise, one per line
 //	/metrics               Prometheus
@@ -12,6 +14,7 @@
 //	/api/v1/resources      ?registry= ?collection= ?q= ?limit= ?after= ?body=true
 //	/api/v1/sinks
 //	/api/v1/changes        ?registry= ?collection= ?q= ?limit= ?after=, newest first
+//	/api/v1/explain        ?host=: from the registries to the sinks
 //	/api/v1/kept           ?registry= ?collection= ?q= ?limit= ?after=
 //
 //	POST /api/v1/registries/NAME/accept

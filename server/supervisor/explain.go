@@ -16,6 +16,7 @@ const explainWithin = 5 * time.Second
 
 var (
 	errNotRunning = errors.New("its plugin does not run")
+	errBusy       = errors.New("its plugin is explaining other hosts; ask again")
 	errSilent     = errors.New("its plugin does not explain what it holds; build it with a newer SDK")
 )
 
@@ -36,6 +37,12 @@ func (s *Supervisor) Explain(ctx context.Context, host string) ([]*pluginv1.Expl
 	}
 	call, cancel := context.WithTimeout(ctx, explainWithin)
 	defer cancel()
+	select {
+	case s.explaining <- struct{}{}:
+		defer func() { <-s.explaining }()
+	case <-call.Done():
+		return nil, errBusy
+	}
 	resp, err := c.api.Explain(call, &pluginv1.ExplainRequest{Host: host})
 	switch {
 	case err == nil:

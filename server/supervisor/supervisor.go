@@ -44,6 +44,8 @@ type Supervisor struct {
 
 	prepared *prepared // by Prepare, for the first session
 
+	explaining chan struct{} // a semaphore of one, held during a call of Explain
+
 	mu sync.Mutex
 	// guarded by mu
 	status  Status
@@ -84,7 +86,7 @@ func New(host *Host, spec Spec, sink Sink, log *slog.Logger, metrics *Metrics) (
 	if metrics == nil {
 		metrics = NewMetrics(nil)
 	}
-	s := &Supervisor{host: host, spec: spec, sink: sink, log: log, metrics: metrics, aside: spec.Successor}
+	s := &Supervisor{host: host, spec: spec, sink: sink, log: log, metrics: metrics, aside: spec.Successor, explaining: make(chan struct{}, 1)}
 	s.status = Status{Registry: spec.Registry, Adapter: spec.Adapter}
 	s.setPhase(PhaseStopped)
 	return s, nil
