@@ -152,6 +152,17 @@ func explainSink(st *stream.Status, claims []state.Claim) admin.ExplainedSink {
 		}
 		newest = max(newest, at)
 	}
+	if st.Shows != nil {
+		kind := state.Kind{Collection: collection.ServiceEntry, Shape: encode.Inline}
+		if st.Shape == encode.Workload.String() {
+			kind.Shape = encode.Workload
+		}
+		if !slices.ContainsFunc(claims, func(c state.Claim) bool { return c.Outcome != "kept back" && st.Shows(kind, c.Name) }) {
+			out.State = "not in its view"
+			return out
+		}
+		newest = ^state.Revision(0) // its revisions are others: only a lag of 0 shows that it has everything
+	}
 	worst := -1
 	for _, sub := range st.Subscriptions {
 		if sub.Collection != collection.ServiceEntry && (sub.Collection != collection.WorkloadEntry || st.Shape != encode.Workload.String()) {
@@ -180,7 +191,7 @@ func sinkState(sub *stream.SubscriptionStatus, newest state.Revision) (rank int,
 		return 5, "refused"
 	case sub.AckedRevision >= newest || sub.State == view.Current.String() && sub.Lag == 0:
 		return 1, "acknowledged"
-	case sub.SentRevision >= newest:
+	case sub.SentRevision >= newest, sub.State == view.Sent.String() && newest == ^state.Revision(0):
 		return 2, "sent"
 	default:
 		return 3, "not sent"

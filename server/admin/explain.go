@@ -98,8 +98,8 @@ type ExplainedSink struct {
 	// Collection is the one of the host's resources that the sink was sent
 	// last; empty if it has asked for none.
 	Collection string `json:"collection,omitempty"`
-	// State is held, not sent, sent, acknowledged, refused, by name or not
-	// asked.
+	// State is held, not sent, sent, acknowledged, refused, by name, not asked
+	// or not in its view.
 	State        string    `json:"state"`
 	SentVersion  string    `json:"sent_version,omitempty"`
 	SentAt       time.Time `json:"sent_at,omitzero"`
@@ -243,9 +243,13 @@ func (e *Explanation) explainSinks() string {
 	if len(e.Sinks) == 0 {
 		return "No sink is connected, so nobody receives it: name this bridge's xDS address in configSources of istiod's mesh configuration."
 	}
-	acked := 0
+	acked, of := 0, 0
 	var lacking []string
 	for _, s := range e.Sinks {
+		if s.State == "not in its view" {
+			continue
+		}
+		of++
 		if s.State == "acknowledged" {
 			acked++
 			continue
@@ -256,7 +260,10 @@ func (e *Explanation) explainSinks() string {
 		}
 		lacking = append(lacking, fmt.Sprintf("%s (%s)", cmp.Or(s.Node, s.Address), what))
 	}
-	text := fmt.Sprintf("%d of %s acknowledged it", acked, countOf(len(e.Sinks), "sink has", "sinks have"))
+	if of == 0 {
+		return "No connected sink has it in its view: see the views of the listeners and rules in the configuration."
+	}
+	text := fmt.Sprintf("%d of %s acknowledged it", acked, countOf(of, "sink has", "sinks have"))
 	if len(lacking) > 0 {
 		text += "; the rest: " + strings.Join(lacking[:min(len(lacking), 5)], ", ")
 	}

@@ -374,7 +374,7 @@ func (s *session) Status() stream.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := stream.Status{
-		Address: s.address, Node: s.node, Protocol: "mcp", Connected: s.connected, StaleNonces: s.stale,
+		Address: s.address, Node: s.node, Protocol: "mcp", Connected: s.connected, StaleNonces: s.stale, Shows: s.view.Shows(),
 		Subscriptions: []stream.SubscriptionStatus{},
 	}
 	if s.reverse {

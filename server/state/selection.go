@@ -361,6 +361,16 @@ func (s *Selection) Get(k Kind, name string) (*Record, bool) {
 	return r, r != nil
 }
 
+// Len returns the number of names of a kind that is read.
+func (s *Selection) Len(k Kind) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.logs[k]; l != nil {
+		return l.live
+	}
+	return 0
+}
+
 // Revision returns the current revision of the selection.
 func (s *Selection) Revision() Revision {
 	s.mu.Lock()

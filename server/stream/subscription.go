@@ -168,6 +168,9 @@ type Status struct {
 	Shape       string            `json:"shape"`              // inline or workload
 	Connected   time.Time         `json:"connected"`
 	StaleNonces uint64            `json:"stale_nonces,omitempty"` // ignored requests; MCP only
+	// Shows reports whether the sink may see a resource; nil if it may see all.
+	// Revisions of a sink with Shows are those of its view.
+	Shows func(k view.Kind, name string) bool `json:"-"`
 	// Subscriptions are in the order of service.
 	Subscriptions []SubscriptionStatus `json:"subscriptions"`
 }

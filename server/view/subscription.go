@@ -374,7 +374,7 @@ func (s *Subscription) Next() (r Response, ok bool, err error) {
 	case s.listing:
 		s.held += r.Resources
 	default:
-		s.held = s.view.db.Len(s.kind)
+		s.held = s.view.data.Len(s.kind)
 	}
 	return r, true, nil
 }

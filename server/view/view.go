@@ -31,10 +31,14 @@ type View struct {
 type data interface {
 	Changes(k state.Kind, c *state.Cursor) iter.Seq[state.Change]
 	Get(k state.Kind, name string) (*state.Record, bool)
+	Len(k state.Kind) int
 	Revision() state.Revision
 	Changed() <-chan struct{}
 	Initialized(coll string) bool
 }
+
+// Kind is a collection in the shape of some sinks.
+type Kind = state.Kind
 
 // Filter selects what a view shows.
 type Filter = state.Filter
@@ -51,6 +55,18 @@ func New(db *state.DB, filters ...Filter) *View {
 		v.data = v.part
 	}
 	return v
+}
+
+// Shows reports whether the view has a resource. It is nil for a view of all of
+// the state.
+func (v *View) Shows() func(k Kind, name string) bool {
+	if v.part == nil {
+		return nil
+	}
+	return func(k Kind, name string) bool {
+		_, ok := v.data.Get(k, name)
+		return ok
+	}
 }
 
 // narrower holds the views that are narrower than one.

@@ -437,7 +437,7 @@ func (s *session) Status() stream.Status {
 	revision := uint64(s.view.Revision())
 	st := stream.Status{
 		Address: s.address, Node: s.node, Metadata: maps.Clone(s.metadata), Version: s.metadata["ISTIO_VERSION"],
-		Protocol: s.protocol, Connected: s.connected, Subscriptions: make([]stream.SubscriptionStatus, 0, len(s.order)),
+		Protocol: s.protocol, Connected: s.connected, Shows: s.view.Shows(), Subscriptions: make([]stream.SubscriptionStatus, 0, len(s.order)),
 	}
 	if s.profile != nil {
 		st.Profile, st.Shape = s.profile.Name, s.formLocked().Shape.String()

@@ -314,7 +314,7 @@ func TestPages(t *testing.T) {
 		p := b.open(t, i.Admin, 1280, false)
 
 		// The keyboard alone: the first key leads past the navigation, and a
-		// sink opens with Enter and stays open when the page brings itself up to
+		// sink opens with Enter and stays open when the page is brought up to
 		// date.
 		p.visit("/sinks")
 		p.run(chromedp.KeyEvent(kb.Tab))
