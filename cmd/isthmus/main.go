@@ -123,7 +123,7 @@ resources. To see it at work, run:
 	root.SetVersionTemplate("isthmus {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError(cmd, err) })
 	root.AddCommand(
-		newServe(), newDemo(), newWatch(), newDump(), newImport(), newDiff(), newValidate(),
+		newServe(), newDemo(), newWatch(), newVerify(), newDump(), newImport(), newDiff(), newValidate(),
 		newDoctor(), newMeshConfig(),
 		newAccept(), newRefuse(), newExplain(),
 		newBench(), newAdapter(), newPlugin(), newVersion(), newDocs(),

@@ -61,6 +61,7 @@ func newWatch() *cobra.Command {
 		output   = &oneOf{"text", []string{"text", "json"}}
 		shape    = &oneOf{"", []string{"inline", "workload"}}
 		address  string
+		record   string
 		body     bool
 		only     bool
 		host     string
@@ -142,6 +143,14 @@ A server of the legacy protocol tells a sink's version by all that it asks for, 
 			if err := o.Validate(); err != nil {
 				return usageError(cmd, err)
 			}
+			if record != "" {
+				file, err := os.OpenFile(record, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+				if err != nil {
+					return fmt.Errorf("--record: %w", err)
+				}
+				defer file.Close()
+				o.Record = file
+			}
 			err = watch.Run(cmd.Context(), o, cmd.OutOrStdout())
 			if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "listen" {
 				return listenError(err, "choose another with --listen")
@@ -162,6 +171,7 @@ A server of the legacy protocol tells a sink's version by all that it asks for, 
 	f.BoolVar(&only, "changes-only", false, "omit what is there at the beginning")
 	f.StringVar(&host, "host", "", "print ServiceEntries of hosts that fit this `PATTERN`, such as *.example.org, and their WorkloadEntries")
 	f.StringVar(&space, "namespace", "", "print resources of namespaces that fit this `PATTERN`; it is the name of the registry unless translate.namespace says otherwise")
+	f.StringVar(&record, "record", "", "write all that is sent and received to `FILE`, for isthmus verify")
 	f.StringArrayVar(&types, "type", nil, "type `URL` to subscribe to, may be given several times (default: ServiceEntry and WorkloadEntry of networking.istio.io/v1; serviceentries for mcp)")
 	return cmd
 }

@@ -121,14 +121,15 @@ var rules = []rule{
 		folder: "plugin/plugintest", own: []string{"plugin", "plugin/registry", "plugin/collection", "plugin/plugintest/suite"}, others: anyone,
 		tests: []string{"plugin/proto/...", "plugin/wire", "server/encode"},
 	},
+	{folder: "verify", own: []string{"plugin/collection"}, others: anyone},
 	{
-		folder: "internal/watch", own: []string{"plugin/collection", "server/mcp/proto/..."}, others: anyone,
+		folder: "internal/watch", own: []string{"plugin/collection", "server/mcp/proto/...", "verify"}, others: anyone,
 		tests: []string{"server/...", "internal/testwait"},
 	},
 	{folder: "internal/bench", own: []string{"adapters/sim", "server/mcp/proto/..."}, others: anyone},
 	{folder: "internal/migrate", own: []string{"internal/watch"}, others: anyone, tests: []string{"server/...", "plugin/..."}},
 	{
-		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "plugin/shard", "server/...", "plugin/plugintest/suite", "internal/bench", "internal/conf", "internal/doctor", "internal/migrate", "internal/watch"}, others: anyone,
+		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "plugin/shard", "server/...", "plugin/plugintest/suite", "internal/bench", "internal/conf", "internal/doctor", "internal/migrate", "internal/watch", "verify"}, others: anyone,
 		tests: []string{"internal/testcert", "internal/testenv", "internal/testresource", "internal/testwait", "plugin/..."}, // of which the plugins are made that flood
 	},
 

@@ -22,6 +22,7 @@ import (
 	mcp "istio.io/api/mcp/v1alpha1"
 
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
+	"github.com/isthmus-mesh/isthmus/verify"
 )
 
 // DefaultCollections are the collections requested over the legacy protocol if
@@ -51,8 +52,18 @@ func (wa *watcher) mcp(ctx context.Context, conn *grpc.ClientConn) error {
 }
 
 // legacy runs the sink's side of a stream.
-func (wa *watcher) legacy(stream legacyStream) error {
+func (wa *watcher) legacy(stream legacyStream) (err error) {
+	end, err := wa.recordOpen()
+	if err != nil {
+		return err
+	}
+	defer func() { err = end(err) }()
 	send := func(req *mcpv1.RequestResources) error {
+		if err := wa.record(&verify.Event{
+			Kind: verify.Request, Type: req.GetCollection(), Nonce: req.GetResponseNonce(), Refused: req.GetErrorDetail().GetMessage(), Versions: req.GetInitialResourceVersions(),
+		}); err != nil {
+			return err
+		}
 		err := stream.SendMsg(req)
 		for errors.Is(err, io.EOF) { // only receiving reports why the stream ended
 			if e := stream.RecvMsg(new(mcpv1.Resources)); e != nil {
@@ -90,6 +101,9 @@ func (wa *watcher) legacy(stream legacyStream) error {
 			req.ErrorDetail = &mcpv1.Status{Code: int32(codes.Unimplemented), Message: "unsupported collection " + r.GetCollection()}
 		} else {
 			wa.pushes++
+			if err := wa.record(verify.Legacy(r.GetCollection(), r.GetNonce(), r.GetSystemVersionInfo(), r.GetIncremental(), r.GetResources(), r.GetRemovedResources())); err != nil {
+				return err
+			}
 			switch err := wa.resources(now, r); {
 			case err == nil:
 				req.Incremental = wa.o.Incremental

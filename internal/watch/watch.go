@@ -36,6 +36,7 @@ import (
 	_ "istio.io/api/security/v1beta1"    // likewise
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/verify"
 )
 
 // DefaultTypes are the type URLs requested if [Options] names none.
@@ -87,6 +88,9 @@ type Options struct {
 	// resource cannot be decoded. A reason is repeated after a minute at the
 	// earliest. Nil discards the lines.
 	Stderr io.Writer
+	// Record receives what is sent and received as lines of a recording, for
+	// package verify. Nil records nothing.
+	Record io.Writer
 	// DialOptions are added to the options of the connection.
 	DialOptions []grpc.DialOption
 }
@@ -295,6 +299,35 @@ type watcher struct {
 	pushes int
 	have   map[string]map[string]string // version, or a substitute, by type URL and name
 	known  *known
+	stream int                          // number of the current stream, for the recording
+}
+
+// record adds an event of the current stream to the recording.
+func (wa *watcher) record(e *verify.Event) error {
+	if wa.o.Record == nil {
+		return nil
+	}
+	e.Time, e.Stream = time.Now(), wa.stream
+	line, err := e.Append(nil)
+	if err != nil {
+		return fmt.Errorf("record: %w", err)
+	}
+	if _, err := wa.o.Record.Write(line); err != nil {
+		return &writeError{err}
+	}
+	return nil
+}
+
+// recordOpen begins a stream in the recording. The returned function ends it.
+func (wa *watcher) recordOpen() (end func(error) error, err error) {
+	wa.stream++
+	err = wa.record(&verify.Event{Kind: verify.Open, Protocol: wa.o.Protocol, Shape: wa.o.Shape})
+	return func(why error) error {
+		if err := wa.record(&verify.Event{Kind: verify.End, Reason: fmt.Sprint(why)}); err != nil {
+			return errors.Join(why, err)
+		}
+		return why
+	}, err
 }
 
 // connect opens a stream and prints its responses until it ends.
@@ -335,17 +368,28 @@ func (wa *watcher) node() *core.Node {
 	return n
 }
 
-func (wa *watcher) sotw(ctx context.Context, client discovery.AggregatedDiscoveryServiceClient) error {
+func (wa *watcher) sotw(ctx context.Context, client discovery.AggregatedDiscoveryServiceClient) (err error) {
 	stream, err := client.StreamAggregatedResources(ctx)
 	if err != nil {
 		return err
+	}
+	end, err := wa.recordOpen()
+	if err != nil {
+		return err
+	}
+	defer func() { err = end(err) }()
+	send := func(req *discovery.DiscoveryRequest) error {
+		if err := wa.record(verify.SotWRequest(req)); err != nil {
+			return err
+		}
+		return stream.Send(req)
 	}
 	for i, url := range wa.o.Types {
 		req := &discovery.DiscoveryRequest{TypeUrl: url}
 		if i == 0 {
 			req.Node = wa.node()
 		}
-		if err := stream.Send(req); err != nil {
+		if err := send(req); err != nil {
 			return ended(stream, err)
 		}
 	}
@@ -358,6 +402,9 @@ func (wa *watcher) sotw(ctx context.Context, client discovery.AggregatedDiscover
 		}
 		now := time.Now()
 		wa.pushes++
+		if err := wa.record(verify.SotW(r)); err != nil {
+			return err
+		}
 		req := &discovery.DiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()}
 		if err := wa.all(now, r); err == nil {
 			accepted[r.GetTypeUrl()] = r.GetVersionInfo()
@@ -365,23 +412,34 @@ func (wa *watcher) sotw(ctx context.Context, client discovery.AggregatedDiscover
 			return err
 		}
 		req.VersionInfo = accepted[r.GetTypeUrl()]
-		if err := stream.Send(req); err != nil {
+		if err := send(req); err != nil {
 			return ended(stream, err)
 		}
 	}
 }
 
-func (wa *watcher) delta(ctx context.Context, client discovery.AggregatedDiscoveryServiceClient) error {
+func (wa *watcher) delta(ctx context.Context, client discovery.AggregatedDiscoveryServiceClient) (err error) {
 	stream, err := client.DeltaAggregatedResources(ctx)
 	if err != nil {
 		return err
+	}
+	end, err := wa.recordOpen()
+	if err != nil {
+		return err
+	}
+	defer func() { err = end(err) }()
+	send := func(req *discovery.DeltaDiscoveryRequest) error {
+		if err := wa.record(verify.DeltaRequest(req)); err != nil {
+			return err
+		}
+		return stream.Send(req)
 	}
 	for i, url := range wa.o.Types {
 		req := &discovery.DeltaDiscoveryRequest{TypeUrl: url, InitialResourceVersions: wa.have[url]}
 		if i == 0 {
 			req.Node = wa.node()
 		}
-		if err := stream.Send(req); err != nil {
+		if err := send(req); err != nil {
 			return ended(stream, err)
 		}
 	}
@@ -393,13 +451,16 @@ func (wa *watcher) delta(ctx context.Context, client discovery.AggregatedDiscove
 		}
 		now := time.Now()
 		wa.pushes++
+		if err := wa.record(verify.Delta(r)); err != nil {
+			return err
+		}
 		req := &discovery.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()}
 		if err := wa.some(now, r); err != nil {
 			if req.ErrorDetail, err = wa.refusal(r.GetTypeUrl(), err); err != nil {
 				return err
 			}
 		}
-		if err := stream.Send(req); err != nil {
+		if err := send(req); err != nil {
 			return ended(stream, err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,6 +31,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/servertest"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/xds"
+	"github.com/isthmus-mesh/isthmus/verify"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -238,6 +240,50 @@ func TestReconnect(t *testing.T) {
 					t.Errorf("the server is back (-want +got):\n%s", d)
 				}
 			})
+		})
+	}
+}
+
+// A recording has what was sent and received on each stream; a judge that is
+// told what the registry had finds nothing wrong with it, and notices a line
+// that is missing.
+func TestRecord(t *testing.T) {
+	for _, protocol := range []string{"sotw", "delta"} {
+		t.Run(protocol, func(t *testing.T) {
+			var recording buffer
+			run(t, watch.Options{Protocol: protocol, Record: &recording, Types: []string{"networking.istio.io/v1/ServiceEntry"}}, func(e *env) {
+				e.set("ns/a", "a.example.org")
+				e.out.take()
+				e.set("ns/a", "b.example.org")
+				e.out.take()
+				e.stop()
+				e.up(nil)
+				<-time.After(time.Minute)
+				e.set("ns/b", "b.example.org")
+				e.out.take()
+			})
+			lines := strings.SplitAfter(recording.b.String(), "\n")
+			judge := func(lines []string) (kinds string, violations []verify.Violation) {
+				j := verify.New()
+				j.Add(&verify.Event{Kind: verify.Truth, Collection: collection.ServiceEntry, Name: "ns/a", Revision: 1})
+				j.Add(&verify.Event{Kind: verify.Truth, Collection: collection.ServiceEntry, Name: "ns/b", Revision: 2})
+				if err := verify.Read(strings.NewReader(strings.Join(lines, "")), func(_ int, e *verify.Event) error {
+					kinds += e.Kind[:3] + " "
+					violations = append(violations, j.Add(e)...)
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+				return kinds, violations
+			}
+			kinds, violations := judge(lines)
+			if len(violations) > 0 || !strings.HasPrefix(kinds, "ope req res req res req ") || !strings.Contains(kinds, "end ope req res req ") || !strings.HasSuffix(kinds, "res req end ") {
+				t.Errorf("the recording has %s, with %v", kinds, violations)
+			}
+			at := strings.Index(kinds, "req res req res") / 4
+			if _, violations := judge(slices.Delete(slices.Clone(lines), at+2, at+3)); len(violations) != 1 || violations[0].Guarantee != verify.OneInFlight {
+				t.Errorf("without an ACK: %v", violations)
+			}
 		})
 	}
 }

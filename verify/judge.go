@@ -1,0 +1,604 @@
+package verify
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+)
+
+// Guarantee is the number of a guarantee in docs/guarantees.md.
+type Guarantee int
+
+// The guarantees.
+const (
+	NoRemovalWithoutCause Guarantee = iota + 1
+	NoStaleOverwrite
+	NothingInvented
+	Convergence
+	EqualVersionsEqualBytes
+	HoldBeforeFirstListing
+	OneInFlight
+	Nonces
+	WellFormed
+	NoNoise
+	OnlyWhatIsLacking
+)
+
+var guarantees = map[Guarantee]string{
+	NoRemovalWithoutCause:   "no removal without cause",
+	NoStaleOverwrite:        "no stale overwrite",
+	NothingInvented:         "nothing invented",
+	Convergence:             "eventual convergence",
+	EqualVersionsEqualBytes: "equal versions mean equal bytes",
+	HoldBeforeFirstListing:  "hold before the first listing",
+	OneInFlight:             "one response in flight",
+	Nonces:                  "nonces and types",
+	WellFormed:              "well-formed responses",
+	NoNoise:                 "no noise",
+	OnlyWhatIsLacking:       "only what is lacking",
+}
+
+// String returns the title of the guarantee.
+func (g Guarantee) String() string { return guarantees[g] }
+
+// Violation is a broken guarantee.
+type Violation struct {
+	Guarantee Guarantee
+	Event     int // number of the event, from 1
+	Time      time.Time
+	Stream    int // 0 if it is of no single stream
+	Text      string
+}
+
+// String returns one line.
+func (v Violation) String() string {
+	return fmt.Sprintf("event %d, %s, stream %d: guarantee %d, %v: %s", v.Event, v.Time.UTC().Format(time.RFC3339Nano), v.Stream, int(v.Guarantee), v.Guarantee, v.Text)
+}
+
+// maxPerEvent bounds the violations of one guarantee that one event yields.
+const maxPerEvent = 5
+
+// Judge judges events in the order of time. It belongs to one goroutine.
+type Judge struct {
+	n      int // events
+	now    time.Time
+	found  []Violation // of the current event
+	counts map[Guarantee]int
+
+	streams map[int]*stream
+	truth   map[key]*fact
+	told    map[string]bool // collections that the truth speaks of
+	started time.Time       // Since of the newest start, zero before
+	starts  int             // number of starts
+
+	// What a name had under a version, and which version a content had, by
+	// form, type and name; and what a full response had, by form, type and
+	// version.
+	under    map[string]known
+	versions map[string]string
+	sets     map[string]string
+
+	// Responses and Resources count what was judged.
+	Responses, Resources int
+}
+
+// New returns a judge that has seen nothing.
+func New() *Judge {
+	return &Judge{
+		counts: map[Guarantee]int{}, streams: map[int]*stream{}, truth: map[key]*fact{}, told: map[string]bool{},
+		under: map[string]known{}, versions: map[string]string{}, sets: map[string]string{},
+	}
+}
+
+// known is what a sink may report to hold.
+type known struct {
+	*Resource
+	starts int // when it was sent
+}
+
+// key identifies what can come and go: a resource, or an endpoint of a
+// ServiceEntry.
+type key struct{ collection, name, address string }
+
+func (k key) String() string {
+	if k.address != "" {
+		return k.name + " " + k.address
+	}
+	return k.collection[strings.LastIndex(k.collection, "/")+1:] + " " + k.name
+}
+
+// remembered bounds the changes of one key that are kept.
+const remembered = 256
+
+// fact is what the truth says of a key.
+type fact struct {
+	instance  bool // of a service, as a WorkloadEntry
+	present   bool
+	since     time.Time // it is present since
+	revision  uint64    // of the newest change
+	absent    []uint64  // revisions of removals, ascending
+	revisions []uint64  // the others, ascending
+}
+
+func (f *fact) set(revision uint64, absent bool, now time.Time) {
+	switch {
+	case absent:
+		f.absent = append(f.absent, revision)
+	case !f.present:
+		f.since = now
+		fallthrough
+	default:
+		f.revisions = append(f.revisions, revision)
+	}
+	f.present, f.revision = !absent, revision
+	if len(f.absent) > 2*remembered {
+		f.absent = slices.Delete(f.absent, 0, remembered)
+	}
+	if len(f.revisions) > 2*remembered {
+		f.revisions = slices.Delete(f.revisions, 0, remembered)
+	}
+}
+
+// removedAfter returns the first removal after a revision, 0 if there is none.
+func (f *fact) removedAfter(revision uint64) uint64 {
+	i, _ := slices.BinarySearch(f.absent, revision+1)
+	if i == len(f.absent) {
+		return 0
+	}
+	return f.absent[i]
+}
+
+// said reports whether the registry had this revision, or whether that is no
+// longer known.
+func (f *fact) said(revision uint64) bool {
+	_, found := slices.BinarySearch(f.revisions, revision)
+	return found || len(f.revisions) >= remembered && revision < f.revisions[0]
+}
+
+// stream is one stream.
+type stream struct {
+	id   int
+	form string
+	mcp  bool
+	// workload is the shape in which an instance is a resource of its own, and
+	// no endpoint of its service.
+	workload bool
+	subs     map[string]*subscription
+}
+
+// subscription is one type of a stream.
+type subscription struct {
+	collection string
+	names      map[string]bool // nil for all
+	resumed    map[string]string
+	nonces     map[string]bool
+	waiting    string // the nonce in flight
+	responses  int
+	version    string // of the newest full response
+	have       map[string]*Resource
+	held       map[key]uint64 // revision, or a lower bound of it
+	floor      map[key]uint64 // the newest removal that was sent
+	before     map[key]bool   // held from before the bridge started
+}
+
+// resume notes what the sink reports to hold. Of what it has from before the
+// bridge started, the bridge may have an older revision on disk.
+func (u *subscription) resume(k key, revision uint64, before bool) {
+	if before {
+		u.before[k], revision = true, 0
+	}
+	u.held[k] = revision
+}
+
+// legacyCollections are those of the legacy protocol that the truth speaks of.
+var legacyCollections = map[string]string{
+	"istio/networking/v1alpha3/serviceentries":           "networking.istio.io/ServiceEntry",
+	"istio/networking/v1alpha3/synthetic/serviceentries": "networking.istio.io/ServiceEntry",
+	"istio/networking/v1alpha3/workloadentries":          "networking.istio.io/WorkloadEntry",
+	"istio/networking/v1beta1/workloadentries":           "networking.istio.io/WorkloadEntry",
+}
+
+func (s *stream) collectionOf(url string) string {
+	if !s.mcp {
+		return collection.OfTypeURL(url)
+	}
+	if coll, ok := legacyCollections[url]; ok {
+		return coll
+	}
+	return url
+}
+
+// Add judges the next event and returns what it violates.
+func (j *Judge) Add(e *Event) []Violation {
+	j.n++
+	j.now, j.found = e.Time, nil
+	clear(j.counts)
+	switch e.Kind {
+	case Open:
+		j.streams[e.Stream] = &stream{
+			id: e.Stream, form: e.Protocol + " " + e.Shape + " " + e.Form, mcp: e.Protocol == "mcp", subs: map[string]*subscription{},
+			workload: e.Shape == "workload" || e.Shape == "" && e.Protocol == "delta",
+		}
+	case End:
+		delete(j.streams, e.Stream)
+	case Request:
+		j.request(e)
+	case Response:
+		j.response(e)
+	case Truth:
+		j.tell(e)
+	case Start:
+		j.starts++
+		if j.started = e.Since; j.started.IsZero() {
+			j.started = e.Time
+		}
+	case Settled:
+		j.settled()
+	default:
+		j.fail(WellFormed, e.Stream, "there is no event %q", e.Kind)
+	}
+	return j.found
+}
+
+// Events returns the number of events.
+func (j *Judge) Events() int { return j.n }
+
+func (j *Judge) fail(g Guarantee, stream int, format string, args ...any) {
+	if j.counts[g]++; j.counts[g] > maxPerEvent {
+		return
+	}
+	j.found = append(j.found, Violation{g, j.n, j.now, stream, fmt.Sprintf(format, args...)})
+}
+
+func (j *Judge) tell(e *Event) {
+	keys := []key{{e.Collection, e.Name, ""}}
+	if e.Service != "" {
+		keys = append(keys, key{serviceEntry, e.Service, e.Address})
+		j.told[serviceEntry] = true
+	}
+	j.told[e.Collection] = true
+	for _, k := range keys {
+		f := j.truth[k]
+		if f == nil {
+			f = new(fact)
+			j.truth[k] = f
+		}
+		f.instance = e.Service != "" && k.address == ""
+		f.set(e.Revision, e.Absent, e.Time)
+	}
+}
+
+const serviceEntry = "networking.istio.io/ServiceEntry"
+
+func (j *Judge) request(e *Event) {
+	s := j.streams[e.Stream]
+	if s == nil {
+		j.fail(WellFormed, e.Stream, "a request on a stream that is not open")
+		return
+	}
+	u := s.subs[e.Type]
+	if u == nil {
+		u = &subscription{
+			collection: s.collectionOf(e.Type), nonces: map[string]bool{}, have: map[string]*Resource{},
+			held: map[key]uint64{}, floor: map[key]uint64{}, before: map[key]bool{}, resumed: maps.Clone(e.Versions),
+		}
+		// What the sink reports to hold can be removed from it.
+		for name, version := range e.Versions {
+			r, ok := j.under[s.form+" "+e.Type+" "+name+" "+version]
+			if !ok {
+				r.Resource = &Resource{Name: name, Version: version}
+			}
+			u.have[name] = r.Resource
+			u.resume(key{u.collection, name, ""}, r.Revision, r.starts < j.starts)
+			for _, p := range r.Endpoints {
+				u.resume(key{u.collection, name, p.Address}, p.Revision, r.starts < j.starts)
+			}
+		}
+		s.subs[e.Type] = u
+	}
+	if len(e.Names) > 0 {
+		u.names = map[string]bool{}
+		for _, name := range e.Names {
+			u.names[name] = true
+		}
+	}
+	if e.Nonce != "" && e.Nonce == u.waiting {
+		u.waiting = ""
+	}
+}
+
+func (j *Judge) response(e *Event) {
+	j.Responses++
+	j.Resources += len(e.Resources)
+	s := j.streams[e.Stream]
+	if s == nil || s.subs[e.Type] == nil {
+		j.fail(Nonces, e.Stream, "a response of type %q, which was not asked for", e.Type)
+		return
+	}
+	u := s.subs[e.Type]
+	if u.waiting != "" {
+		j.fail(OneInFlight, s.id, "%s: response %q, and %q is not answered", e.Type, e.Nonce, u.waiting)
+	}
+	if e.Nonce == "" || u.nonces[e.Nonce] {
+		j.fail(Nonces, s.id, "%s: the nonce %q is empty or was used before", e.Type, e.Nonce)
+	}
+	u.nonces[e.Nonce], u.waiting = true, e.Nonce
+	u.responses++
+	j.wellFormed(s, e)
+	if u.names == nil {
+		j.noise(s, u, e)
+	}
+	j.compare(s, e)
+	now := u.have
+	if !e.Incremental {
+		now = make(map[string]*Resource, len(e.Resources))
+	}
+	for i := range e.Resources {
+		r := &e.Resources[i]
+		was := u.have[r.Name]
+		now[r.Name] = r
+		j.served(s, u, r, was)
+	}
+	gone := e.Removed
+	if !e.Incremental {
+		gone = nil
+		for name := range u.have {
+			if now[name] == nil {
+				gone = append(gone, name)
+			}
+		}
+		slices.Sort(gone)
+	}
+	for _, name := range gone {
+		if was := u.have[name]; was != nil {
+			j.gone(s, u, was)
+		}
+		delete(now, name)
+	}
+	u.have = now
+	if u.names == nil {
+		j.complete(s, u, e)
+		u.resumed = nil
+	}
+}
+
+// wellFormed judges what can be seen without anything else.
+func (j *Judge) wellFormed(s *stream, e *Event) {
+	seen := make(map[string]bool, len(e.Resources))
+	for i := range e.Resources {
+		r := &e.Resources[i]
+		namespace, name, ok := strings.Cut(r.Name, "/")
+		switch {
+		case r.Invalid != "":
+			j.fail(WellFormed, s.id, "%s %q: %s", e.Type, r.Name, r.Invalid)
+		case !ok || namespace == "" || name == "":
+			j.fail(WellFormed, s.id, "%s: the name %q is not NAMESPACE/NAME", e.Type, r.Name)
+		case seen[r.Name]:
+			j.fail(WellFormed, s.id, "%s %q is there twice", e.Type, r.Name)
+		}
+		seen[r.Name] = true
+		addresses := make(map[string]bool, len(r.Endpoints))
+		for _, p := range r.Endpoints {
+			if addresses[p.Address] {
+				j.fail(WellFormed, s.id, "%s %q has the endpoint %s twice", e.Type, r.Name, p.Address)
+			}
+			addresses[p.Address] = true
+		}
+	}
+	removed := make(map[string]bool, len(e.Removed))
+	for _, name := range e.Removed {
+		if seen[name] || removed[name] {
+			j.fail(WellFormed, s.id, "%s %q is removed twice, or set and removed", e.Type, name)
+		}
+		removed[name] = true
+	}
+}
+
+// noise judges whether the response had to be sent.
+func (j *Judge) noise(s *stream, u *subscription, e *Event) {
+	for i := range e.Resources {
+		r := &e.Resources[i]
+		if v, ok := u.resumed[r.Name]; ok && v != "" && v == r.Version {
+			j.fail(OnlyWhatIsLacking, s.id, "%s %q: the sink has version %s", e.Type, r.Name, v)
+		}
+		// Without a revision, and of a service whose endpoints come and go, it
+		// may have been different in between.
+		told := r.Revision != 0 && (s.workload || u.collection != serviceEntry)
+		if was := u.have[r.Name]; e.Incremental && u.responses > 1 && told && was != nil && was.Sum == r.Sum {
+			j.fail(NoNoise, s.id, "%s %q is sent again as it is", e.Type, r.Name)
+		}
+	}
+	switch {
+	case u.responses == 1:
+	case e.Incremental && len(e.Resources)+len(e.Removed) == 0:
+		j.fail(NoNoise, s.id, "%s: response %q is empty", e.Type, e.Nonce)
+	case !e.Incremental && !s.mcp && e.Version == u.version:
+		j.fail(NoNoise, s.id, "%s: response %q repeats version %s", e.Type, e.Nonce, e.Version)
+	}
+	if !e.Incremental {
+		u.version = e.Version
+	}
+}
+
+// compare judges versions against all that was sent before, to whomever.
+func (j *Judge) compare(s *stream, e *Event) {
+	var set []string
+	for i := range e.Resources {
+		r := &e.Resources[i]
+		set = append(set, r.Name+" "+r.Sum)
+		if r.Version == "" || r.Sum == "" {
+			continue
+		}
+		name := s.form + " " + e.Type + " " + r.Name + " "
+		if was, ok := j.under[name+r.Version]; ok && was.Sum != r.Sum {
+			j.fail(EqualVersionsEqualBytes, s.id, "%s %q: version %s had the bytes %s and has %s", e.Type, r.Name, r.Version, was.Sum, r.Sum)
+		}
+		j.under[name+r.Version] = known{r, j.starts}
+		if was, ok := j.versions[name+r.Content]; ok && was != r.Version {
+			j.fail(EqualVersionsEqualBytes, s.id, "%s %q: the same content had version %s and has %s", e.Type, r.Name, was, r.Version)
+		}
+		j.versions[name+r.Content] = r.Version
+	}
+	if e.Incremental || e.Version == "" || s.mcp {
+		return
+	}
+	slices.Sort(set)
+	all, name := sum([]byte(strings.Join(set, "\n"))), s.form+" "+e.Type+" "
+	if was, ok := j.sets[name+e.Version]; ok && was != all {
+		j.fail(EqualVersionsEqualBytes, s.id, "%s: version %s stands for two collections", e.Type, e.Version)
+	}
+	j.sets[name+e.Version] = all
+}
+
+// served judges what a resource says, and what of it is gone.
+func (j *Judge) served(s *stream, u *subscription, r, was *Resource) {
+	j.present(s, u, key{u.collection, r.Name, ""}, r.Revision)
+	now := make(map[string]bool, len(r.Endpoints))
+	for _, p := range r.Endpoints {
+		now[p.Address] = true
+		j.present(s, u, key{u.collection, r.Name, p.Address}, p.Revision)
+	}
+	if was == nil {
+		return
+	}
+	for _, p := range was.Endpoints {
+		if !now[p.Address] {
+			j.absent(s, u, key{u.collection, r.Name, p.Address})
+		}
+	}
+}
+
+// gone judges the removal of a resource.
+func (j *Judge) gone(s *stream, u *subscription, was *Resource) {
+	j.absent(s, u, key{u.collection, was.Name, ""})
+	for _, p := range was.Endpoints {
+		j.absent(s, u, key{u.collection, was.Name, p.Address})
+	}
+}
+
+func (j *Judge) present(s *stream, u *subscription, k key, revision uint64) {
+	floor := max(u.held[k], u.floor[k])
+	u.held[k] = max(revision, floor)
+	delete(u.before, k)
+	f := j.truth[k]
+	if f == nil {
+		if j.told[k.collection] {
+			j.fail(NothingInvented, s.id, "%v: no registry ever had it", k)
+		}
+		return
+	}
+	if revision == 0 {
+		return
+	}
+	if revision < floor {
+		j.fail(NoStaleOverwrite, s.id, "%v: revision %d after %d", k, revision, floor)
+	}
+	if !f.said(revision) {
+		j.fail(NothingInvented, s.id, "%v: no registry ever had revision %d of it", k, revision)
+	}
+}
+
+func (j *Judge) absent(s *stream, u *subscription, k key) {
+	held, before := u.held[k], u.before[k]
+	delete(u.held, k)
+	delete(u.before, k)
+	f := j.truth[k]
+	if f == nil || before && !f.since.Before(j.started) {
+		return
+	}
+	cause := f.removedAfter(held)
+	if before && f.present {
+		cause = 0
+	}
+	if cause == 0 {
+		j.fail(NoRemovalWithoutCause, s.id, "%v is removed; the sink has revision %d, and the registry has %d", k, held, f.revision)
+		return
+	}
+	u.floor[k] = max(u.floor[k], cause)
+}
+
+// complete judges whether the first response of a type could be sent yet.
+func (j *Judge) complete(s *stream, u *subscription, e *Event) {
+	empty := len(e.Resources)+len(e.Removed) == 0 && len(u.resumed) == 0
+	if u.responses > 1 || j.started.IsZero() || e.Incremental && !empty {
+		return
+	}
+	for k, f := range j.truth {
+		if k.collection != u.collection || !f.present || !f.since.Before(j.started) || s.lacks(k, f) {
+			continue
+		}
+		if _, ok := u.held[k]; !ok {
+			j.fail(HoldBeforeFirstListing, s.id, "%v is missing in the first response; the registry has it since %v", k, f.since.UTC().Format(time.RFC3339Nano))
+		}
+	}
+}
+
+// settled judges that all streams have what the registries have.
+func (j *Judge) settled() {
+	ids := slices.Sorted(maps.Keys(j.streams))
+	same := map[string]*subscription{}
+	for _, id := range ids {
+		s := j.streams[id]
+		for _, url := range slices.Sorted(maps.Keys(s.subs)) {
+			u := s.subs[url]
+			if u.names != nil {
+				continue
+			}
+			if u.responses == 0 {
+				j.fail(Convergence, id, "%s: there is no response", url)
+				continue
+			}
+			j.converged(s, u)
+			name := s.form + " " + url
+			if other := same[name]; other != nil {
+				j.alike(s, u, other)
+			}
+			same[name] = u
+		}
+	}
+}
+
+func (j *Judge) converged(s *stream, u *subscription) {
+	if !j.told[u.collection] {
+		return
+	}
+	for k, f := range j.truth {
+		if k.collection != u.collection {
+			continue
+		}
+		held, ok := u.held[k]
+		if s.lacks(k, f) {
+			continue
+		}
+		switch {
+		case ok != f.present:
+			j.fail(Convergence, s.id, "%v: the sink has it: %v, the registry: %v", k, ok, f.present)
+		case ok && held != 0 && f.revision != 0 && held != f.revision:
+			j.fail(Convergence, s.id, "%v: the sink has revision %d, the registry %d", k, held, f.revision)
+		}
+	}
+}
+
+// lacks reports whether the shape of the stream has no place for a key.
+func (s *stream) lacks(k key, f *fact) bool {
+	if s.workload {
+		return k.address != ""
+	}
+	return f.instance
+}
+
+func (j *Judge) alike(s *stream, a, b *subscription) {
+	for name, r := range a.have {
+		other := b.have[name]
+		if other == nil || other.Version != r.Version {
+			j.fail(Convergence, s.id, "%q: two sinks of one form differ", name)
+		}
+	}
+	if len(a.have) != len(b.have) {
+		j.fail(Convergence, s.id, "two sinks of one form have %d and %d resources", len(a.have), len(b.have))
+	}
+}
