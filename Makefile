@@ -95,6 +95,12 @@ bench-consul: ## the table of adapters/consul/README.md, half an hour; then 10,0
 .PHONY: bench-first-call
 bench-first-call: ## the table of docs/install.md: from nothing that runs to the first call
 	$(GO) test -run '^$$' -bench FirstCall -benchtime 3x -timeout 30m ./test/compose
+SEEDS ?= 1000
+FIRST ?= 1
+
+.PHONY: simulate
+simulate: ## more seeds of the simulation: make simulate SEEDS=1000 FIRST=1
+	$(GO) test -count=1 -run '^TestSeeds$$' -timeout 24h -v ./test/simulation -seeds $(SEEDS) -first $(FIRST)
 
 .PHONY: tools
 tools: $(LINT)/golangci-lint $(PROTO)/buf ## build or fetch every tool and test server into the user's cache directory

@@ -80,7 +80,7 @@ type Description struct {
 // client is a connection to one plugin process.
 type client struct {
 	limits  limits
-	process *process // nil if the process could not be created
+	process *process // nil if the process could not be created, and with Spec.Open
 	dir     string   // of the socket
 	conn    *grpc.ClientConn
 	api     pluginv1.AdapterServiceClient
@@ -96,6 +96,11 @@ type client struct {
 func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started func(pid int), dropped prometheus.Counter) (*client, error) {
 	c := &client{limits: h.limits}
 	if err := spec.Validate(); err != nil {
+		return c, err
+	}
+	if spec.Open != nil {
+		var err error
+		c.api, err = spec.Open(ctx)
 		return c, err
 	}
 	if err := errors.Join(verify(spec), verifySignature(spec)); err != nil {
@@ -319,7 +324,7 @@ func orEmpty(b json.RawMessage) []byte {
 // explain adds the exit status to an error that the end of the process may have
 // caused.
 func (c *client) explain(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || c.process == nil {
 		return err
 	}
 	timer := time.NewTimer(exitWithin)

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"time"
 
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
@@ -49,7 +50,7 @@ const (
 // Backoff returns the pauses of a bridge as it is outside of tests: after a
 // process that was live for some time, and after a configuration was refused.
 func Backoff() (restart func(live time.Duration) time.Duration, refused func() time.Duration) {
-	b := &backoff{limits: defaultLimits}
+	b := &backoff{limits: defaultLimits, jitter: rand.N[time.Duration]}
 	return b.restart, b.refused
 }
 

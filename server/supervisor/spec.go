@@ -1,14 +1,17 @@
 package supervisor
 
 import (
+	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
+	"time"
 
 	"aead.dev/minisign"
 
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/shard"
 )
 
@@ -53,6 +56,12 @@ type Spec struct {
 	// OpenFiles bounds the files that the process may have open, sockets
 	// included. 0: no bound. Linux only.
 	OpenFiles int
+	// Open, if set, returns the plugin, and no process is started: a simulation
+	// has its plugins in its own process.
+	Open func(ctx context.Context) (pluginv1.AdapterServiceClient, error)
+	// Jitter returns a duration from 0 up to the given one, by which a pause is
+	// shortened. Nil is at random.
+	Jitter func(most time.Duration) time.Duration
 	// Successor marks a registry that already has a supervisor. That one keeps
 	// the registry's metrics until [Supervisor.Run], and must step aside and
 	// end before it.
@@ -65,7 +74,7 @@ func (s Spec) Validate() error {
 	if s.Registry == "" {
 		all = append(all, errors.New("the registry has no name"))
 	}
-	if len(s.Command) == 0 || s.Command[0] == "" {
+	if s.Open == nil && (len(s.Command) == 0 || s.Command[0] == "") {
 		all = append(all, errors.New("there is no command"))
 	}
 	if _, err := s.checksum(); err != nil {

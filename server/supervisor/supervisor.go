@@ -175,7 +175,10 @@ func (s *Supervisor) Close() {
 func (s *Supervisor) Run(ctx context.Context) error {
 	s.takeOver()
 	defer s.stopped()
-	b := backoff{limits: s.host.limits}
+	b := backoff{limits: s.host.limits, jitter: s.spec.Jitter}
+	if b.jitter == nil {
+		b.jitter = rand.N[time.Duration]
+	}
 	for {
 		live, err := s.session(ctx)
 		if ctx.Err() != nil {
@@ -204,6 +207,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 type backoff struct {
 	limits limits
 	last   time.Duration // before jitter; zero: none yet
+	jitter func(most time.Duration) time.Duration
 }
 
 // restart returns the pause after a process that was live for the given time.
@@ -214,13 +218,13 @@ func (b *backoff) restart(live time.Duration) time.Duration {
 		b.last = 0
 	}
 	b.last = min(max(2*b.last, b.limits.minBackoff), b.limits.maxBackoff)
-	return b.last - rand.N(b.last/2)
+	return b.last - b.jitter(b.last/2)
 }
 
 // refused returns the pause after a refused configuration.
 func (b *backoff) refused() time.Duration {
 	b.last = 0
-	return b.limits.refused - rand.N(b.limits.refused/10)
+	return b.limits.refused - b.jitter(b.limits.refused/10)
 }
 
 // begin starts and configures a process. The caller must close the client even
@@ -244,7 +248,7 @@ func (s *Supervisor) begin(ctx context.Context) (p prepared) {
 		return p
 	}
 	s.update(func(st *Status) { st.Adapter, st.Version = p.Name, p.Version })
-	s.log.Info("plugin started", "adapter", p.Name, "version", p.Version, "pid", p.client.process.pid)
+	s.log.Info("plugin started", "adapter", p.Name, "version", p.Version, "pid", s.Status().PID)
 	s.setPhase(PhaseConfiguring)
 	s.await("no answer to Configure", s.host.limits.answer)
 	p.err = p.client.configure(ctx, s.spec)
