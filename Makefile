@@ -102,6 +102,10 @@ FIRST ?= 1
 simulate: ## more seeds of the simulation: make simulate SEEDS=1000 FIRST=1
 	$(GO) test -count=1 -run '^TestSeeds$$' -timeout 24h -v ./test/simulation -seeds $(SEEDS) -first $(FIRST)
 
+.PHONY: mutation
+mutation: ## plant defects, look whether the validator finds them, write docs/mutations.md
+	$(GO) test -count=1 -run '^TestMutations$$' -timeout 2h -v ./test/mutation -plant
+
 .PHONY: tools
 tools: $(LINT)/golangci-lint $(PROTO)/buf ## build or fetch every tool and test server into the user's cache directory
 	$(GO) run ./internal/testenv/cmd/fetch

@@ -1,0 +1,3 @@
+// Package mutation plants defects in the bridge and looks whether the
+// simulation finds them.
+package mutation
