@@ -106,6 +106,19 @@ simulate: ## more seeds of the simulation: make simulate SEEDS=1000 FIRST=1
 mutation: ## plant defects, look whether the validator finds them, write docs/mutations.md
 	$(GO) test -count=1 -run '^TestMutations$$' -timeout 2h -v ./test/mutation -plant
 
+ROUNDS ?= 100
+FOR    ?= 2h
+
+.PHONY: chaos
+chaos: tools ## every fault ROUNDS times beside 100,000 endpoints, judged; writes docs/reliability.md
+	$(GO) test -count=1 -run '^TestChaos$$' -timeout 48h -v ./test/reliability -faults . -rounds $(ROUNDS) -frozen 30s -write \
+		-sim '{services: 10000, instances: 10, changes_per_second: 16}'
+
+.PHONY: soak
+soak: tools ## FOR=2h of changes: sinks have what Consul has, memory, goroutines and files do not grow; writes docs/reliability.md
+	$(GO) test -count=1 -run '^TestSoak$$' -timeout 48h -v ./test/reliability -for $(FOR) -write \
+		-sim '{services: 10000, instances: 10, changes_per_second: 16}'
+
 .PHONY: tools
 tools: $(LINT)/golangci-lint $(PROTO)/buf ## build or fetch every tool and test server into the user's cache directory
 	$(GO) run ./internal/testenv/cmd/fetch

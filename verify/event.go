@@ -27,7 +27,8 @@ const (
 	// since the event if that is zero, is in the first response of each stream.
 	Start = "start"
 	// Settled says that the registries can be followed and have not changed for
-	// so long that every open stream has what they have.
+	// so long that every open stream has what they have; with Names, in these
+	// namespaces only.
 	Settled = "settled"
 )
 

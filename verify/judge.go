@@ -71,7 +71,7 @@ type Judge struct {
 
 	streams map[int]*stream
 	truth   map[key]*fact
-	told    map[string]bool // collections that the truth speaks of
+	told    map[string]bool // collections and namespaces that the truth speaks of
 	started time.Time       // Since of the newest start, zero before
 	starts  int             // number of starts
 
@@ -97,12 +97,18 @@ func New() *Judge {
 // known is what a sink may report to hold.
 type known struct {
 	*Resource
-	starts int // when it was sent
+	starts int // when the stream was opened on which it was sent
 }
 
 // key identifies what can come and go: a resource, or an endpoint of a
 // ServiceEntry.
 type key struct{ collection, name, address string }
+
+// space is the collection and the namespace, of which a truth knows all names.
+func (k key) space() string {
+	namespace, _, _ := strings.Cut(k.name, "/")
+	return k.collection + " " + namespace
+}
 
 func (k key) String() string {
 	if k.address != "" {
@@ -110,6 +116,10 @@ func (k key) String() string {
 	}
 	return k.collection[strings.LastIndex(k.collection, "/")+1:] + " " + k.name
 }
+
+// maxKnown bounds the versions that are remembered to be compared with later
+// ones.
+const maxKnown = 1 << 20
 
 // remembered bounds the changes of one key that are kept.
 const remembered = 256
@@ -167,6 +177,7 @@ type stream struct {
 	// workload is the shape in which an instance is a resource of its own, and
 	// no endpoint of its service.
 	workload bool
+	starts   int // of bridges before it was opened
 	subs     map[string]*subscription
 }
 
@@ -220,7 +231,7 @@ func (j *Judge) Add(e *Event) []Violation {
 	switch e.Kind {
 	case Open:
 		j.streams[e.Stream] = &stream{
-			id: e.Stream, form: e.Protocol + " " + e.Shape + " " + e.Form, mcp: e.Protocol == "mcp", subs: map[string]*subscription{},
+			id: e.Stream, form: e.Protocol + " " + e.Shape + " " + e.Form, mcp: e.Protocol == "mcp", starts: j.starts, subs: map[string]*subscription{},
 			workload: e.Shape == "workload" || e.Shape == "" && e.Protocol == "delta",
 		}
 	case End:
@@ -237,7 +248,7 @@ func (j *Judge) Add(e *Event) []Violation {
 			j.started = e.Time
 		}
 	case Settled:
-		j.settled()
+		j.settled(e.Names)
 	default:
 		j.fail(WellFormed, e.Stream, "there is no event %q", e.Kind)
 	}
@@ -258,10 +269,9 @@ func (j *Judge) tell(e *Event) {
 	keys := []key{{e.Collection, e.Name, ""}}
 	if e.Service != "" {
 		keys = append(keys, key{serviceEntry, e.Service, e.Address})
-		j.told[serviceEntry] = true
 	}
-	j.told[e.Collection] = true
 	for _, k := range keys {
+		j.told[k.space()] = true
 		f := j.truth[k]
 		if f == nil {
 			f = new(fact)
@@ -426,6 +436,11 @@ func (j *Judge) noise(s *stream, u *subscription, e *Event) {
 
 // compare judges versions against all that was sent before, to whomever.
 func (j *Judge) compare(s *stream, e *Event) {
+	if len(j.under) > maxKnown {
+		clear(j.under)
+		clear(j.versions)
+		clear(j.sets)
+	}
 	var set []string
 	for i := range e.Resources {
 		r := &e.Resources[i]
@@ -437,7 +452,7 @@ func (j *Judge) compare(s *stream, e *Event) {
 		if was, ok := j.under[name+r.Version]; ok && was.Sum != r.Sum {
 			j.fail(EqualVersionsEqualBytes, s.id, "%s %q: version %s had the bytes %s and has %s", e.Type, r.Name, r.Version, was.Sum, r.Sum)
 		}
-		j.under[name+r.Version] = known{r, j.starts}
+		j.under[name+r.Version] = known{r, s.starts}
 		if was, ok := j.versions[name+r.Content]; ok && was != r.Version {
 			j.fail(EqualVersionsEqualBytes, s.id, "%s %q: the same content had version %s and has %s", e.Type, r.Name, was, r.Version)
 		}
@@ -486,7 +501,7 @@ func (j *Judge) present(s *stream, u *subscription, k key, revision uint64) {
 	delete(u.before, k)
 	f := j.truth[k]
 	if f == nil {
-		if j.told[k.collection] {
+		if j.told[k.space()] {
 			j.fail(NothingInvented, s.id, "%v: no registry ever had it", k)
 		}
 		return
@@ -537,8 +552,13 @@ func (j *Judge) complete(s *stream, u *subscription, e *Event) {
 	}
 }
 
-// settled judges that all streams have what the registries have.
-func (j *Judge) settled() {
+// settled judges that all streams have what the registries have, in some
+// namespaces; none is all.
+func (j *Judge) settled(namespaces []string) {
+	among := func(name string) bool {
+		namespace, _, _ := strings.Cut(name, "/")
+		return len(namespaces) == 0 || slices.Contains(namespaces, namespace)
+	}
 	ids := slices.Sorted(maps.Keys(j.streams))
 	same := map[string]*subscription{}
 	for _, id := range ids {
@@ -552,26 +572,23 @@ func (j *Judge) settled() {
 				j.fail(Convergence, id, "%s: there is no response", url)
 				continue
 			}
-			j.converged(s, u)
+			j.converged(s, u, among)
 			name := s.form + " " + url
 			if other := same[name]; other != nil {
-				j.alike(s, u, other)
+				j.alike(s, u, other, among)
 			}
 			same[name] = u
 		}
 	}
 }
 
-func (j *Judge) converged(s *stream, u *subscription) {
-	if !j.told[u.collection] {
-		return
-	}
+func (j *Judge) converged(s *stream, u *subscription, among func(string) bool) {
 	for k, f := range j.truth {
 		if k.collection != u.collection {
 			continue
 		}
 		held, ok := u.held[k]
-		if s.lacks(k, f) {
+		if s.lacks(k, f) || !among(k.name) {
 			continue
 		}
 		switch {
@@ -591,14 +608,15 @@ func (s *stream) lacks(k key, f *fact) bool {
 	return f.instance
 }
 
-func (j *Judge) alike(s *stream, a, b *subscription) {
+func (j *Judge) alike(s *stream, a, b *subscription, among func(string) bool) {
 	for name, r := range a.have {
-		other := b.have[name]
-		if other == nil || other.Version != r.Version {
+		if other := b.have[name]; among(name) && (other == nil || other.Version != r.Version) {
 			j.fail(Convergence, s.id, "%q: two sinks of one form differ", name)
 		}
 	}
-	if len(a.have) != len(b.have) {
-		j.fail(Convergence, s.id, "two sinks of one form have %d and %d resources", len(a.have), len(b.have))
+	for name := range b.have {
+		if among(name) && a.have[name] == nil {
+			j.fail(Convergence, s.id, "%q: one of two sinks of one form lacks it", name)
+		}
 	}
 }

@@ -148,6 +148,10 @@ func TestJudge(t *testing.T) {
 		{"what the sink said it has", join(
 			Event{Kind: Open, Stream: 1, Protocol: "delta"}, Event{Kind: Request, Stream: 1, Type: weType, Versions: map[string]string{"dc1/a": "v1"}}, some("1", []Resource{a1}),
 		), []finding{{OnlyWhatIsLacking, 3}}},
+		{"a restarted bridge whose last good state is older than what the sink has", join(
+			truth("dc1/a", 1, false), delta(1), some("1", []Resource{a1}), ack(1, weType, "1"), truth("dc1/a", 2, false), Event{Kind: Start, Since: at(0).Add(time.Second / 2)}, some("2", []Resource{a2}), Event{Kind: End, Stream: 1},
+			Event{Kind: Open, Stream: 1, Protocol: "delta"}, Event{Kind: Request, Stream: 1, Type: weType, Versions: map[string]string{"dc1/a": "v2"}}, some("1", []Resource{a1}), ack(1, weType, "1"), some("2", []Resource{a2}),
+		), nil},
 		{"a resumed sink that loses what it reported", join(
 			truth("dc1/a", 1, false), truth("dc1/a", 2, true), truth("dc1/a", 3, false), delta(1), some("1", []Resource{res("dc1/a", "v3", 3)}), Event{Kind: End, Stream: 1},
 			Event{Kind: Open, Stream: 1, Protocol: "delta"}, Event{Kind: Request, Stream: 1, Type: weType, Versions: map[string]string{"dc1/a": "v3"}}, some("1", nil, "dc1/a"),
