@@ -433,11 +433,17 @@ func (s *Subscription) changes() (r Response, ok bool, err error) {
 		s.cursor, s.begun, s.listing, s.held = state.Cursor{}, true, true, 0
 		r.Full = s.options.Framing == MCP && len(s.options.Versions) == 0
 	}
-	whole, last := true, s.cursor.Revision
+	whole, last, now := true, s.cursor.Revision, s.view.data.Revision()
 	for c := range s.view.data.Changes(s.kind, &s.cursor) {
-		if !s.change(&r, &c) {
+		// What changed since the response was begun may be in it already. It is
+		// left to the next one: a client may refuse a response that has a name
+		// twice.
+		if c.Revision > now && r.Resources+len(r.Removed) > 0 || !s.change(&r, &c) {
 			s.cursor.Revision, whole = last, false
 			break
+		}
+		if r.Resources+len(r.Removed) == 0 {
+			now = max(now, c.Revision)
 		}
 		last = c.Revision
 		delete(s.pending, c.Name)

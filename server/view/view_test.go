@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -713,5 +714,67 @@ func TestNamesAreChunked(t *testing.T) {
 			t.Errorf("a response has %d bytes", r.Size)
 		}
 		s.sub.Ack(r.Nonce, true)
+	}
+}
+
+// busy is a state in which something changes while a response is made.
+type busy struct {
+	data
+	change func(read int)
+}
+
+// Changes implements data.
+func (b busy) Changes(k state.Kind, c *state.Cursor) iter.Seq[state.Change] {
+	return func(yield func(state.Change) bool) {
+		read := 0
+		for change := range b.data.Changes(k, c) {
+			read++
+			b.change(read)
+			if !yield(change) {
+				return
+			}
+		}
+	}
+}
+
+// What changes while a response is made is not in it twice: a client may refuse
+// such a response as a whole, as Envoy does. It is in the next one.
+func TestChangeWhileListing(t *testing.T) {
+	for what, change := range map[string]op{"changed": set(t, "ns/0", "changed.example.org"), "removed": remove("ns/0")} {
+		t.Run(what, func(t *testing.T) {
+			db := newDB(t, state.Options{})
+			for n := range 1000 { // more than are read at once
+				apply(db, set(t, fmt.Sprintf("ns/%d", n), "a.example.org"))
+			}
+			v := New(db)
+			v.data = busy{v.data, func(read int) {
+				if read == 10 {
+					apply(db, change)
+				}
+			}}
+			s := &sink{t: t, sub: NewSubscription(v, Options{Collection: entries, Framing: DeltaXDS}), have: map[string]string{}, vers: map[string]string{}}
+			for {
+				r, ok := s.step()
+				if !ok {
+					break
+				}
+				var m discovery.DeltaDiscoveryResponse
+				if err := proto.Unmarshal(bytes.Join(r.Segments, nil), &m); err != nil {
+					t.Fatal(err)
+				}
+				names := slices.Clone(r.Removed)
+				for _, d := range m.GetResources() {
+					names = append(names, d.GetName())
+				}
+				slices.Sort(names)
+				if n := len(names); len(slices.Compact(names)) != n {
+					t.Errorf("of %d names some are there twice", n)
+				}
+				s.sub.Ack(r.Nonce, true)
+			}
+			if host, there := s.have["ns/0"]; there != (what == "changed") || there && host != "changed.example.org" || len(s.have) < 999 {
+				t.Errorf("%d services; of the one that was %s the client has %q", len(s.have), what, host)
+			}
+		})
 	}
 }
