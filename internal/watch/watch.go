@@ -299,7 +299,7 @@ type watcher struct {
 	pushes int
 	have   map[string]map[string]string // version, or a substitute, by type URL and name
 	known  *known
-	stream int                          // number of the current stream, for the recording
+	stream int // number of the current stream, for the recording
 }
 
 // record adds an event of the current stream to the recording.
