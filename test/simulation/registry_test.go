@@ -93,6 +93,11 @@ func (r *registry) Watch(ctx context.Context, _ *pluginv1.WatchRequest, _ ...grp
 	return &watch{p: p}, nil
 }
 
+// Explain implements pluginv1.AdapterServiceClient. Nobody asks.
+func (r *registry) Explain(context.Context, *pluginv1.ExplainRequest, ...grpc.CallOption) (*pluginv1.ExplainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "there is nothing to explain")
+}
+
 // open is [supervisor.Spec.Open].
 func (r *registry) open(context.Context) (pluginv1.AdapterServiceClient, error) {
 	if r.refuses {
