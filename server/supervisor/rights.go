@@ -111,6 +111,9 @@ const maxPhrases, maxPhrase = 10, 1000
 
 // inForce describes the rights of the process, for display.
 func (c *client) inForce(spec Spec) []string {
+	if c.process == nil { // see Spec.Open
+		return nil
+	}
 	out := inForce(c.process.pid)
 	switch {
 	case spec.Unconfined:
