@@ -37,10 +37,15 @@ func mavenTool(name, folder, first string) Tool {
 			if err := runLoud(mvn, progress); err != nil {
 				return fmt.Errorf("get what tools/%s/pom.xml names (it needs mvn, java 17 and Maven Central the first time): %w", folder, err)
 			}
-			javac := exec.CommandContext(ctx, "javac", "-nowarn", "-cp", filepath.Join(tmp, "lib", "*"), "-d", filepath.Join(tmp, "classes"),
-				filepath.Join(source, "Launcher.java"))
+			sources, err := filepath.Glob(filepath.Join(source, "*.java"))
+			if err != nil {
+				return err
+			}
+			javac := exec.CommandContext(ctx, "javac", append([]string{
+				"-nowarn", "-cp", filepath.Join(tmp, "lib", "*"), "-d", filepath.Join(tmp, "classes"),
+			}, sources...)...)
 			if err := runLoud(javac, progress); err != nil {
-				return fmt.Errorf("compile tools/%s/Launcher.java: %w", folder, err)
+				return fmt.Errorf("compile tools/%s/*.java: %w", folder, err)
 			}
 			for _, part := range []string{"lib", "classes"} {
 				if err := os.RemoveAll(filepath.Join(final, part)); err != nil {

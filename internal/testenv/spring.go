@@ -15,8 +15,11 @@ import (
 // SpringTool is an application of Spring Cloud, newer than the Eureka server.
 var SpringTool = mavenTool("spring", "spring", "")
 
-// SpringApp is a running application of Spring Boot that registers in Eureka
-// with Spring Cloud's client.
+// SpringZooKeeperTool is the same with Spring Cloud's client of ZooKeeper.
+var SpringZooKeeperTool = mavenTool("spring-zookeeper", "spring-zookeeper", "")
+
+// SpringApp is a running application of Spring Boot that registers with Spring
+// Cloud's client.
 type SpringApp struct {
 	// Port is the port that it registers.
 	Port int
@@ -30,18 +33,35 @@ type SpringApp struct {
 // Properties are appended to its configuration.
 func StartSpringApp(t testing.TB, e *Eureka, name string, properties map[string]string) *SpringApp {
 	t.Helper()
+	all := map[string]string{
+		"eureka.client.service-url.defaultZone":                            e.withUser(e.URL) + "/",
+		"eureka.client.initial-instance-info-replication-interval-seconds": "0",
+		"eureka.instance.lease-renewal-interval-in-seconds":                "1",
+	}
+	maps.Copy(all, properties)
+	return startSpringApp(t, SpringTool, name, all)
+}
+
+// StartSpringZooKeeperApp is StartSpringApp for an application that registers
+// in ZooKeeper.
+func StartSpringZooKeeperApp(t testing.TB, z *ZooKeeper, name string, properties map[string]string) *SpringApp {
+	t.Helper()
+	all := map[string]string{"spring.cloud.zookeeper.connect-string": z.Addr, "spring.cloud.zookeeper.discovery.instance-host": "127.0.0.1"}
+	maps.Copy(all, properties)
+	return startSpringApp(t, SpringZooKeeperTool, name, all)
+}
+
+func startSpringApp(t testing.TB, tool Tool, name string, properties map[string]string) *SpringApp {
+	t.Helper()
 	s := &SpringApp{client: &http.Client{Timeout: adminTime, Transport: &http.Transport{}}}
 	t.Cleanup(s.client.CloseIdleConnections)
-	binary := SpringTool.fetch(t)
+	binary := tool.fetch(t)
 	s.proc = newProcess(t, "spring")
 	s.proc.startReady(t, func() {
 		s.Port = FreePort(t)
 		all := map[string]string{
 			"spring.application.name": name, "server.address": "127.0.0.1", "server.port": strconv.Itoa(s.Port),
-			"eureka.client.service-url.defaultZone":                            e.withUser(e.URL) + "/",
-			"eureka.client.initial-instance-info-replication-interval-seconds": "0",
-			"eureka.instance.lease-renewal-interval-in-seconds":                "1",
-			"management.endpoints.web.exposure.include":                        "health,serviceregistry",
+			"management.endpoints.web.exposure.include": "health,serviceregistry",
 		}
 		maps.Copy(all, properties)
 		s.proc.start(t, nil, binary, javaArgs(s.proc.dir, 256, all)...)

@@ -72,7 +72,13 @@ var (
 
 // Tools returns all tools.
 func Tools() []Tool {
-	return []Tool{ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool, Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool, ChromiumTool, AxeTool, OldestValidation, NewestValidation, PeersTool, DockerTool, ComposeTool, HTTPEchoTool, PromtoolTool, HelmTool, KustomizeTool, KubeconformTool, SystemdTool, NfpmTool}
+	return []Tool{
+		ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool,
+		Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool,
+		ChromiumTool, AxeTool, OldestValidation, NewestValidation, PeersTool, DockerTool, ComposeTool, HTTPEchoTool,
+		PromtoolTool, HelmTool, KustomizeTool, KubeconformTool, SystemdTool, NfpmTool, ZooKeeperTool, ZooKeeperOldTool,
+		Dubbo3Tool, Dubbo2Tool, SpringZooKeeperTool,
+	}
 }
 
 // String returns the tool's name.

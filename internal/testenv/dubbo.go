@@ -1,0 +1,57 @@
+package testenv
+
+import (
+	"maps"
+	"strings"
+	"testing"
+)
+
+// Dubbo3Tool and Dubbo2Tool are an application of Dubbo, with the newest and
+// the oldest version that is tested.
+var (
+	Dubbo3Tool = mavenTool("dubbo-3", "dubbo-3", "")
+	Dubbo2Tool = mavenTool("dubbo-2.7", "dubbo-2.7", "")
+)
+
+// DubboTool returns the version to test against: the newest, or the oldest if
+// [Compat].
+func DubboTool() (tool Tool, applications bool) {
+	if Compat() {
+		return Dubbo2Tool, false
+	}
+	return Dubbo3Tool, true
+}
+
+// DubboInterface is what applications of Dubbo offer in tests.
+const DubboInterface = "io.isthmus.tools.Greeter"
+
+// Dubbo is a running application: a provider of DubboInterface, or a consumer
+// that calls it again and again.
+type Dubbo struct{ proc *process }
+
+// StartDubbo starts an application that registers at a registry, as Dubbo
+// writes its URL, and waits until it serves, or has called. The properties are
+// those of tools/dubbo-3/Launcher.java; without protocols it is a consumer.
+func StartDubbo(t testing.TB, tool Tool, registry, app string, properties map[string]string) *Dubbo {
+	t.Helper()
+	d := &Dubbo{proc: newProcess(t, app)}
+	binary := tool.fetch(t)
+	all := map[string]string{"app": app, "registry": registry}
+	maps.Copy(all, properties)
+	args := append([]string{"--add-opens=java.base/java.lang=ALL-UNNAMED", "-Djava.net.preferIPv4Stack=true", "-Duser.home=" + d.proc.dir}, javaArgs(d.proc.dir, 256, all)...)
+	said := "launcher: ready"
+	if properties["protocols"] == "" {
+		said = "launcher: "
+	}
+	d.proc.startReady(t, func() {
+		d.proc.start(t, nil, binary, args...)
+	}, func() (string, bool) { return "its output", strings.Contains(d.Output(), said) })
+	return d
+}
+
+// Output returns what the application has printed: a consumer prints a line
+// that begins with "launcher: " for each call.
+func (d *Dubbo) Output() string { return string(d.proc.output()) }
+
+// Stop ends it as a deployment does: it is asked to, and deregisters.
+func (d *Dubbo) Stop() { _ = d.proc.terminate() } // Java's exit status is that of the signal

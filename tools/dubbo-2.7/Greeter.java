@@ -1,0 +1,5 @@
+package io.isthmus.tools;
+
+public interface Greeter {
+    String greet(String name);
+}
