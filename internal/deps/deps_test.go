@@ -59,6 +59,14 @@ var rules = []rule{
 		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testcert", "internal/testenv", "internal/testwait"},
 	},
 	{
+		folder: "adapters/zookeeper", own: []string{"plugin", "plugin/registry", "internal/dubbo"}, others: anyone,
+		tests: []string{"plugin/plugintest", "internal/testcert", "internal/testenv"},
+	},
+	{
+		folder: "adapters/nacos", own: []string{"plugin", "plugin/registry", "internal/dubbo"}, others: anyone,
+		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testcert", "internal/testenv", "internal/testwait"},
+	},
+	{
 		folder: "adapters/...", own: []string{"plugin", "plugin/registry"}, others: anyone,
 		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testcert", "internal/testenv", "internal/testwait"},
 	},
@@ -137,6 +145,7 @@ var rules = []rule{
 	{folder: "internal/conf", own: []string{"translate", "internal/clip"}, others: anyone, tests: []string{"plugin"}},
 	{folder: "internal/clip"},
 	{folder: "internal/deps"},
+	{folder: "internal/dubbo", own: []string{"plugin/registry"}},
 	{folder: "internal/pages"},
 	{folder: "internal/wait"},
 	{folder: "internal/testcert"},
