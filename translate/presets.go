@@ -22,6 +22,10 @@ var presets = map[string]func(adapter string) Options{
 	"registry-sync": registrySync,
 }
 
+// dubboInterface is the interface of a Dubbo service of the adapter zookeeper,
+// whose name has the version behind it.
+const dubboInterface = `{{index (split ":" .Name) 0}}`
+
 // istioConsul is the Consul registry of Istio 1.0 to 1.7, and consul-mcp.
 func istioConsul(string) Options {
 	return Options{
@@ -61,7 +65,7 @@ func higress(adapter string) Options {
 		o.Host = "{{.Name | dash}}.eureka"
 	case "zookeeper":
 		// Higress joins the parts by colons, which are illegal in a host.
-		o.Host = `{{with .Group}}providers-{{$.Name}}{{with index $.Meta "version"}}-{{.}}{{end}}-{{.}}.zookeeper{{else}}{{.Name | dash}}.services.zookeeper{{end}}`
+		o.Host = `{{if or .Group (eq .Namespace "dubbo")}}providers-` + dubboInterface + `{{with index .Meta "version"}}-{{.}}{{end}}{{with .Group}}-{{.}}{{end}}.zookeeper{{else}}{{.Name | dash}}.services.zookeeper{{end}}`
 	case "file":
 		o.Host = "{{.Name | dash}}.static"
 	default:
@@ -103,7 +107,7 @@ func slimeGateway(adapter string) Options {
 
 // dubboOfSlime replaces slime's colons, illegal in a host, by dashes.
 func dubboOfSlime(o Options, suffix string) Options {
-	o.Host = `{{.Name}}{{with .Group}}-{{.}}{{end}}{{with index .Meta "version"}}-{{replace "." "-" .}}{{end}}` + suffix
+	o.Host = dubboInterface + `{{with .Group}}-{{.}}{{end}}{{with index .Meta "version"}}-{{replace "." "-" .}}{{end}}` + suffix
 	o.Name, o.Namespace = o.Host, "dubbo"
 	o.Protocol.Default, o.PortName, o.PortPolicy, o.ExtraPorts = "tcp", "dubbo-{{.Number}}", "instance", nil
 	o.ServiceLabels.Add = map[string]string{"registry": "zookeeper"}
@@ -150,9 +154,9 @@ func aerakiDubbo(adapter string) Options {
 	drop := RelabelRule{Regex: new("service|ip|port|aeraki_meta_app_service_account|aeraki_meta_app_namespace|aeraki_meta_workload_selector|aeraki_meta_locality|aeraki_meta_app_version"), Action: "labeldrop"}
 	o.Relabel.Instances = []RelabelRule{version, drop}
 	if adapter != "nacos" && adapter != "" {
-		o.Host = `{{.Name}}{{with .Group}}-{{.}}{{end}}{{with .InstanceMeta "version"}}-{{replace "." "-" .}}{{end}}`
-		o.Name = `aeraki-{{replace "." "-" .Name}}{{with .Group}}-{{.}}{{end}}{{with .InstanceMeta "version"}}-{{replace "." "-" .}}{{end}}`
-		o.Relabel.Services = []RelabelRule{{Source: []string{"__name"}, Target: "annotation.interface"}}
+		o.Host = dubboInterface + `{{with .Group}}-{{.}}{{end}}{{with .InstanceMeta "version"}}-{{replace "." "-" .}}{{end}}`
+		o.Name = `aeraki-{{replace "." "-" (index (split ":" .Name) 0)}}{{with .Group}}-{{.}}{{end}}{{with .InstanceMeta "version"}}-{{replace "." "-" .}}{{end}}`
+		o.Relabel.Services = []RelabelRule{{Source: []string{"__name"}, Regex: new("([^:]+).*"), Target: "annotation.interface"}}
 		return o
 	}
 	const groups = `{{if ne .Group "DEFAULT_GROUP"}}SEP{{.Group}}{{end}}{{if and .Namespace (ne .Namespace "public")}}SEP{{.Namespace}}{{end}}`
