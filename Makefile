@@ -7,7 +7,7 @@ VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unk
 FUZZTIME ?= 10s
 PKGS      = $(shell $(GO) list ./... | grep -v /test/)
 # What starts several real servers at once runs on its own, after the tests of the packages, which run side by side.
-ALONE    := ^Test(Nacos|Rotation|MillionNames|EurekaMany|EtcdMany)$$
+ALONE    := ^Test(Nacos|Rotation|MillionNames|EurekaMany|EtcdMany|ZooKeeperMany)$$
 
 # Tools are built once per version, outside the repository, so that the next fresh clone finds them.
 digest   = $(shell cat tools/$(1)/go.mod tools/$(1)/go.sum | cksum | cut -d' ' -f1)
@@ -52,9 +52,9 @@ hostile: ## attacks on each port at full size; the table of docs/security.md
 	$(GO) test -count=1 -timeout 30m -v -run TestHostile ./test/hostile -long 20s
 
 .PHONY: e2e
-e2e: tools ## real Consul, Nacos, Eureka, etcd, CoreDNS, istiod and Pilot servers, proxies behind them
+e2e: tools ## real Consul, Nacos, ZooKeeper, Eureka, etcd, CoreDNS, istiod and Pilot servers, proxies behind them
 	$(GO) test -count=1 -timeout 30m ./test/...
-	$(GO) test -count=1 -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./adapters/etcd ./server/xds
+	$(GO) test -count=1 -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./adapters/etcd ./adapters/zookeeper ./server/xds
 
 # The tests that ask for versions of servers, and the folders they are in.
 MATRIX   = (Istiod|Nacos)Versions\(\)|Compat\(\)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/internal/dubbo"
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
@@ -35,6 +36,7 @@ type Config struct {
 	Groups     plugin.Globs     `json:"groups,omitempty" jsonschema_description:"Groups to follow, by name or glob (* any run, ? one character). Names alone spare the server's list of everything. Default: [\"*\"]."`
 	Services   plugin.Selection `json:"services,omitempty" jsonschema_description:"Which services to follow, by name."`
 
+	Dubbo           bool            `json:"dubbo,omitempty" jsonschema_description:"Follow the services of Dubbo as those of its interfaces, with the hosts and ports that they have from ZooKeeper, and leave out what its consumers register. It needs one namespace. Default: false, services by their names in Nacos."`
 	ClusterLocality string          `json:"cluster_locality,omitempty" jsonschema:"enum=none,enum=region,enum=zone,enum=sub_zone" jsonschema_description:"Part of the locality that an instance's cluster names: region; zone, which needs translate.locality.region too; sub_zone, which needs a region and a zone too (translate.locality.zone_key). The cluster DEFAULT names none. Default: none; the cluster is a label in any case."`
 	Ports           plugin.PortKeys `json:"ports,omitempty" jsonschema_description:"More ports of an instance, out of its metadata. A value that is no port number is listed as a problem."`
 
@@ -130,6 +132,9 @@ func (c Config) Validate() error {
 	default:
 		bad("cluster_locality", "%q is none of none, region, zone, sub_zone", c.ClusterLocality)
 	}
+	if c.Dubbo && (len(c.Namespaces) > 1 || c.allNamespaces()) {
+		bad("dubbo", "needs one namespace, since hosts of interfaces do not name it; write a registry for each")
+	}
 	errs = append(errs, c.Ports.Check("ports")...)
 	errs = append(errs, c.ListInterval.Check("list_interval", 500*time.Millisecond, 10*time.Minute)...)
 	errs = append(errs, c.PollInterval.Check("poll_interval", time.Second, 10*time.Minute)...)
@@ -215,4 +220,16 @@ func (c Config) access() (a plugin.Access) {
 		}
 	}
 	return a
+}
+
+// selectedBy returns the name by which services selects a service: that of the
+// interface for one of Dubbo. followed is false for what Dubbo's consumers
+// register.
+func (c Config) selectedBy(name string) (by string, followed bool) {
+	if c.Dubbo {
+		if n, offered, ok := dubbo.ParseName(name); ok {
+			return n.Interface, offered
+		}
+	}
+	return name, true
 }

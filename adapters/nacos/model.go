@@ -43,7 +43,8 @@ type source interface {
 type service struct {
 	id     serviceID
 	key    registry.Key
-	queued *dueItem // guarded by the queue's mu
+	meta   map[string]string // of the service, as last answered
+	queued *dueItem          // guarded by the queue's mu
 
 	// listed reports that the service was in the last list or was announced
 	// since; seen is the time of the last such report.
@@ -192,7 +193,8 @@ func (m *mirror) add(id serviceID) {
 
 // addLocked reports whether the service is new.
 func (m *mirror) addLocked(id serviceID, now time.Time) bool {
-	if !m.config.Groups.Match(id.group) || !m.unselectedLocked(id.namespace).Match(m.config.Services, id.name) {
+	by, followed := m.config.selectedBy(id.name)
+	if !followed || !m.config.Groups.Match(id.group) || !m.unselectedLocked(id.namespace).Match(m.config.Services, by) {
 		return false
 	}
 	if s := m.services[id]; s != nil {
@@ -200,8 +202,9 @@ func (m *mirror) addLocked(id serviceID, now time.Time) bool {
 		s.listed, s.seen, s.absent = true, now, false
 		return !was
 	}
+	described := m.convert.service(id)
 	s := &service{
-		id: id, key: registry.Key{Namespace: canonicalNamespace(id.namespace), Group: id.group, Name: id.name},
+		id: id, key: described.Key, meta: described.Meta,
 		listed: true, seen: now, arrived: m.state.listing.Expect(),
 		failures: plugin.Backoff{First: 250 * time.Millisecond, Most: 15 * time.Second},
 	}
@@ -232,7 +235,8 @@ func (m *mirror) missing(id serviceID) {
 		return
 	}
 	u := m.unselectedLocked(id.namespace)
-	u.Forget(id.name)
+	by, _ := m.config.selectedBy(id.name)
+	u.Forget(by)
 	u.Tell(m.catalog, "services", id.namespace)
 }
 
@@ -302,7 +306,7 @@ func (m *mirror) groups(more []string) []string {
 // push applies a push, or records one that cannot be decoded. A push has no
 // namespace: if several services have the name, each is queried.
 func (m *mirror) push(session uint64, group, name string, info *model.Service, err error) {
-	a := m.convert.answer(info)
+	a := m.convert.answer(name, info)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if session != m.session {
@@ -369,6 +373,9 @@ func (m *mirror) answerLocked(s *service, a answer, confirmed bool) {
 		return
 	}
 	s.published, s.known = true, s.latest
+	if a.meta != nil {
+		s.meta = a.meta
+	}
 	m.tellLocked(s.key)
 	s.arrived()
 	if !s.listed && len(s.latest) == 0 {
@@ -380,8 +387,10 @@ func (m *mirror) answerLocked(s *service, a answer, confirmed bool) {
 // that counts stay as they are; in the grace period that is up to grace.
 func (m *mirror) tellLocked(key registry.Key) {
 	var all []registry.Instance
+	svc := registry.Service{Key: key}
 	published, whole := false, true
 	for _, s := range m.byKey[key] {
+		svc.Meta = s.meta
 		switch {
 		case !s.published:
 			continue
@@ -396,9 +405,9 @@ func (m *mirror) tellLocked(key registry.Key) {
 	case !published:
 		m.grace.Remove(key)
 	case whole:
-		m.grace.Set(registry.Service{Key: key}, all)
+		m.grace.Set(svc, all)
 	default:
-		m.grace.Add(registry.Service{Key: key}, all)
+		m.grace.Add(svc, all)
 	}
 }
 
@@ -483,7 +492,7 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 	case stepRemove:
 		err = src.unsubscribe(ctx, s.id.namespace, s.id.group, s.id.name)
 	}
-	a := m.convert.answer(&info)
+	a := m.convert.answer(s.id.name, &info)
 	definite := isRefused(err) && m.showsAnother(ctx, src)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

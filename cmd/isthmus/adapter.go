@@ -19,20 +19,22 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
 	"github.com/isthmus-mesh/isthmus/adapters/static"
+	"github.com/isthmus-mesh/isthmus/adapters/zookeeper"
 )
 
 // adapters are the built-in ones, by name: the only list of them. Each runs as
 // a plugin, with the version of the program, and does not return.
 var adapters = map[string]func(version string){
-	"consul": consul.Main,
-	"dns":    dns.Main,
-	"etcd":   etcd.Main,
-	"eureka": eureka.Main,
-	"exec":   exec.Main,
-	"file":   file.Main,
-	"nacos":  nacos.Main,
-	"sim":    sim.Main,
-	"static": static.Main,
+	"consul":    consul.Main,
+	"dns":       dns.Main,
+	"etcd":      etcd.Main,
+	"eureka":    eureka.Main,
+	"exec":      exec.Main,
+	"file":      file.Main,
+	"nacos":     nacos.Main,
+	"sim":       sim.Main,
+	"static":    static.Main,
+	"zookeeper": zookeeper.Main,
 }
 
 // builtIn returns the names of the built-in adapters.

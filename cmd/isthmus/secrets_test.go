@@ -62,11 +62,12 @@ func TestSecretsStaySecret(t *testing.T) {
 
 	// What each adapter needs besides the secret, by the name of the field.
 	minimal := map[string]string{
-		"consul": "address: " + echo.URL,
-		"etcd":   "endpoints: [" + echo.URL + "]",
-		"eureka": "servers: [" + echo.URL + "]",
-		"exec":   `command: [/bin/sh, -c, 'echo "with $SECRET" >&2; echo "no JSON: $SECRET"; echo "{\"service\": {\"$SECRET\": 1}}"; exit 1']`,
-		"nacos":  "servers: [" + host + "], protocol: http",
+		"consul":    "address: " + echo.URL,
+		"etcd":      "endpoints: [" + echo.URL + "]",
+		"eureka":    "servers: [" + echo.URL + "]",
+		"exec":      `command: [/bin/sh, -c, 'echo "with $SECRET" >&2; echo "no JSON: $SECRET"; echo "{\"service\": {\"$SECRET\": 1}}"; exit 1']`,
+		"nacos":     "servers: [" + host + "], protocol: http",
+		"zookeeper": "servers: [" + host + "], timeout: 1s",
 	}
 	beside := map[string]string{
 		"password":             "username: ann",

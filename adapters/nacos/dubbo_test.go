@@ -1,0 +1,63 @@
+package nacos_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/isthmus-mesh/isthmus/adapters/nacos"
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
+)
+
+// TestDubbo shows that the services of a real Dubbo 3 are those of its
+// interfaces, beside its application, and that consumers are none.
+func TestDubbo(t *testing.T) {
+	testenv.SkipIfShort(t)
+	server := testenv.StartNacos(t, testenv.NacosConfig{})
+	c := follow(t, server, func(c *nacos.Config) { c.Dubbo, c.AcceptEmpty = true, true })
+	c.awaitSynced(t)
+	one, two := testenv.FreePort(t), testenv.FreePort(t)
+	at := "nacos://" + server.Addr
+	properties := map[string]string{"protocols": fmt.Sprintf("dubbo:%d,tri:%d", one, two), "version": "1.0.0", "group": "g1"}
+	provider := testenv.StartDubbo(t, testenv.Dubbo3Tool, at, "shop", properties)
+	const key, plain = "dubbo/g1/" + testenv.DubboInterface + ":1.0.0", "dubbo/" + testenv.DubboInterface
+	ports := func(all []registry.Instance) bool {
+		return len(all) == 1 && len(all[0].Ports) == 2 && all[0].Ports[0] == registry.Port{Name: "dubbo", Number: one, Protocol: "dubbo"} &&
+			all[0].Ports[1] == registry.Port{Name: "tri", Number: two, Protocol: "tri"}
+	}
+	c.awaitService(t, "the interface, with a port for each protocol", key, ports)
+	c.awaitService(t, "the application", "public/DEFAULT_GROUP/shop", ports)
+	c.awaitService(t, "what Dubbo says", key, func(all []registry.Instance) bool {
+		i := all[0]
+		return i.Meta["application"] == "shop" && i.Meta["side"] == "provider" && i.Meta["methods"] == "" && i.Meta["path"] == "" && i.Weight == nil && i.Health == registry.HealthUnknown
+	})
+	c.await(t, "what Dubbo says of the service", func() bool {
+		m := c.Held.Services[key].Meta
+		return m["interface"] == testenv.DubboInterface && m["methods"] == "greet" && m["version"] == "1.0.0" && m["group"] == "g1"
+	})
+	consumer := testenv.StartDubbo(t, testenv.Dubbo3Tool, at, "caller", map[string]string{"version": "1.0.0", "group": "g1"})
+	testenv.Eventually(t, within, "a call of the consumer", func() (string, bool) {
+		return "", strings.Contains(consumer.Output(), "launcher: hello x from shop")
+	})
+
+	// As another version of Dubbo, or another language, writes it.
+	client := server.Client(t)
+	other := testenv.NacosUp("10.1.0.1", 20880)
+	other.Metadata = map[string]string{"protocol": "dubbo", "category": "providers", "path": testenv.DubboInterface, "interface": testenv.DubboInterface, "weight": "50", "application": "old"}
+	client.Register(t, "public", "DEFAULT_GROUP", "providers:"+testenv.DubboInterface+"::", other)
+	client.Register(t, "public", "DEFAULT_GROUP", "consumers:"+testenv.DubboInterface+"::", testenv.NacosUp("10.1.0.9", 1))
+	c.awaitService(t, "without version and group", plain, func(all []registry.Instance) bool {
+		return len(all) == 1 && all[0].ID == "10.1.0.1:20880" && all[0].Weight != nil && *all[0].Weight == 0.5
+	})
+	provider.Stop()
+	c.awaitService(t, "deregistered", key, func(all []registry.Instance) bool { return len(all) == 0 })
+	c.await(t, "nothing of consumers", func() bool {
+		for key := range c.Held.Services {
+			if strings.Contains(key, "consumers") || strings.Contains(key, "providers") {
+				return false
+			}
+		}
+		return true
+	})
+}
