@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -99,4 +100,35 @@ func TestExecScales(t *testing.T) {
 			say(shop())
 		},
 	}.run(t)
+}
+
+// Calls follow the providers of an interface of Dubbo, and the instances of an
+// application, that ZooKeeper has.
+func TestZooKeeperScales(t *testing.T) {
+	testenv.SkipIfShort(t)
+	zookeeper := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	const registry = "- {name: zookeeper, type: zookeeper, config: {servers: [%q]}, translate: {ports: [%s]}}"
+	provider := func(b testenv.Backend) string {
+		return "/dubbo/org.example.Shop/providers/" + url.QueryEscape(fmt.Sprintf("rest://%s:%d/org.example.Shop?application=%s&interface=org.example.Shop&side=provider", b.Address, b.Port, b.Name))
+	}
+	instance := func(b testenv.Backend) string { return "/services/shop/" + b.Name }
+	for _, s := range []scaling{
+		{
+			host: "org.example.shop.dubbo", registries: fmt.Sprintf(registry, zookeeper.Addr, "{name: rest, number: 80}"),
+			add:    func(b testenv.Backend) { zookeeper.Put(t, provider(b), "") },
+			remove: func(b testenv.Backend) { zookeeper.Delete(t, provider(b)) },
+		},
+		{
+			host: "shop.zookeeper", registries: fmt.Sprintf(registry, zookeeper.Addr, "{number: 80, protocol: http}"),
+			add: func(b testenv.Backend) {
+				zookeeper.Put(t, instance(b), fmt.Sprintf(`{"address":%q,"port":%d,"payload":{"metadata":{"instance_status":"UP"}}}`, b.Address, b.Port))
+			},
+			remove: func(b testenv.Backend) { zookeeper.Delete(t, instance(b)) },
+		},
+	} {
+		t.Run(s.host, func(t *testing.T) {
+			s.port = 80
+			s.run(t)
+		})
+	}
 }
