@@ -64,6 +64,18 @@ var DefaultConfig = Config{
 	MinShare:    0.5,
 }
 
+// access returns what the adapter needs of its machine.
+func (c Config) access() (a plugin.Access) {
+	for _, s := range c.Servers {
+		if _, port, err := net.SplitHostPort(s); err == nil { // else refused before
+			if n, err := strconv.ParseUint(port, 10, 16); err == nil {
+				a.Ports = append(a.Ports, uint16(n))
+			}
+		}
+	}
+	return a
+}
+
 // Validate returns all errors of the configuration, as *plugin.FieldError
 // joined.
 func (c Config) Validate() error {

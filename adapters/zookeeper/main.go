@@ -16,5 +16,5 @@ const hostTemplate = `{{if index .Meta "interface"}}` + dubbo.Host + `{{else}}{{
 // Main runs the adapter as a plugin, as plugin.Main does, and does not return.
 // version is the version of the program that contains the adapter.
 func Main(version string) {
-	plugin.Main("zookeeper", New, plugin.WithVersion(version), plugin.WithSummary("Follows services of Dubbo, Spring Cloud and Curator in ZooKeeper."), plugin.WithDefaults(DefaultConfig), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
+	plugin.Main("zookeeper", New, plugin.WithVersion(version), plugin.WithSummary("Follows services of Dubbo, Spring Cloud and Curator in ZooKeeper."), plugin.WithDefaults(DefaultConfig), plugin.WithAccess(Config.access), plugin.WithTranslate(plugin.Translate{Host: hostTemplate}))
 }
