@@ -36,8 +36,8 @@ func TestCompare(t *testing.T) {
 	var names []string
 	for _, c := range all {
 		names = append(names, c.Name)
-		// 50 changes for each of two sinks; some at either edge of the second may
-		// be counted or not, and two of one instance may come as one.
+		// 50 changes for each of two sinks; some at either edge of the second
+		// may be counted or not, and two of one instance may come as one.
 		if c.Median.Updates < 50 || c.Median.Updates > 110 || c.Median.Differences != 0 || c.Median.Latency.P50 <= 0 {
 			t.Errorf("%s, %s: %+v", c.Name, c.Protocol, c.Median)
 		}
