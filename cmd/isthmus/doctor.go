@@ -232,9 +232,11 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 			add("registry-rejected", doctor.Warning, at, fmt.Sprintf("%d things in it cannot be served as they are, the first: %s: %s", len(rejected), p.ID, p.Reason), change)
 		}
 		if n := len(r.LeftOut); n > 0 {
+			// Names that the configuration leaves out are the least surprising.
+			first := r.LeftOut[max(0, slices.IndexFunc(r.LeftOut, func(p state.Problem) bool { return !strings.HasPrefix(p.ID, "config.") }))]
 			report.Add("", doctor.Finding{
 				Check: "registry-left-out", Severity: doctor.Note, Subject: subject,
-				Problem: fmt.Sprintf("%d things in it are not meant to be served, the first: %s: %s", max(n, r.LeftOutCount), r.LeftOut[0].ID, r.LeftOut[0].Reason),
+				Problem: fmt.Sprintf("%d things in it are not meant to be served, the first: %s: %s", max(n, r.LeftOutCount), first.ID, first.Reason),
 				Change:  "isthmus dump --rejected lists all of them",
 			})
 		}

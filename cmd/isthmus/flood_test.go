@@ -373,7 +373,8 @@ func TestListingHangs(t *testing.T) {
 	b := startFlooded(t, brokenAdapter, flood{"hang", 1}, "")
 	for path, patterns := range map[string][]string{
 		"/readyz":            {`^registry flood: the first listing is not complete: syncing; it began [1-9]\d*s ago`},
-		"/":                  {`listing incomplete for [1-9]\d* s`, `last heard from: not told`},
+		"/":                  {`listing incomplete for [1-9]\d* s`},
+		"/registries":        {`Last heard from</dt><dd>not told`},
 		"/api/v1/registries": {`"listing_since": "20`},
 		"/metrics":           {`isthmus_registry_listing_since_timestamp_seconds\{registry="flood"\} 1\.\d+e\+09`},
 	} {
@@ -394,7 +395,7 @@ func TestHeardFrom(t *testing.T) {
 	}
 	p := start(t, "serve", "--config", file)
 	b := &flooded{t: t, admin: p.find(p.stderr, `msg=serving xds=\S+ admin=(\S+)`)[1]}
-	b.await("/", `last heard from: \d+ s ago`)
+	b.await("/registries", `Last heard from</dt><dd>\d+ s ago`)
 	b.await("/api/v1/registries", `"last_heard": "20`)
 	b.await("/metrics", `isthmus_registry_last_heard_timestamp_seconds\{registry="load"\} 1\.\d+e\+09`)
 	p.signal(syscall.SIGTERM)

@@ -36,7 +36,8 @@ type Options struct {
 	// Runs is the number of runs; the medians of them are reported.
 	Runs int
 
-	peer *Peer // instead of a bridge
+	peer  *Peer         // instead of a bridge
+	slack time.Duration // how long after the first change the first one may arrive
 }
 
 // Scenario is a named set of options.
@@ -103,7 +104,7 @@ func (o Options) protocol() protocol {
 
 // total is the number of changes that are made: some before they count, and
 // some after.
-func (o Options) total() int64 { return int64(o.Rate*(o.Duration+2*lead).Seconds()) + 1 }
+func (o Options) total() int64 { return int64(o.Rate*(o.Duration+2*lead+o.slack).Seconds()) + 1 }
 
 // Validate returns all errors of the options, by the names of the program's
 // flags.

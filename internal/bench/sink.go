@@ -65,7 +65,7 @@ type sink struct {
 	responses int64
 	bytes     int64
 	updates   int64
-	changed   bool // there was a stamp at all
+	oldest    int64 // time of a change that arrived, 0 for none
 	failed    error
 }
 
@@ -113,7 +113,9 @@ func (s *sink) take(at, size int64, r *response) {
 	s.responses++
 	s.bytes += size
 	count := func(stamp int64) {
-		s.changed = true
+		if s.oldest == 0 || stamp < s.oldest {
+			s.oldest = stamp
+		}
 		if s.window.has(stamp) {
 			s.updates++
 			s.latency.record(at - stamp)

@@ -215,7 +215,7 @@ services:
 			if services := strings.Join(strings.Fields(string(bridge.Page(t, "/api/v1/services?registry=new"))), " "); !strings.Contains(strings.ReplaceAll(services, " ", ""), strings.ReplaceAll(tt.outcome, " ", "")) {
 				t.Errorf("services of the second registry: %s, want %s", services, tt.outcome)
 			}
-			if page := string(bridge.Page(t, "/")); !strings.Contains(page, "Hosts that several registries have: 1") {
+			if page := string(bridge.Page(t, "/problems")); !strings.Contains(page, "Hosts that several registries have: 1") {
 				t.Errorf("the page does not show the conflict: %s", page)
 			}
 			if n := bridge.Metrics(t)["isthmus_conflicts"]; n == nil {

@@ -46,7 +46,8 @@ func waitShown(t *testing.T, bridge *testenv.Isthmus, what string, want shown) {
 		}
 		look("/readyz "+readyz, readyz, want.readyz)
 		_, page := bridge.Get(t, "/")
-		look("the page", page, want.page)
+		_, problems := bridge.Get(t, "/problems")
+		look("the page", page+problems, want.page)
 		_, metrics := bridge.Get(t, "/metrics")
 		look("/metrics", metrics, want.metrics)
 		look("the log", bridge.Log(), want.log)
@@ -229,7 +230,7 @@ func TestFaults(t *testing.T) {
 	failing := func(reason string) shown {
 		return shown{
 			code:    http.StatusOK,
-			page:    []string{`class="bad">.*` + reason},
+			page:    []string{`class="banner bad">.*` + reason},
 			metrics: []string{`^isthmus_state_failing 1$`, `^isthmus_state_errors_total\{op="write"\} [1-9]`},
 			log:     []string{`level=ERROR msg="the last good state cannot be written; everything is served.*` + reason},
 		}

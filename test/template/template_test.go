@@ -79,7 +79,7 @@ func copyFiles(t *testing.T, from, to string, names ...string) {
 	}
 }
 
-// The code on the page is that of the template.
+// The code on the page is that of the template, or of the SDK's own test.
 func TestPage(t *testing.T) {
 	root, err := testenv.Root()
 	if err != nil {
@@ -90,8 +90,11 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	var code strings.Builder
-	for _, name := range []string{"main.go", "config.go", "adapter.go"} {
-		b, err := os.ReadFile(filepath.Join(root, "examples", "adapter-template", name))
+	for _, name := range []string{
+		"examples/adapter-template/main.go", "examples/adapter-template/config.go", "examples/adapter-template/adapter.go",
+		"plugin/watch_example_test.go",
+	} {
+		b, err := os.ReadFile(filepath.Join(root, name))
 		if err != nil {
 			t.Fatal(err)
 		}
