@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"flag"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime/debug"
@@ -34,6 +35,7 @@ func TestScripts(t *testing.T) {
 			root, err := filepath.Abs("../..")
 			e.Setenv("ROOT", root)
 			e.Setenv("XDG_STATE_HOME", filepath.Join(e.WorkDir, "state"))
+			e.Setenv("GORACE", os.Getenv("GORACE"))
 			return err
 		},
 	})

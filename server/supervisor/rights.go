@@ -26,7 +26,7 @@ var passed = []string{
 	"SSL_CERT_FILE", "SSL_CERT_DIR",
 	"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
 	"LOCALDOMAIN", "RES_OPTIONS", "HOSTALIASES",
-	"GODEBUG", "GOGC", "GOMEMLIMIT", "GOMAXPROCS",
+	"GODEBUG", "GOGC", "GOMEMLIMIT", "GOMAXPROCS", "GORACE",
 }
 
 // environ returns the part of the bridge's environment that a plugin gets.
