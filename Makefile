@@ -59,7 +59,7 @@ e2e: tools ## real Consul, Nacos, ZooKeeper, Eureka, etcd, CoreDNS, istiod and P
 	$(GO) test -count=1 -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./adapters/etcd ./adapters/zookeeper ./server/xds
 
 # The tests that ask for versions of servers, and the folders they are in.
-MATRIX   = (Istiod|Nacos)Versions\(\)|Compat\(\)
+MATRIX   = (Istiod|Nacos)Versions\(\)|(Compat|DubboTool)\(\)
 MATRIXED = $(shell grep -rlE --include='*_test.go' '$(MATRIX)' adapters internal server test)
 
 .PHONY: compat

@@ -55,6 +55,19 @@ func URLPorts(servers []string) (ports []uint16) {
 	return ports
 }
 
+// proxyPorts returns the TCP ports of the proxies that the environment names,
+// through which gRPC and HTTP clients reach servers.
+func proxyPorts(getenv func(string) string) (ports []uint16) {
+	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"} {
+		proxy := getenv(name)
+		if proxy != "" && !strings.Contains(proxy, "://") {
+			proxy = "http://" + proxy
+		}
+		ports = append(ports, URLPorts([]string{proxy})...)
+	}
+	return ports
+}
+
 // WithAccess makes the plugin give up every other right once it is configured,
 // where the kernel lets it: see [Access]. f gets the configuration, which is
 // valid. Without this option the plugin keeps the rights of its process.
@@ -67,6 +80,9 @@ func (f accessOption[C]) set(o *options) {
 		config := c.(C) //nolint:forcetypeassert // Main decodes a C
 		a := f(config)
 		a.Read = append(slices.Clone(a.Read), configuredFiles(reflect.ValueOf(config))...)
+		if len(a.Ports) > 0 {
+			a.Ports = append(slices.Clone(a.Ports), proxyPorts(os.Getenv)...)
+		}
 		return a
 	}
 }

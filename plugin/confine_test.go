@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -121,5 +122,13 @@ func TestConfinementPhrases(t *testing.T) {
 func TestURLPorts(t *testing.T) {
 	if diff := cmp.Diff([]uint16{80, 443, 8761, 1}, URLPorts([]string{"http://a/eureka", "https://a", "http://a:8761/", "https://[::1]:1"})); diff != "" {
 		t.Error(diff)
+	}
+}
+func TestProxyPorts(t *testing.T) {
+	env := map[string]string{
+		"HTTPS_PROXY": "http://proxy.example.org:3128", "http_proxy": "proxy.example.org:8080", "ALL_PROXY": "https://proxy.example.org", "HTTP_PROXY": "::",
+	}
+	if got := proxyPorts(func(name string) string { return env[name] }); !slices.Equal(got, []uint16{3128, 443, 8080}) {
+		t.Errorf("proxyPorts = %v", got)
 	}
 }
