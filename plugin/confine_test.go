@@ -124,6 +124,7 @@ func TestURLPorts(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
 func TestProxyPorts(t *testing.T) {
 	env := map[string]string{
 		"HTTPS_PROXY": "http://proxy.example.org:3128", "http_proxy": "proxy.example.org:8080", "ALL_PROXY": "https://proxy.example.org", "HTTP_PROXY": "::",
