@@ -78,11 +78,21 @@ spec:
 			envoy := StartEnvoy(t, istiod)
 			envoy.WaitReaches(t, webCluster, "web-1")
 
-			before := istiod.PushCounts(t)
-			write("web.yaml", entry("web", "http", 80, web, web2))
-			recorder.WaitEndpoints(t, webCluster, web.Addr(), web2.Addr())
-			envoy.WaitReaches(t, webCluster, "web-1", "web-2")
-			after := istiod.PushCounts(t)
+			// A push of istiod's start may still be on its way: it tells that
+			// it is ready before its debounce is over. It cannot come again.
+			var before, after Pushes
+			for range 4 {
+				before = istiod.PushCounts(t)
+				write("web.yaml", entry("web", "http", 80, web, web2))
+				recorder.WaitEndpoints(t, webCluster, web.Addr(), web2.Addr())
+				envoy.WaitReaches(t, webCluster, "web-1", "web-2")
+				after = istiod.PushCounts(t)
+				if blind || after.Full() == before.Full() {
+					break
+				}
+				write("web.yaml", entry("web", "http", 80, web))
+				recorder.WaitEndpoints(t, webCluster, web.Addr())
+			}
 			if full := after.Full() != before.Full(); after["eds"] <= before["eds"] || full != blind {
 				t.Errorf("an endpoint more: pushes went from %v to %v, want more eds; and anything else: %v", before, after, blind)
 			}
