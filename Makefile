@@ -111,16 +111,17 @@ mutation: ## plant defects, look whether the validator finds them, write docs/mu
 
 ROUNDS ?= 100
 FOR    ?= 2h
+SIM    ?= {services: 10000, instances: 10, changes_per_second: 16}
 
 .PHONY: chaos
 chaos: tools ## every fault ROUNDS times beside 100,000 endpoints, judged; writes docs/reliability.md
 	$(GO) test -count=1 -run '^TestChaos$$' -timeout 48h -v ./test/reliability -faults . -rounds $(ROUNDS) -frozen 30s -write \
-		-sim '{services: 10000, instances: 10, changes_per_second: 16}'
+		-sim '$(SIM)'
 
 .PHONY: soak
 soak: tools ## FOR=2h of changes: sinks have what Consul has, memory, goroutines and files do not grow; writes docs/reliability.md
 	$(GO) test -count=1 -run '^TestSoak$$' -timeout 48h -v ./test/reliability -for $(FOR) -write \
-		-sim '{services: 10000, instances: 10, changes_per_second: 16}'
+		-sim '$(SIM)'
 
 .PHONY: tools
 tools: $(LINT)/golangci-lint $(PROTO)/buf ## build or fetch every tool and test server into the user's cache directory

@@ -119,7 +119,7 @@ func (k key) String() string {
 
 // maxKnown bounds the versions that are remembered to be compared with later
 // ones.
-const maxKnown = 1 << 20
+const maxKnown = 1 << 18
 
 // remembered bounds the changes of one key that are kept.
 const remembered = 256
@@ -452,7 +452,10 @@ func (j *Judge) compare(s *stream, e *Event) {
 		if was, ok := j.under[name+r.Version]; ok && was.Sum != r.Sum {
 			j.fail(EqualVersionsEqualBytes, s.id, "%s %q: version %s had the bytes %s and has %s", e.Type, r.Name, r.Version, was.Sum, r.Sum)
 		}
-		j.under[name+r.Version] = known{r, s.starts}
+		// A copy, since a pointer would keep the whole response alive.
+		if was := j.under[name+r.Version]; was.Resource == nil || was.Sum != r.Sum || was.starts != s.starts {
+			j.under[name+r.Version] = known{new(*r), s.starts}
+		}
 		if was, ok := j.versions[name+r.Content]; ok && was != r.Version {
 			j.fail(EqualVersionsEqualBytes, s.id, "%s %q: the same content had version %s and has %s", e.Type, r.Name, was, r.Version)
 		}

@@ -2,8 +2,11 @@ package verify
 
 import (
 	"bytes"
+	"fmt"
+	"runtime"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -182,4 +185,38 @@ func TestJudge(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A judge of a stream that goes on for days keeps what it compares with, and
+// not the responses that it came in.
+func TestJudgeForgetsResponses(t *testing.T) {
+	const names, responses = 2000, 200
+	j := New()
+	for _, e := range sotw(1, seType) {
+		j.Add(&e)
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	var before uint64
+	for n := range responses {
+		set := make([]Resource, names)
+		for i := range set {
+			set[i] = res(fmt.Sprintf("load/s%d", i), "1", 0)
+		}
+		set[n] = res(set[n].Name, "2", 0) // one differs each time
+		e := full(1, seType, fmt.Sprint(n), fmt.Sprintf("v%d", n), set...)
+		j.Add(&e)
+		if n == 0 {
+			before = heap()
+		}
+	}
+	one := names * uint64(unsafe.Sizeof(Resource{}))
+	if grown := heap() - before; int64(grown) > int64(20*one) { //nolint:gosec // far from the limits
+		t.Errorf("the heap grew by %d bytes over %d responses of %d each", int64(grown), responses, one) //nolint:gosec // likewise
+	}
+	runtime.KeepAlive(j)
 }
