@@ -54,7 +54,7 @@ hostile: ## attacks on each port at full size; the table of docs/security.md
 	$(GO) test -count=1 -timeout 30m -v -run TestHostile ./test/hostile -long 20s
 
 .PHONY: e2e
-e2e: tools ## real Consul, Nacos, ZooKeeper, Eureka, etcd, CoreDNS, istiod and Pilot servers, proxies behind them
+e2e: tools ## real Consul, Nacos, ZooKeeper, Eureka, etcd, Kubernetes, CoreDNS, istiod and Pilot servers, proxies behind them
 	$(GO) test -count=1 -timeout 30m ./test/...
 	$(GO) test -count=1 -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./adapters/etcd ./adapters/zookeeper ./server/xds
 

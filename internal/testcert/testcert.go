@@ -51,6 +51,18 @@ func (c *Certificate) Renew(t testing.TB) {
 // signed.
 func New(t testing.TB, host string, changes ...func(*x509.Certificate)) *Certificate {
 	t.Helper()
+	return issue(t, nil, host, changes...)
+}
+
+// Issue is New, but the certificate is signed by c in place of itself, and may
+// not sign others.
+func (c *Certificate) Issue(t testing.TB, host string, changes ...func(*x509.Certificate)) *Certificate {
+	t.Helper()
+	return issue(t, c, host, changes...)
+}
+
+func issue(t testing.TB, by *Certificate, host string, changes ...func(*x509.Certificate)) *Certificate {
+	t.Helper()
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -60,15 +72,20 @@ func New(t testing.TB, host string, changes ...func(*x509.Certificate)) *Certifi
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(err)
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: host}, DNSNames: []string{host}, IsCA: true, BasicConstraintsValid: true,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: host}, DNSNames: []string{host}, IsCA: by == nil, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
+	parent, signer := template, private
+	if by != nil {
+		template.SerialNumber, template.KeyUsage = big.NewInt(time.Now().UnixNano()), x509.KeyUsageDigitalSignature
+		parent, signer = by.leaf, by.private
+	}
 	for _, change := range changes {
 		change(template)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &private.PublicKey, signer)
 	must(err)
 	leaf, err := x509.ParseCertificate(der)
 	must(err)

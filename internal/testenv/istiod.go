@@ -115,7 +115,7 @@ func startIstiod(t testing.TB, o IstiodOptions, sources ...string) *Istiod {
 	t.Cleanup(i.client.CloseIdleConnections)
 	i.proc = newProcess(t, version.Name)
 	if version.needsKube {
-		i.kubeconfig = i.proc.writeFile(t, "kubeconfig", startKube(t))
+		i.kubeconfig = i.proc.writeFile(t, "kubeconfig", startKubeStub(t))
 	}
 	i.assignPorts(t)
 	i.launch(t)

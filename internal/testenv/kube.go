@@ -1,92 +1,538 @@
 package testenv
 
 import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+
+	yamlv3 "go.yaml.in/yaml/v3"
+	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-mesh/isthmus/internal/testcert"
 )
 
-// startKube starts a fake, empty Kubernetes API server, and returns a
-// kubeconfig for it. Istiod 1.30 and later do not start without one.
-func startKube(t testing.TB) (kubeconfig string) {
-	t.Helper()
-	closing := make(chan struct{})
-	srv := httptest.NewServer(kubeHandler(closing))
-	t.Cleanup(func() {
-		close(closing) // ends the watches, for which Close waits
-		srv.Close()
-	})
-	return fmt.Sprintf(`apiVersion: v1
-kind: Config
-current-context: stub
-clusters: [{name: stub, cluster: {server: %q}}]
-contexts: [{name: stub, context: {cluster: stub, user: stub}}]
-users: [{name: stub, user: {}}]
-`, srv.URL)
+// The parts of a Kubernetes control plane.
+var (
+	// KubeTool is the API server.
+	KubeTool = kubeTool("kube-apiserver")
+	// KubeControllersTool is the controller manager.
+	KubeControllersTool = kubeTool("kube-controller-manager")
+	// IstioCRDsTool is no program but a file: the custom resource definitions
+	// of the newest Istio.
+	IstioCRDsTool = Tool{
+		name: "istio-crds", binary: "crd-all.yaml",
+		version: IstiodNewestTool.version, get: getIstioCRDs,
+	}
+)
+
+// kubeTool is a program of tools/kube. It is told its version, by which clients
+// know what it can do.
+func kubeTool(binary string) Tool {
+	const module = "k8s.io/kubernetes"
+	version := func(root string) (string, error) {
+		return pinnedVersion(filepath.Join(root, "tools", "kube", "go.mod"), module)
+	}
+	return Tool{
+		name: binary, binary: binary, version: version,
+		get: func(ctx context.Context, root, path string, progress io.Writer) error {
+			pinned, err := version(root)
+			if err != nil {
+				return err
+			}
+			parts := strings.SplitN(pinned, ".", 3)
+			if len(parts) != 3 {
+				return fmt.Errorf("tools/kube/go.mod: %s is no version with three parts", pinned)
+			}
+			const in = "-X k8s.io/component-base/version."
+			flags := fmt.Sprintf("-s -w %sgitVersion=v%s %sgitMajor=%s %sgitMinor=%s", in, pinned, in, parts[0], in, parts[1])
+			cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", flags, "-o", path, module+"/cmd/"+binary)
+			cmd.Dir = filepath.Join(root, "tools", "kube")
+			cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
+			if err := runLoud(cmd, progress); err != nil {
+				return fmt.Errorf("build %s in tools/kube (it needs the Go module proxy the first time): %w", binary, err)
+			}
+			return nil
+		},
+	}
 }
 
-// kubeHandler answers as an empty cluster does: no API groups, empty lists,
-// watches without events (until closing is closed), no objects, no permission
-// to write.
-func kubeHandler(closing <-chan struct{}) http.Handler {
-	mux := http.NewServeMux()
-	reply := func(w http.ResponseWriter, code int, body string) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(code)
-		_, _ = io.WriteString(w, body)
+// getIstioCRDs takes the file out of the module that istiod is built of.
+func getIstioCRDs(ctx context.Context, root, path string, _ io.Writer) error {
+	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", "istio.io/istio")
+	cmd.Dir = filepath.Join(root, "tools", "istiod")
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("download the module of Istio: %w: %s", err, out)
 	}
-	status := func(w http.ResponseWriter, code int, reason, message string) {
-		reply(w, code, fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":%q,"message":%q,"code":%d}`,
-			reason, message, code))
+	var module struct{ Dir string }
+	if err := json.Unmarshal(out, &module); err != nil {
+		return err
 	}
-	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, http.StatusOK, `{"major":"1","minor":"34","gitVersion":"v1.34.0","platform":"linux/amd64"}`)
+	b, err := os.ReadFile(filepath.Join(module.Dir, "manifests", "charts", "base", "files", "crd-all.gen.yaml"))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, b, 0o755) //nolint:gosec // the cache holds executables
+}
+
+// KubeConfig configures a Kubernetes API server. The zero value is one without
+// controllers: nobody makes EndpointSlices, and namespaces do not end.
+type KubeConfig struct {
+	// Istio adds the custom resource definitions of Istio.
+	Istio bool
+	// Controllers starts the controllers of EndpointSlices, of namespaces that
+	// end, and of what goes with its owner. Pods are scheduled and run by
+	// nobody; one counts if its node exists.
+	Controllers bool
+	// Args are appended to the command line of the API server.
+	Args []string
+}
+
+// Kube is a running Kubernetes API server with RBAC, on an etcd of its own.
+type Kube struct {
+	// URL is https://127.0.0.1:PORT, Addr the same as host:port. Restarts keep
+	// both.
+	URL, Addr string
+	// CAFile has the certificate that signs the server's.
+	CAFile string
+	// Token is that of a user who may do everything.
+	Token string
+	// Kubeconfig is the path of a kubeconfig with Token.
+	Kubeconfig string
+	// Etcd has the server's data.
+	Etcd *Etcd
+
+	cfg         KubeConfig
+	proc        *process
+	binary      string
+	controllers *process
+	manager     string // the program of controllers
+	port        int
+	dir         string // keys and certificates
+	users       *testcert.Certificate
+	client      *http.Client
+	plurals     map[string]kubeResource // by apiVersion and kind
+}
+
+type kubeResource struct {
+	name       string
+	namespaced bool
+}
+
+// kubeIssuer names the server in the tokens of service accounts.
+const kubeIssuer = "https://kubernetes.default.svc"
+
+// StartKube starts a Kubernetes API server and waits until it is ready.
+func StartKube(t testing.TB, cfg KubeConfig) *Kube {
+	t.Helper()
+	k := &Kube{cfg: cfg, binary: KubeTool.fetch(t), Token: uuid(), dir: t.TempDir(), plurals: map[string]kubeResource{}}
+	if cfg.Controllers {
+		k.manager = KubeControllersTool.fetch(t)
+	}
+	k.CAFile = filepath.Join(k.dir, "apiserver.crt")
+	k.writeKeys(t)
+	// Elections that a busy machine does not set off.
+	k.Etcd = StartEtcd(t, EtcdConfig{Args: []string{"--heartbeat-interval=50", "--election-timeout=1000"}})
+	t.Cleanup(func() {
+		if k.client != nil {
+			k.client.CloseIdleConnections()
+		}
 	})
-	mux.HandleFunc("GET /api", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, http.StatusOK, `{"kind":"APIVersions","versions":[]}`)
-	})
-	mux.HandleFunc("GET /apis", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, http.StatusOK, `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`)
-	})
-	resource := func(w http.ResponseWriter, r *http.Request) {
-		query := r.URL.Query()
-		watch := query.Get("watch") == "true" || query.Get("watch") == "1"
-		switch {
-		case r.Method != http.MethodGet:
-			status(w, http.StatusForbidden, "Forbidden", "this cluster is a stub and keeps nothing")
-		case watch && query.Get("sendInitialEvents") == "true":
-			// client-go then falls back to list and watch; after 200 it would
-			// wait for a bookmark.
-			status(w, http.StatusUnprocessableEntity, "Invalid", "sendInitialEvents is not supported")
-		case watch:
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(http.StatusOK)
-			_ = http.NewResponseController(w).Flush()
-			select {
-			case <-r.Context().Done():
-			case <-closing:
-			}
-		case namesOne(r.PathValue("rest")):
-			status(w, http.StatusNotFound, "NotFound", "this cluster is empty")
-		case strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList"):
-			reply(w, http.StatusOK, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"1"},"items":[]}`)
-		default:
-			// Without kind, so that the client decodes it as the requested
-			// list.
-			reply(w, http.StatusOK, `{"metadata":{"resourceVersion":"1"},"items":[]}`)
+	k.proc = newProcess(t, "kube-apiserver")
+	k.proc.startReady(t, func() {
+		k.port = FreePort(t)
+		k.Addr = loopback(k.port)
+		k.URL = "https://" + k.Addr
+		k.launch(t)
+	}, k.ready)
+	k.Kubeconfig = k.KubeconfigOf(t, map[string]any{"token": k.Token})
+	k.finish(t)
+	if cfg.Controllers {
+		k.controllers = newProcess(t, "kube-controller-manager")
+		k.launchControllers(t)
+	}
+	return k
+}
+
+// writeKeys makes the key of service accounts, the CA of users with
+// certificates, and the file of users with tokens.
+func (k *Kube) writeKeys(t testing.TB) {
+	t.Helper()
+	private, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := x509.MarshalPKIXPublicKey(&private.PublicKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.users = testcert.New(t, "users-ca")
+	for file, content := range map[string][]byte{
+		"sa.key":     pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}),
+		"sa.pub":     pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}),
+		"tokens.csv": fmt.Appendf(nil, "%s,admin,admin,\"system:masters\"\n", k.Token),
+	} {
+		if err := os.WriteFile(filepath.Join(k.dir, file), content, 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
-	mux.HandleFunc("/api/v1/{rest...}", resource)
-	mux.HandleFunc("/apis/{group}/{version}/{rest...}", resource)
-	return mux
 }
 
-// namesOne reports whether a path is that of one object and not of a list.
-// Below the group and version it is RESOURCE, RESOURCE/NAME,
-// namespaces/NS/RESOURCE or namespaces/NS/RESOURCE/NAME.
-func namesOne(path string) bool {
-	return strings.Count(strings.Trim(path, "/"), "/")%2 == 1
+func (k *Kube) launch(t testing.TB) {
+	t.Helper()
+	in := func(file string) string { return filepath.Join(k.dir, file) }
+	args := []string{
+		"--etcd-servers=" + k.Etcd.URL, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port=" + strconv.Itoa(k.port),
+		"--cert-dir=" + k.dir, "--service-cluster-ip-range=10.96.0.0/16", "--service-account-issuer=" + kubeIssuer,
+		"--service-account-key-file=" + in("sa.pub"), "--service-account-signing-key-file=" + in("sa.key"), "--token-auth-file=" + in("tokens.csv"),
+		"--client-ca-file=" + k.users.Cert, "--authorization-mode=RBAC", "--endpoint-reconciler-type=none",
+		// Pods without a service account, which nobody makes.
+		"--disable-admission-plugins=ServiceAccount",
+		// What is killed may come back at once.
+		"--shutdown-delay-duration=0s",
+	}
+	k.proc.start(t, nil, k.binary, append(args, k.cfg.Args...)...)
+}
+
+func (k *Kube) launchControllers(t testing.TB) {
+	t.Helper()
+	port := FreePort(t)
+	k.controllers.start(t, nil, k.manager, "--kubeconfig="+k.Kubeconfig, "--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port),
+		"--cert-dir="+k.controllers.dir, "--controllers=endpointslice-controller,namespace-controller,garbage-collector-controller",
+		"--kube-api-qps=500", "--kube-api-burst=1000")
+}
+
+// ready reports whether the server answers, RBAC included.
+func (k *Kube) ready() (seen string, ok bool) {
+	ca, err := os.ReadFile(k.CAFile)
+	if err != nil {
+		return err.Error(), false
+	}
+	// The file may just be written.
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(ca)
+	if k.client != nil {
+		k.client.CloseIdleConnections()
+	}
+	// A server that is killed ends connections one by one; HTTP/2 would have
+	// one for all requests, and keep it.
+	k.client = &http.Client{Timeout: adminTime, Transport: &http.Transport{TLSClientConfig: &tls.Config{
+		RootCAs: pool, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+	}}}
+	ctx, cancel := context.WithTimeout(context.Background(), adminTime)
+	defer cancel()
+	body, code, err := k.Do(ctx, http.MethodGet, "/readyz", "", "", nil)
+	return fmt.Sprintf("/readyz: status %d, error %v: %.500s", code, err, body), code == http.StatusOK
+}
+
+// finish adds what the server has from its start.
+func (k *Kube) finish(t testing.TB) {
+	t.Helper()
+	// The server makes it by itself, a moment after it is ready.
+	Eventually(t, Patience, "the namespace default", func() (string, bool) {
+		body, code, err := k.Do(t.Context(), http.MethodGet, "/api/v1/namespaces/default", "", "", nil)
+		return fmt.Sprintf("status %d, error %v: %.200s", code, err, body), code == http.StatusOK
+	})
+	if !k.cfg.Istio {
+		return
+	}
+	b, err := os.ReadFile(IstioCRDsTool.fetch(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Apply(t, string(b))
+	Eventually(t, Patience, "the kinds of Istio", func() (string, bool) {
+		body, code, err := k.Do(t.Context(), http.MethodGet, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", "", nil)
+		if err != nil || code != http.StatusOK {
+			return fmt.Sprintf("status %d, error %v: %.200s", code, err, body), false
+		}
+		var list struct {
+			Items []struct {
+				Metadata struct{ Name string }
+				Spec     struct {
+					Group    string
+					Names    struct{ Plural string }
+					Versions []struct{ Name string }
+				}
+			}
+		}
+		if err := json.Unmarshal(body, &list); err != nil {
+			return err.Error(), false
+		}
+		for _, crd := range list.Items {
+			for _, version := range crd.Spec.Versions {
+				path := "/apis/" + crd.Spec.Group + "/" + version.Name + "/" + crd.Spec.Names.Plural + "?limit=1"
+				if body, code, err := k.Do(t.Context(), http.MethodGet, path, "", "", nil); err != nil || code != http.StatusOK {
+					return fmt.Sprintf("%s: status %d, error %v: %.200s", path, code, err, body), false
+				}
+			}
+		}
+		return fmt.Sprintf("%d kinds", len(list.Items)), len(list.Items) > 0
+	})
+}
+
+// Do sends a request with a token, or without one if it is "-"; "" is Token. A
+// body is sent as it is if it is text or bytes, and as JSON otherwise. The
+// content type is JSON unless named.
+func (k *Kube) Do(ctx context.Context, method, path, token, contentType string, body any) (answer []byte, code int, err error) {
+	var b []byte
+	switch body := body.(type) {
+	case nil:
+	case string:
+		b = []byte(body)
+	case []byte:
+		b = body
+	default:
+		if b, err = json.Marshal(body); err != nil {
+			return nil, 0, err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, k.URL+path, bytes.NewReader(b))
+	if err != nil {
+		return nil, 0, err
+	}
+	if token == "" {
+		token = k.Token
+	}
+	if token != "-" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	if contentType == "" {
+		contentType = "application/json"
+	}
+	req.Header.Set("Content-Type", contentType)
+	res, err := k.client.Do(req)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer res.Body.Close()
+	answer, err = io.ReadAll(res.Body)
+	return answer, res.StatusCode, err
+}
+
+// must is Do, and ends the test if the answer is no success.
+func (k *Kube) must(t testing.TB, method, path, contentType string, body any) []byte {
+	t.Helper()
+	answer, code, err := k.Do(t.Context(), method, path, "", contentType, body)
+	if err != nil || code >= 300 {
+		t.Fatalf("kube: %s %s: status %d, error %v: %.2000s", method, path, code, err, answer)
+	}
+	return answer
+}
+
+// Apply applies objects, written in YAML, as kubectl apply --server-side
+// --force-conflicts does.
+func (k *Kube) Apply(t testing.TB, objects string) {
+	t.Helper()
+	for _, o := range k.parse(t, objects) {
+		k.must(t, http.MethodPatch, o.path+"?fieldManager=test&force=true", "application/apply-patch+yaml", o.json)
+	}
+}
+
+// ApplyStatus applies the status of objects, which Apply leaves alone.
+func (k *Kube) ApplyStatus(t testing.TB, objects string) {
+	t.Helper()
+	for _, o := range k.parse(t, objects) {
+		k.must(t, http.MethodPatch, o.path+"/status?fieldManager=test&force=true", "application/apply-patch+yaml", o.json)
+	}
+}
+
+// Delete deletes objects, of which apiVersion, kind and metadata matter, and
+// does not wait for their end. Options are those of the query.
+func (k *Kube) Delete(t testing.TB, objects, options string) {
+	t.Helper()
+	for _, o := range k.parse(t, objects) {
+		answer, code, err := k.Do(t.Context(), http.MethodDelete, o.path+"?"+options, "", "", nil)
+		if err != nil || code >= 300 && code != http.StatusNotFound {
+			t.Fatalf("kube: delete %s: status %d, error %v: %.2000s", o.path, code, err, answer)
+		}
+	}
+}
+
+type kubeObject struct {
+	path string
+	json []byte
+}
+
+func (k *Kube) parse(t testing.TB, objects string) (all []kubeObject) {
+	t.Helper()
+	for decoder := yamlv3.NewDecoder(strings.NewReader(objects)); ; {
+		var value map[string]any
+		err := decoder.Decode(&value)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatalf("kube: %v in\n%.2000s", err, objects)
+		}
+		if value == nil {
+			continue
+		}
+		b, err := json.Marshal(value)
+		if err != nil {
+			t.Fatalf("kube: %v", err)
+		}
+		var o struct {
+			APIVersion string `json:"apiVersion"`
+			Kind       string `json:"kind"`
+			Metadata   struct{ Name, Namespace string }
+		}
+		if err := json.Unmarshal(b, &o); err != nil || o.Metadata.Name == "" {
+			t.Fatalf("kube: %v: no object with a name: %s", err, b)
+		}
+		base := "/apis/" + o.APIVersion
+		if !strings.Contains(o.APIVersion, "/") {
+			base = "/api/" + o.APIVersion
+		}
+		resource := k.resource(t, base, o.Kind)
+		path := base
+		if resource.namespaced {
+			if o.Metadata.Namespace == "" {
+				o.Metadata.Namespace = "default"
+			}
+			path += "/namespaces/" + o.Metadata.Namespace
+		}
+		all = append(all, kubeObject{path + "/" + resource.name + "/" + o.Metadata.Name, b})
+	}
+}
+
+// resource returns the resource of a kind.
+func (k *Kube) resource(t testing.TB, base, kind string) kubeResource {
+	t.Helper()
+	if known, ok := k.plurals[base+" "+kind]; ok {
+		return known
+	}
+	var list struct {
+		Resources []struct {
+			Name, Kind string
+			Namespaced bool
+		}
+	}
+	if err := json.Unmarshal(k.must(t, http.MethodGet, base, "", nil), &list); err != nil {
+		t.Fatalf("kube: %s: %v", base, err)
+	}
+	for _, r := range list.Resources {
+		if !strings.Contains(r.Name, "/") {
+			k.plurals[base+" "+r.Kind] = kubeResource{r.Name, r.Namespaced}
+		}
+	}
+	known, ok := k.plurals[base+" "+kind]
+	if !ok {
+		t.Fatalf("kube: %s has no kind %s", base, kind)
+	}
+	return known
+}
+
+// ServiceAccount makes a service account, with its namespace, and returns a
+// token of it, valid for an hour, for audiences or the API server.
+func (k *Kube) ServiceAccount(t testing.TB, namespace, name string, audiences ...string) (token string) {
+	t.Helper()
+	k.Apply(t, fmt.Sprintf(`{apiVersion: v1, kind: Namespace, metadata: {name: %[1]s}}
+---
+{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: %[1]s, name: %[2]s}}
+`, namespace, name))
+	answer := k.must(t, http.MethodPost, fmt.Sprintf("/api/v1/namespaces/%s/serviceaccounts/%s/token", namespace, name), "",
+		map[string]any{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": map[string]any{"audiences": audiences, "expirationSeconds": 3600}})
+	var request struct{ Status struct{ Token string } }
+	if err := json.Unmarshal(answer, &request); err != nil || request.Status.Token == "" {
+		t.Fatalf("kube: no token in %s: %v", answer, err)
+	}
+	return request.Status.Token
+}
+
+// ClientCertificate returns a certificate with which a client is a user of
+// groups.
+func (k *Kube) ClientCertificate(t testing.TB, user string, groups ...string) *testcert.Certificate {
+	t.Helper()
+	return k.users.Issue(t, user, func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: user, Organization: groups} })
+}
+
+// KubeconfigOf writes a kubeconfig for a user, as it writes users, and returns
+// its path.
+func (k *Kube) KubeconfigOf(t testing.TB, user map[string]any) string {
+	t.Helper()
+	ca, err := os.ReadFile(k.CAFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := func(key string, value any) []any { return []any{map[string]any{"name": "test", key: value}} }
+	b, err := yaml.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Config", "current-context": "test",
+		"clusters": named("cluster", map[string]any{"server": k.URL, "certificate-authority-data": base64.StdEncoding.EncodeToString(ca)}),
+		"contexts": named("context", map[string]any{"cluster": "test", "user": "test"}),
+		"users":    named("user", user),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Kill ends the server as kill -9 does. Its data stays.
+func (k *Kube) Kill() {
+	if k.controllers != nil {
+		k.controllers.kill()
+	}
+	k.proc.kill()
+}
+
+// Restart starts the server again on the same port with its data after Kill,
+// and waits until it is ready.
+func (k *Kube) Restart(t testing.TB) {
+	t.Helper()
+	k.launch(t)
+	if err := k.proc.waitReady(t, k.ready); err != nil {
+		t.Fatal(err)
+	}
+	k.finish(t)
+	if k.controllers != nil {
+		k.launchControllers(t)
+	}
+}
+
+// RestartEmpty is Restart without the data.
+func (k *Kube) RestartEmpty(t testing.TB) {
+	t.Helper()
+	k.Etcd.Kill()
+	k.Etcd.RestartEmpty(t)
+	k.Restart(t)
+}
+
+// Freeze suspends the server, so that connections to it hang; Thaw resumes it.
+func (k *Kube) Freeze() { k.proc.signal(syscall.SIGSTOP) }
+
+// Thaw ends Freeze.
+func (k *Kube) Thaw() { k.proc.signal(syscall.SIGCONT) }
+
+// Metrics returns the server's own metrics.
+func (k *Kube) Metrics(t testing.TB) string {
+	t.Helper()
+	return string(k.must(t, http.MethodGet, "/metrics", "", nil))
 }

@@ -77,7 +77,7 @@ func Tools() []Tool {
 		Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool,
 		ChromiumTool, AxeTool, OldestValidation, NewestValidation, PeersTool, DockerTool, ComposeTool, HTTPEchoTool,
 		PromtoolTool, HelmTool, KustomizeTool, KubeconformTool, SystemdTool, NfpmTool, ZooKeeperTool, ZooKeeperOldTool,
-		Dubbo3Tool, Dubbo2Tool, SpringZooKeeperTool,
+		Dubbo3Tool, Dubbo2Tool, SpringZooKeeperTool, KubeTool, KubeControllersTool, IstioCRDsTool,
 	}
 }
 
