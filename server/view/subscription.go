@@ -187,7 +187,7 @@ type position struct {
 	kind   state.Kind
 	cursor state.Cursor
 	// layout is that of everything before the cursor, nil if the sink may lack
-	// some of it.
+	// some of it. A response that is in flight may still be refused.
 	layout *encode.Layout
 }
 
@@ -511,18 +511,20 @@ func (s *Subscription) holdBefore() error {
 	if s.options.Versions == nil {
 		s.options.Versions = make(map[string]string)
 	}
+	known := s.before.layout == s.layout && !s.refused
+	for c := range s.before.data.Changes(s.before.kind, new(state.Cursor)) {
+		version := ""
+		if known && !c.Removed {
+			version = c.Record.Encode(s.layout).Version.String()
+		}
+		s.options.Versions[c.Name] = version
+	}
+	// Read last: what changed while the names were read is unknown, too.
 	for c := range s.before.data.Changes(s.before.kind, &s.before.cursor) {
 		s.options.Versions[c.Name] = ""
 	}
 	if s.before.cursor.Lost {
 		return ErrFellBehind
-	}
-	for c := range s.before.data.Changes(s.before.kind, new(state.Cursor)) {
-		version := ""
-		if _, changed := s.options.Versions[c.Name]; !changed && s.before.layout == s.layout && !c.Removed {
-			version = c.Record.Encode(s.layout).Version.String()
-		}
-		s.options.Versions[c.Name] = version
 	}
 	s.before = nil
 	return nil

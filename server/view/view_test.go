@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -776,5 +777,66 @@ func TestChangeWhileListing(t *testing.T) {
 				t.Errorf("%d services; of the one that was %s the client has %q", len(s.have), what, host)
 			}
 		})
+	}
+}
+
+// late is a state in which something changes when it was read.
+type late struct {
+	data
+	change func()
+}
+
+// Changes implements data.
+func (l late) Changes(k state.Kind, c *state.Cursor) iter.Seq[state.Change] {
+	return func(yield func(state.Change) bool) {
+		defer l.change()
+		l.data.Changes(k, c)(yield)
+	}
+}
+
+// A client whose view changes gets what changed while its new listing was
+// prepared.
+func TestChangeWhileSetView(t *testing.T) {
+	for what, change := range map[string]op{"changed": set(t, "ns/0", "changed.example.org"), "removed": remove("ns/0"), "added": set(t, "ns/2", "b.example.org")} {
+		t.Run(what, func(t *testing.T) {
+			db := newDB(t, state.Options{})
+			apply(db, set(t, "ns/0", "a.example.org"), set(t, "ns/1", "a.example.org"))
+			v := New(db)
+			s := newSink(t, v, DeltaXDS, Options{})
+			r, _ := s.step()
+			s.sub.Ack(r.Nonce, true)
+			v.data = late{v.data, sync.OnceFunc(func() { apply(db, change) })}
+			s.sub.SetView(New(db))
+			for {
+				r, ok := s.step()
+				if !ok {
+					break
+				}
+				s.sub.Ack(r.Nonce, true)
+			}
+			if d := gocmp.Diff(hosts(db), s.have); d != "" {
+				t.Errorf("(-store +sink):\n%s", d)
+			}
+		})
+	}
+}
+
+// A client that refuses the response that was under way when its view changed
+// does not hold what was in it.
+func TestRefusedBeforeSetView(t *testing.T) {
+	db := newDB(t, state.Options{})
+	apply(db, set(t, "ns/0", "a.example.org"))
+	s := newSink(t, New(db), DeltaXDS, Options{})
+	r, _, err := s.sub.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.sub.SetView(New(db))
+	s.sub.Nack(r.Nonce, "no")
+	if _, ok := s.step(); !ok {
+		t.Error("no response in the new view")
+	}
+	if d := gocmp.Diff(hosts(db), s.have); d != "" {
+		t.Errorf("(-store +sink):\n%s", d)
 	}
 }
