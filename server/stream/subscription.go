@@ -33,7 +33,8 @@ type Subscription struct {
 
 // AckFunc receives each response that a sink acknowledged after its first one:
 // the kind of sink, the revisions whose changes the response has, after one and
-// up to another, and when it was handed to gRPC and acknowledged.
+// up to another, and when it was handed to gRPC and acknowledged. It does not
+// receive those of a view of a part of the state, whose revisions are others.
 type AckFunc func(kind string, after, upTo uint64, sent, acked time.Time)
 
 // OnAck sets the function that receives acknowledged responses.
@@ -67,7 +68,7 @@ func (s *Subscription) Answer(nonce string, refusal *Refusal, incremental bool, 
 		}
 		s.counters.acks.Inc()
 		s.ackedAt = now
-		if s.acked != nil && s.after > 0 {
+		if s.acked != nil && s.after > 0 && !s.Partial() {
 			s.acked(s.kind, s.after, s.revision, s.began, now)
 		}
 		if log.Enabled(context.Background(), slog.LevelDebug) {
@@ -92,6 +93,12 @@ func (s *Subscription) Due(now time.Time) time.Time {
 		return s.notBefore
 	}
 	return time.Time{}
+}
+
+// SetView continues the subscription with another view.
+func (s *Subscription) SetView(v *view.View) {
+	s.Subscription.SetView(v)
+	s.upTo, s.after = 0, 0
 }
 
 // Idle records that the sink is current at a revision.

@@ -247,6 +247,7 @@ func (s *Subscription) SetView(v *View) {
 	}
 	s.Close()
 	s.view, s.again = v, true
+	s.status.SentRevision, s.status.AckedRevision = 0, 0 // revisions of the new view are others
 	for name := range s.names {
 		s.ask(name)
 	}
@@ -254,6 +255,10 @@ func (s *Subscription) SetView(v *View) {
 		s.follow()
 	}
 }
+
+// Partial reports whether the view is a part of the state, which has revisions
+// of its own.
+func (s *Subscription) Partial() bool { return s.view.part != nil }
 
 // Again makes the next response a full one, even without changes.
 func (s *Subscription) Again() { s.again = true }

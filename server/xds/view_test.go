@@ -1,0 +1,95 @@
+package xds
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+
+	"github.com/isthmus-mesh/isthmus/server/servertest"
+	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/stream"
+	"github.com/isthmus-mesh/isthmus/server/view"
+)
+
+// A part of the state has revisions of its own. A sink whose view becomes one
+// lags until it acknowledged that, and its acknowledgements are not reported as
+// such of other revisions.
+func TestRevisionsOfAView(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := servertest.New(t, state.Options{})
+		type bounds struct{ after, upTo uint64 }
+		acked := make(chan bounds, 10)
+		s := newServer(t, w, Config{Acked: func(_ string, after, upTo uint64, _, _ time.Time) { acked <- bounds{after, upTo} }})
+		var filters atomic.Pointer[[]view.Filter]
+		filters.Store(&[]view.Filter{})
+		regrant := make(chan struct{}) // closed once
+		server := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			return next(srv, &granted{ss, func() ([]view.Filter, <-chan struct{}) {
+				if f := *filters.Load(); len(f) > 0 {
+					return f, nil
+				}
+				return nil, regrant
+			}})
+		}))...)
+		s.Register(server)
+		conn, stop := servertest.Connect(t, server)
+		defer stop()
+		for range 50 {
+			w.Entry("a/web", "web.a.example.org")
+			w.Remove("a/web")
+		}
+		w.Entry("a/web", "web.a.example.org")
+		w.Entry("b/web", "web.b.example.org")
+		client := openSotW(t, discovery.NewAggregatedDiscoveryServiceClient(conn), entries)
+		ack(t, client, recv(t, client))
+		lag := func() uint64 {
+			synctest.Wait()
+			return s.Status()[0].Subscriptions[0].Lag
+		}
+		// change makes a change, acknowledges it, and returns what is reported.
+		change := func(host string) (now uint64, reported []bounds) {
+			w.Entry("b/web", host)
+			ack(t, client, recv(t, client))
+			if n := lag(); n != 0 {
+				t.Errorf("the lag is %d after the ACK", n)
+			}
+			for len(acked) > 0 {
+				reported = append(reported, <-acked)
+			}
+			return uint64(w.DB.Revision()), reported
+		}
+		now, reported := change("two.b.example.org")
+		if len(reported) != 1 || reported[0].after >= now || reported[0].upTo < now {
+			t.Errorf("revision %d was reported as acknowledged by %v", now, reported)
+		}
+		filters.Store(&[]view.Filter{{Namespaces: []string{"b"}}})
+		close(regrant)
+		r := recv(t, client)
+		if n := len(r.GetResources()); n != 1 || lag() == 0 {
+			t.Errorf("%d resources in the new view, and the lag is %d before the ACK", n, lag())
+		}
+		ack(t, client, r)
+		now, reported = change("three.b.example.org")
+		for _, b := range reported {
+			if b.after >= now || b.upTo < now {
+				t.Errorf("revision %d was reported as acknowledged by %v", now, b)
+			}
+		}
+	})
+}
+
+// granted is a stream with a grant.
+type granted struct {
+	grpc.ServerStream
+	grant stream.Grant
+}
+
+// Context implements grpc.ServerStream.
+func (g *granted) Context() context.Context {
+	return stream.WithGrant(g.ServerStream.Context(), g.grant)
+}
