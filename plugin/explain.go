@@ -36,6 +36,9 @@ const (
 // adapter that keeps nothing does not call Recall; neither does one that uses
 // [Grace] or [Poll], which do.
 func Recall(c Catalog, from func(registry.Key) (Snapshot, bool)) {
+	if s, ok := c.(*sharded); ok {
+		c = s.catalog
+	}
 	if c, ok := c.(*catalog); ok {
 		c.mu.Lock()
 		defer c.mu.Unlock()

@@ -11,6 +11,8 @@ import (
 
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
+	"github.com/isthmus-mesh/isthmus/plugin/shard"
+	"github.com/isthmus-mesh/isthmus/translate"
 )
 
 func explained(t *testing.T, s *server, host string) []*pluginv1.ExplainedService {
@@ -36,6 +38,9 @@ func TestExplain(t *testing.T) {
 	for name, set := range map[string]func(*catalog){
 		"grace":   func(c *catalog) { NewGrace(c, 0, nil).Set(svc, instances) },
 		"nothing": func(c *catalog) { c.Set(svc, instances) },
+		"grace of a part": func(c *catalog) {
+			NewGrace(&sharded{c, c.translator.(*translate.Translator), shard.Set{Of: 1}}, 0, nil).Set(svc, instances)
+		},
 		"own": func(c *catalog) {
 			Recall(c, func(key registry.Key) (Snapshot, bool) { return Snapshot{svc, instances}, key == svc.Key })
 			c.Set(svc, instances)
