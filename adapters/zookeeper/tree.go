@@ -486,7 +486,7 @@ func (t *tree) setInstance(node, id string, data []byte) (wanted string) {
 		}
 	}
 	rev := r.revision
-	if !t.config.has(hostsInterfaces) {
+	if !t.config.has(hostsInterfaces) || !isNode(rev) {
 		rev = ""
 	}
 	if rev == "" || a.revisions[rev] != nil && a.revisions[rev].read {
@@ -524,15 +524,24 @@ func (t *tree) setRevision(node, id string, data []byte) {
 			rev.problem = fmt.Sprintf("the metadata of revision %s cannot be read: %v; its interfaces are served without group and version", quote(id), err)
 		}
 	}
+	a.arrive(id)
+	t.touchApp(node)
+}
+
+// arrive applies the instances that wait for a revision.
+func (a *app) arrive(revision string) {
 	for of, r := range a.waiting {
-		if r.revision == id {
+		if r.revision == revision {
 			a.records[of] = r
 			delete(a.waiting, of)
 		}
 	}
 	a.forget()
-	t.touchApp(node)
 }
+
+// isNode reports whether a text from the registry can be the name of a node.
+// A server ends connections on which a path is longer than it stores data.
+func isNode(name string) bool { return name != "" && len(name) <= 1024 && !strings.Contains(name, "/") }
 
 // forget drops revisions that no instance has.
 func (a *app) forget() {
@@ -579,7 +588,15 @@ func (t *tree) keep(p place) {
 			t.apps[p.name].records[p.id] = was
 			t.touchApp(p.name)
 		}
-	case kindNone, kindInterfaces, kindInterface, kindMappings, kindRevision, kindApps:
+	case kindRevision:
+		was, now := t.before.apps[p.name], t.apps[p.name]
+		if was == nil || now == nil || was.revisions[p.id] == nil || !was.revisions[p.id].read || now.revisions[p.id] == nil {
+			return
+		}
+		now.revisions[p.id] = was.revisions[p.id]
+		now.arrive(p.id)
+		t.touchApp(p.name)
+	case kindNone, kindInterfaces, kindInterface, kindMappings, kindApps:
 	}
 }
 
