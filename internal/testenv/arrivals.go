@@ -55,7 +55,11 @@ func (i *Isthmus) Arrivals(t testing.TB, instances int) <-chan time.Time {
 				continue
 			}
 			for range r.GetResources() {
-				arrived <- now
+				select {
+				case arrived <- now:
+				case <-ctx.Done():
+					return
+				}
 			}
 		}
 	}()
