@@ -79,10 +79,10 @@ func (g *Gate) Set(p *Policy) {
 	open := slices.Collect(maps.Keys(g.streams))
 	g.mu.Unlock()
 	for _, s := range open {
-		if p.Check(s.caller) == None {
-			s.end(errRevoked)
+		if views, ok := p.Admit(s.caller); ok {
+			s.grant.set(views)
 		} else {
-			s.grant.set(p.Views(s.caller))
+			s.end(errRevoked)
 		}
 	}
 }
@@ -289,10 +289,11 @@ type guarded struct {
 func (s *guarded) admit(g *Gate) bool {
 	for {
 		p := g.policy.Load()
-		if p.Check(s.caller) == None {
+		views, ok := p.Admit(s.caller)
+		if !ok {
 			return false
 		}
-		s.grant.set(p.Views(s.caller))
+		s.grant.set(views)
 		if g.policy.Load() == p {
 			return true // a later policy is set by Set
 		}

@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -399,6 +400,24 @@ func TestFiles(t *testing.T) {
 		if _, err := New(c.listener); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
+	}
+}
+
+// Whoever no rule fits sees nothing, also if a rule fitted a moment ago: what a
+// stream may see and whether it is let in is decided by one rule.
+func TestAdmit(t *testing.T) {
+	tokens := write(t, "tokens", "first\n")
+	part := config.View{Namespaces: []string{"a"}}
+	p := policy(t, config.Listener{Allow: []config.Allow{{Peer: config.Peer{TokenFile: tokens}, View: part}}})
+	if views, ok := p.Admit(Caller{Token: "first"}); !ok || !reflect.DeepEqual(views, []config.View{part}) {
+		t.Errorf("a caller with a rule: %v %v", views, ok)
+	}
+	if views, ok := p.Admit(Caller{Token: "second"}); ok {
+		t.Errorf("a caller without a rule is let in, and sees %v", views)
+	}
+	open := policy(t, config.Listener{View: part})
+	if views, ok := open.Admit(Caller{}); !ok || !reflect.DeepEqual(views, []config.View{part}) {
+		t.Errorf("a listener without rules: %v %v", views, ok)
 	}
 }
 

@@ -117,21 +117,29 @@ func (p *Policy) Check(c Caller) Role {
 	return role
 }
 
-// Views returns the views that a caller's stream is restricted to, all of them
-// together: that of the listener, and that of the first rule that fits.
-func (p *Policy) Views(c Caller) (views []config.View) {
+// Admit reports whether a caller may open streams, and returns the views that
+// they are restricted to, all of them together: that of the listener, and that
+// of the first rule that fits.
+func (p *Policy) Admit(c Caller) (views []config.View, ok bool) {
+	if p.tls != nil && c.TLS == nil {
+		return nil, false // connected before TLS was configured
+	}
 	if !p.listener.View.IsZero() {
 		views = append(views, p.listener.View)
 	}
+	if len(p.rules) == 0 {
+		return views, true
+	}
+	// Each rule is asked once: its files may change.
 	for i := range p.rules {
 		if r := &p.rules[i]; r.fits(&c) {
 			if !r.View.IsZero() {
 				views = append(views, r.View)
 			}
-			break
+			return views, true
 		}
 	}
-	return views
+	return nil, false
 }
 
 func (r *rule) role() Role {
