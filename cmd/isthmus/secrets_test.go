@@ -17,6 +17,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/isthmus-mesh/isthmus/server/config"
 )
 
 // secretFields returns the paths of the fields of a schema that hold secrets.
@@ -187,5 +189,29 @@ func TestSecretsStaySecret(t *testing.T) {
 		return err
 	}); err != nil {
 		t.Error(err)
+	}
+}
+
+// A secret that is written into the configuration itself is not shown with the
+// line of a problem: logs of pipelines have it.
+func TestExcerptsHideSecrets(t *testing.T) {
+	for _, tt := range []struct{ line, field, want string }{
+		{`  password: c4nary,c4nary # of c4nary`, "registries[0].config.password", "password:"},
+		{`  telemetry: {headers: {x-team: "c4nary", authorization: "Bearer c4nary"}, traces: 7}`, "telemetry.traces", "traces: 7"},
+		{`    authorization: Bearer c4nary`, "telemetry.headers", "authorization:"},
+		{`    x-team: c4nary`, "telemetry.headers.x-team", "x-team:"},
+		{`- {address: "127.0.0.1:1", metadata: {api-key: c4nary}, nonsense: 1}`, "sinks[0].nonsense", "nonsense: 1"},
+		{`{"api-key": "c4nary", "token": c4nary c4nary}`, "x", `"token":`},
+		{`  config: {address: a, token: "${NAME}", wrong: 1}`, "x", `"${NAME}", wrong: 1`},
+		{`  key_file: /etc/key.pem`, "x", "/etc/key.pem"},
+	} {
+		var out strings.Builder
+		problems := config.Problems{{Position: config.Position{Line: 1, Column: 1}, Field: tt.field, Reason: "is wrong"}}
+		if err := writeExcerpts(&out, problems, []byte(tt.line+"\n")); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out.String(), "c4nary") || !strings.Contains(out.String(), tt.want) {
+			t.Errorf("%s is shown as\n%s", tt.line, &out)
+		}
 	}
 }

@@ -117,9 +117,31 @@ func writeVerdict(w io.Writer, problems config.Problems) error {
 // maxExcerpt bounds the part of a line that is shown, in characters.
 const maxExcerpt = 120
 
-// secretValue matches a field that may hold a secret itself, not the name of a
-// file or of a variable.
-var secretValue = regexp.MustCompile(`(?i)\b[a-z_]*(?:password|token|secret|access_key|secret_key)\s*:\s*[^\s$,}"'][^\s,}]*|\b[a-z_]*(?:password|token|secret|access_key|secret_key)\s*:\s*(?:"[^$"][^"]*"|'[^$'][^']*')`)
+// secretName matches names of fields, and of headers, whose values may be
+// secrets themselves, not names of files or of variables.
+const secretName = `["']?[\w.-]*(?:passw(?:or)?d|token|secret|key|authorization|credentials?|cookie)["']?`
+
+// secretValue matches such fields: on a line of their own, within a line, and
+// all headers within a line.
+var secretValue = regexp.MustCompile(`(?i)^[\s-]*` + secretName + `\s*:\s*(?:[^\s$"'{\[].*|"[^$].*|'[^$].*)$` +
+	`|` + secretName + `\s*:\s*(?:[^\s$,}"'][^,}]*|"[^$"][^"]*"|'[^$'][^']*')` +
+	`|\b(?:headers|metadata)\s*:\s*\{[^}]*\}?`)
+
+// headerField matches fields that are headers.
+var headerField = regexp.MustCompile(`^(?:telemetry\.headers|sinks\[\d+\]\.metadata)\b`)
+
+// withoutSecrets returns the line of a problem with stars for what may be a
+// secret.
+func withoutSecrets(line, field string) string {
+	stars := func(text string) string {
+		at := strings.IndexByte(text, ':') + 1
+		return text[:at] + strings.Repeat("*", utf8.RuneCountInString(text[at:]))
+	}
+	if headerField.MatchString(field) {
+		return stars(line)
+	}
+	return secretValue.ReplaceAllStringFunc(line, stars)
+}
 
 // writeExcerpts writes each problem with the line of the file and a mark below
 // its place.
@@ -131,10 +153,7 @@ func writeExcerpts(w io.Writer, problems config.Problems, text []byte) error {
 		if p.Line < 1 || p.Line > len(lines) || p.Column < 1 {
 			continue
 		}
-		shown := secretValue.ReplaceAllStringFunc(lines[p.Line-1], func(field string) string {
-			at := strings.IndexByte(field, ':') + 1
-			return field[:at] + strings.Repeat("*", utf8.RuneCountInString(field[at:]))
-		})
+		shown := withoutSecrets(lines[p.Line-1], p.Field)
 		// Tabs and what a terminal does not show take one column here.
 		line := []rune(strings.Map(func(r rune) rune {
 			if !unicode.IsPrint(r) {
