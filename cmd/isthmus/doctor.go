@@ -305,6 +305,9 @@ func bridgeOf(report *doctor.Report, cfg *config.Config) doctor.Bridge {
 		}
 		b.TLS = true
 		b.ClientCertificate, b.ClientAuthField = l.TLS.ClientAuth == config.ClientAuthRequire, l.Path+".tls.client_auth"
+		if l.TLS.WorkloadAPI != "" {
+			continue // the certificate is not known here
+		}
 		cert, err := doctor.ReadCertificate(l.TLS.CertFile)
 		if err != nil {
 			report.Add("", doctor.Finding{Check: "listener-certificate", Severity: doctor.Failure, Subject: l.Path + ".tls.cert_file", Problem: err.Error()})

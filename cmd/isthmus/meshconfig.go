@@ -136,6 +136,9 @@ func sourceOf(l *config.NamedListener, host, ca string) (configSource, error) {
 	if l.TLS.ClientAuth == config.ClientAuthRequire {
 		return s, errors.New("tls.client_auth: require refuses istiod, which presents no client certificate in any mode; write request")
 	}
+	if l.TLS.WorkloadAPI != "" {
+		return s, errors.New("tls.workload_api: what istiod has to trust is known only once there is a certificate; use cert_file and key_file for a listener of istiod")
+	}
 	cert, err := doctor.ReadCertificate(l.TLS.CertFile)
 	if err != nil {
 		return s, fmt.Errorf("tls.cert_file: %w", err)
