@@ -2,6 +2,7 @@ package latency
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sort"
 	"sync"
@@ -13,13 +14,16 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Hops of a change, in its order.
+// Hops of a change.
 const (
 	hopPlugin = "plugin"
 	hopApply  = "apply"
 	hopWait   = "wait"
 	hopAck    = "ack"
 )
+
+// hops are all of them, in their order.
+var hops = [4]string{hopPlugin, hopApply, hopWait, hopAck}
 
 // Message is a message of a plugin with changes.
 type Message struct {
@@ -52,13 +56,28 @@ type Tracker struct {
 	mu      sync.RWMutex
 	current map[string]Message // being applied, by registry; guarded by mu
 	recent  []batch            // by revision; guarded by mu
+
+	// of holds the series that were looked up, for a look-up by labels costs
+	// more than what is observed.
+	ofMu sync.RWMutex
+	of   map[labels]*series // guarded by ofMu
+}
+
+// labels select the series of one registry, or those of one registry and sink.
+type labels struct{ registry, sink string }
+
+// series are the metrics of labels.
+type series struct {
+	changed prometheus.Gauge    // without sink
+	total   prometheus.Observer // with sink, like hops
+	hops    [4]prometheus.Observer
 }
 
 // New returns a tracker. With a nil tracer there are no traces.
 func New(reg prometheus.Registerer, tracer trace.Tracer) *Tracker {
 	auto := promauto.With(reg)
 	return &Tracker{
-		tracer: tracer, current: make(map[string]Message),
+		tracer: tracer, current: make(map[string]Message), of: make(map[labels]*series),
 		total: auto.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "isthmus_change_seconds", Help: "Time from a change in a registry, as its adapter noticed it, to the ACK of a sink.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 3, 12), // to 88 s
@@ -95,7 +114,7 @@ func (t *Tracker) End(registry string) {
 // a sink can be sent them.
 func (t *Tracker) Applied(registry string, revision uint64) {
 	now := time.Now()
-	t.changed.WithLabelValues(registry).Set(float64(now.UnixMilli()) / 1000)
+	t.seriesOf(labels{registry: registry}).changed.Set(float64(now.UnixMilli()) / 1000)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m, ok := t.current[registry]
@@ -134,12 +153,11 @@ func (t *Tracker) Acked(sink string, after, upTo uint64, sent, acked time.Time) 
 }
 
 func (t *Tracker) observe(b *batch, sink string, sent, acked time.Time) {
-	t.total.WithLabelValues(b.registry, sink).Observe(acked.Sub(b.Changed).Seconds())
-	for _, h := range [...]struct {
-		name     string
-		from, to time.Time
-	}{{hopPlugin, b.Changed, b.Received}, {hopApply, b.Received, b.applied}, {hopWait, b.applied, sent}, {hopAck, sent, acked}} {
-		t.hops.WithLabelValues(b.registry, sink, h.name).Observe(max(0, h.to.Sub(h.from).Seconds()))
+	s := t.seriesOf(labels{b.registry, sink})
+	s.total.Observe(acked.Sub(b.Changed).Seconds())
+	at := [...]time.Time{b.Changed, b.Received, b.applied, sent, acked}
+	for i, hop := range s.hops {
+		hop.Observe(max(0, at[i+1].Sub(at[i]).Seconds()))
 	}
 	if b.span.IsSampled() {
 		ctx := trace.ContextWithSpanContext(context.Background(), b.span)
@@ -148,6 +166,32 @@ func (t *Tracker) observe(b *batch, sink string, sent, acked time.Time) {
 		t.child(ctx, hopAck, sent, acked)
 		span.End(trace.WithTimestamp(acked))
 	}
+}
+
+// seriesOf returns the series of labels.
+func (t *Tracker) seriesOf(l labels) *series {
+	t.ofMu.RLock()
+	s := t.of[l]
+	t.ofMu.RUnlock()
+	if s != nil {
+		return s
+	}
+	t.ofMu.Lock()
+	defer t.ofMu.Unlock()
+	if s = t.of[l]; s != nil {
+		return s
+	}
+	s = new(series)
+	if l.sink == "" {
+		s.changed = t.changed.WithLabelValues(l.registry)
+	} else {
+		s.total = t.total.WithLabelValues(l.registry, l.sink)
+		for i, hop := range hops {
+			s.hops[i] = t.hops.WithLabelValues(l.registry, l.sink, hop)
+		}
+	}
+	t.of[l] = s
+	return s
 }
 
 // begin starts the trace of a batch, with the hops that are over.
@@ -169,8 +213,11 @@ func (t *Tracker) child(ctx context.Context, name string, from, to time.Time) {
 
 // Forget removes what is measured of a registry.
 func (t *Tracker) Forget(registry string) {
-	labels := prometheus.Labels{"registry": registry}
-	t.total.DeletePartialMatch(labels)
-	t.hops.DeletePartialMatch(labels)
-	t.changed.DeletePartialMatch(labels)
+	t.ofMu.Lock()
+	defer t.ofMu.Unlock()
+	maps.DeleteFunc(t.of, func(l labels, _ *series) bool { return l.registry == registry })
+	all := prometheus.Labels{"registry": registry}
+	t.total.DeletePartialMatch(all)
+	t.hops.DeletePartialMatch(all)
+	t.changed.DeletePartialMatch(all)
 }

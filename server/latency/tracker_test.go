@@ -64,6 +64,12 @@ func TestOldestOfEachRegistry(t *testing.T) {
 	if diff := cmp.Diff(map[string]uint64{"b sotw": 1}, counts(t, reg, "isthmus_change_seconds")); diff != "" {
 		t.Errorf("after the registry was removed (-want +got):\n%s", diff)
 	}
+	apply("a", 9)
+	tr.Acked("sotw", 8, 9, now, now)
+	if got := counts(t, reg, "isthmus_change_seconds")["a sotw"]; got != 1 {
+		t.Errorf("a registry that is back was measured %d times, want once", got)
+	}
+	tr.Forget("a")
 	for i := range uint64(2 * remembered) {
 		apply("a", 10+i)
 	}
