@@ -66,6 +66,7 @@ func newWatch() *cobra.Command {
 		only     bool
 		host     string
 		space    string
+		registry string
 		types    []string
 		sinkID   *string
 
@@ -129,7 +130,7 @@ A server of the legacy protocol tells a sink's version by all that it asks for, 
 				Shape:    shape.value,
 				Body:     body,
 
-				ChangesOnly: only, Host: host, Namespace: space,
+				ChangesOnly: only, Host: host, Namespace: space, Registry: registry,
 				Color: output.value == "text" && colorful(cmd.OutOrStdout()),
 
 				Types: types,
@@ -171,6 +172,7 @@ A server of the legacy protocol tells a sink's version by all that it asks for, 
 	f.BoolVar(&only, "changes-only", false, "omit what is there at the beginning")
 	f.StringVar(&host, "host", "", "print ServiceEntries of hosts that fit this `PATTERN`, such as *.example.org, and their WorkloadEntries")
 	f.StringVar(&space, "namespace", "", "print resources of namespaces that fit this `PATTERN`; it is the name of the registry unless translate.namespace says otherwise")
+	f.StringVar(&registry, "registry", "", "print resources of registries that fit this `PATTERN`; a ServiceEntry that several registries share is the first one's")
 	f.StringVar(&record, "record", "", "write all that is sent and received to `FILE`, for isthmus verify")
 	f.StringArrayVar(&types, "type", nil, "type `URL` to subscribe to, may be given several times (default: ServiceEntry and WorkloadEntry of networking.istio.io/v1; serviceentries for mcp)")
 	return cmd

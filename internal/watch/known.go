@@ -23,14 +23,18 @@ const serviceLabel = "isthmus.io/service"
 // and to tell which resources belong to a host. Without a need for it nothing
 // is remembered.
 type known struct {
-	host, namespace string
-	details         bool // for people
-	seen            map[string]bool
+	host, namespace, registry string
+
+	details bool // for people
+	seen    map[string]bool
 	// By collection and name: hosts of ServiceEntries, the service of
 	// WorkloadEntries, and endpoints by address.
 	hosts     map[string][]string
 	services  map[string]string
 	endpoints map[string]map[string]string
+	// Whose resources are, by name and kind; left has those of the response
+	// being printed that are gone, or another's now.
+	registries, left map[string]string
 	// said describes the changes of the response being printed, by name and
 	// kind.
 	said map[string]string
@@ -38,7 +42,7 @@ type known struct {
 
 func newKnown(o Options) *known {
 	return &known{
-		host: o.Host, namespace: o.Namespace, details: o.Output == "text", seen: make(map[string]bool),
+		host: o.Host, namespace: o.Namespace, registry: o.Registry, details: o.Output == "text", seen: make(map[string]bool), registries: make(map[string]string),
 		hosts: make(map[string][]string), services: make(map[string]string), endpoints: make(map[string]map[string]string),
 	}
 }
@@ -61,35 +65,57 @@ func (k *known) summary(coll string, n int) string {
 
 // note remembers changes, and returns those that are to be printed.
 func (k *known) note(coll string, changed []change, removed []string) ([]change, []string) {
-	if !k.details && k.host == "" && k.namespace == "" {
+	if !k.details && k.host == "" && k.namespace == "" && k.registry == "" {
 		return changed, removed
 	}
 	kind := coll[strings.LastIndexByte(coll, '/')+1:]
 	k.said = make(map[string]string)
+	k.left = make(map[string]string)
 	// Of a name that is gone the host is asked for before it is forgotten.
-	removed = slices.DeleteFunc(slices.Clone(removed), func(name string) bool { return !k.wanted(name) })
+	removed = slices.DeleteFunc(slices.Clone(removed), func(name string) bool { return !k.wanted(name, kind) })
 	for _, name := range removed {
 		if was := described(k.endpoints[name]); was != "" {
 			k.said[name+" "+kind] = "was " + was
 		}
 	}
-	for _, c := range changed {
-		k.said[c.name+" "+kind] = k.learn(c)
+	for _, name := range removed {
+		k.left[name+" "+kind] = k.registries[name+" "+kind]
 	}
-	changed = slices.DeleteFunc(slices.Clone(changed), func(c change) bool { return !k.wanted(c.name) })
+	for _, c := range changed {
+		key := c.name + " " + kind
+		k.said[key] = k.learn(c)
+		if k.registry == "" {
+			continue
+		}
+		was, is := k.registries[key], c.registry()
+		if was != "" && was != is {
+			k.left[key] = was
+			k.said[key] = join("was of "+was, k.said[key])
+		}
+		k.registries[key] = is
+	}
+	changed = slices.DeleteFunc(slices.Clone(changed), func(c change) bool { return !k.wanted(c.name, kind) })
 	for _, name := range removed {
 		delete(k.hosts, name)
 		delete(k.services, name)
 		delete(k.endpoints, name)
+		delete(k.registries, name+" "+kind)
 	}
 	return changed, removed
 }
 
 // wanted reports whether a resource is printed.
-func (k *known) wanted(name string) bool {
+func (k *known) wanted(name, kind string) bool {
 	namespace, _, _ := strings.Cut(name, "/")
 	if ok, _ := path.Match(k.namespace, namespace); k.namespace != "" && !ok { // validated before
 		return false
+	}
+	if k.registry != "" {
+		is, _ := path.Match(k.registry, k.registries[name+" "+kind])
+		was, _ := path.Match(k.registry, k.left[name+" "+kind])
+		if !is && !was {
+			return false
+		}
 	}
 	if k.host == "" {
 		return true

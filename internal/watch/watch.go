@@ -80,6 +80,10 @@ type Options struct {
 	// WorkloadEntry, and the namespace. With Host nothing is printed of kinds
 	// without hosts.
 	Host, Namespace string
+	// Registry, unless empty, is a pattern likewise, of the registries whose
+	// resources are printed. It needs a server that says whose they are, which
+	// Isthmus does, and sotw or delta.
+	Registry string
 	// Color colours the output "text".
 	Color bool
 	// Types are the type URLs to subscribe to; empty selects [DefaultTypes].
@@ -124,13 +128,14 @@ func (o Options) Validate() error {
 	check(o.Address == "" || o.Listen == "", "--listen: is for reverse mode, in which there is no --address")
 	check(o.Listen == "" && !o.Incremental && o.SinkID == nil || o.Protocol == "mcp", "--listen, --incremental and the id of a sink need the protocol mcp: add --protocol mcp")
 	check(o.Shape == "" || o.Protocol != "mcp", "--shape: the protocol mcp has no choice")
+	check(o.Registry == "" || o.Protocol != "mcp", "--registry: the protocol mcp does not say whose a resource is; choose another with --protocol")
 	check(o.Address != "" || o.Listen != "", "--address: is missing; host:port is needed, for example --address 127.0.0.1:15051")
 	check(o.Address == "" || isTarget(o.Address), "--address %s: must be host:port, for example 127.0.0.1:15051", o.Address)
 	check(o.Listen == "" || isHostPort(o.Listen), "--listen %s: must be host:port, for example 127.0.0.1:9901, or :9901 for all addresses of the machine", o.Listen)
 	check(o.Protocol == "sotw" || o.Protocol == "delta" || o.Protocol == "mcp", "--protocol %s: must be sotw, delta or mcp", o.Protocol)
 	check(o.Output == "text" || o.Output == "json", "--output %s: must be text or json", o.Output)
 	check(o.Shape == "" || o.Shape == "inline" || o.Shape == "workload", "--shape %s: must be inline or workload", o.Shape)
-	for _, p := range []struct{ flag, pattern string }{{"--host", o.Host}, {"--namespace", o.Namespace}} {
+	for _, p := range []struct{ flag, pattern string }{{"--host", o.Host}, {"--namespace", o.Namespace}, {"--registry", o.Registry}} {
 		_, err := path.Match(p.pattern, "")
 		check(err == nil, `%s %s: is no pattern: a [ needs its ], and a \ something behind it`, p.flag, p.pattern)
 	}
@@ -190,6 +195,8 @@ type Line struct {
 	Version string `json:"version"`
 	// Op is "upsert" or "remove".
 	Op string `json:"op"`
+	// Registry is whose it is; only with [Options.Registry].
+	Registry string `json:"registry,omitempty"`
 	// Resource is the resource as protobuf JSON; only with [Options.Body].
 	Resource json.RawMessage `json:"resource,omitempty"`
 }
@@ -299,6 +306,7 @@ type watcher struct {
 	pushes int
 	have   map[string]map[string]string // version, or a substitute, by type URL and name
 	known  *known
+	untold bool // it was said that the server does not say whose resources are
 	stream int // number of the current stream, for the recording
 }
 
@@ -361,11 +369,14 @@ func (wa *watcher) node() *core.Node {
 	if err != nil {
 		host = "unknown"
 	}
-	n := &core.Node{Id: fmt.Sprintf("isthmus-watch~%s~%d", host, os.Getpid())}
+	metadata := make(map[string]*structpb.Value)
 	if wa.o.Shape != "" {
-		n.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"ISTHMUS_SHAPE": structpb.NewStringValue(wa.o.Shape)}}
+		metadata["ISTHMUS_SHAPE"] = structpb.NewStringValue(wa.o.Shape)
 	}
-	return n
+	if wa.o.Registry != "" {
+		metadata["ISTHMUS_REGISTRY"] = structpb.NewStringValue("true")
+	}
+	return &core.Node{Id: fmt.Sprintf("isthmus-watch~%s~%d", host, os.Getpid()), Metadata: &structpb.Struct{Fields: metadata}}
 }
 
 func (wa *watcher) sotw(ctx context.Context, client discovery.AggregatedDiscoveryServiceClient) (err error) {
@@ -559,6 +570,12 @@ type change struct {
 	res     *mcp.Resource
 }
 
+// registryAnnotation says whose a resource is.
+const registryAnnotation = "isthmus.io/registry"
+
+// registry returns whose the resource is, "" if that is not said.
+func (c *change) registry() string { return c.res.GetMetadata().GetAnnotations()[registryAnnotation] }
+
 func decode(a *anypb.Any) (change, error) {
 	res := &mcp.Resource{}
 	if err := a.UnmarshalTo(res); err != nil {
@@ -576,6 +593,10 @@ func decode(a *anypb.Any) (change, error) {
 func (wa *watcher) print(now time.Time, url string, changed []change, removed []string) error {
 	var b strings.Builder
 	first := wa.known.first(url)
+	if wa.o.Registry != "" && !wa.untold && slices.ContainsFunc(changed, func(c change) bool { return c.registry() == "" }) {
+		wa.untold = true
+		fmt.Fprintf(wa.o.Stderr, "%s: the server does not say whose resources are; --registry needs an Isthmus of this version or later\n", url)
+	}
 	changed, removed = wa.known.note(collection.OfTypeURL(url), changed, removed)
 	switch {
 	case first && wa.o.ChangesOnly:
@@ -584,8 +605,9 @@ func (wa *watcher) print(now time.Time, url string, changed []change, removed []
 		fmt.Fprintf(&b, "%s  push %-4d  %s\n", now.Format("15:04:05.000"), wa.pushes, wa.known.summary(collection.OfTypeURL(url), len(changed)))
 		changed = nil
 	}
+	kind := url[strings.LastIndexByte(url, '/')+1:]
 	for _, c := range changed {
-		l := Line{Time: now, Push: wa.pushes, Collection: collection.OfTypeURL(url), Name: c.name, Version: c.version, Op: opUpsert}
+		l := Line{Time: now, Push: wa.pushes, Collection: collection.OfTypeURL(url), Name: c.name, Version: c.version, Op: opUpsert, Registry: wa.known.registries[c.name+" "+kind]}
 		if wa.o.Body {
 			l.Resource = wa.body(c)
 		}
@@ -594,7 +616,7 @@ func (wa *watcher) print(now time.Time, url string, changed []change, removed []
 		}
 	}
 	for _, name := range removed {
-		l := Line{Time: now, Push: wa.pushes, Collection: collection.OfTypeURL(url), Name: name, Op: opRemove}
+		l := Line{Time: now, Push: wa.pushes, Collection: collection.OfTypeURL(url), Name: name, Op: opRemove, Registry: wa.known.left[name+" "+kind]}
 		if err := wa.line(&b, &l); err != nil {
 			return err
 		}
@@ -630,6 +652,9 @@ func (wa *watcher) line(b *strings.Builder, l *Line) error {
 	}
 	kind := l.Collection[strings.LastIndex(l.Collection, "/")+1:]
 	fmt.Fprintf(b, "%s  push %-4d  %s  %-13s  %s", l.Time.Format("15:04:05.000"), l.Push, wa.colored(l.Op), kind, l.Name)
+	if l.Registry != "" {
+		b.WriteString("  of " + l.Registry)
+	}
 	if said := wa.known.said[l.Name+" "+kind]; said != "" {
 		b.WriteString("  " + said)
 	}

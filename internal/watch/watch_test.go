@@ -28,6 +28,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/watch"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/servertest"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/xds"
@@ -298,6 +299,42 @@ func TestShape(t *testing.T) {
 		e.set("ns/a", "a.example.org")
 		e.want("workload", "3 upsert ns/a a.example.org selector")
 	})
+}
+
+// Of several registries those that are asked for are printed, together with the
+// other filters, and whose a resource is that changes hands.
+func TestRegistry(t *testing.T) {
+	for _, protocol := range []string{"sotw", "delta"} {
+		t.Run(protocol, func(t *testing.T) {
+			run(t, watch.Options{Protocol: protocol, Registry: "gate", ChangesOnly: true, Namespace: "n*"}, func(e *env) {
+				gate := e.w.DB.Registry("gate")
+				from := func(name string) {
+					gate.Apply(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{e.w.Upsert(name, name, &networking.ServiceEntry{
+						Hosts: []string{"x.example.org"}, Ports: []*networking.ServicePort{{Number: 80, Name: "http", Protocol: "HTTP"}}, Resolution: networking.ServiceEntry_STATIC,
+					})}})
+				}
+				e.set("ns/a", "a.example.org")
+				from("ns/b")
+				from("other/b")
+				if got := e.out.take(); !strings.Contains(got, "upsert  ServiceEntry   ns/b  of gate") || strings.Count(got, "\n") != 1 {
+					t.Errorf("printed %q", got)
+				}
+				e.set("ns/b", "b.example.org") // of dc1, which comes first
+				if got := e.out.take(); !strings.Contains(got, "ns/b  of dc1  was of gate") || strings.Count(got, "\n") != 1 {
+					t.Errorf("printed %q", got)
+				}
+				e.remove("ns/b") // gate has it still
+				if got := e.out.take(); !strings.Contains(got, "ns/b  of gate  was of dc1") || strings.Count(got, "\n") != 1 {
+					t.Errorf("printed %q", got)
+				}
+				gate.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: "ns/b"}}})
+				e.remove("ns/a")
+				if got := e.out.take(); !strings.Contains(got, "remove  ServiceEntry   ns/b  of gate") || strings.Count(got, "\n") != 1 {
+					t.Errorf("printed %q", got)
+				}
+			})
+		})
+	}
 }
 
 // Text has one line per change too, with the body at its end.

@@ -64,6 +64,8 @@ type Form struct {
 	// changes of the endpoints of a synthetic ServiceEntry from changes of the
 	// entry.
 	Synthetic bool
+	// Registry adds [RegistryAnnotation], for clients that ask for it.
+	Registry bool
 }
 
 // String names the form. The name is part of versions, so its meaning never
@@ -90,6 +92,9 @@ func (f Form) String() string {
 	}
 	if f.Synthetic {
 		s += ",synthetic"
+	}
+	if f.Registry {
+		s += ",registry"
 	}
 	return s
 }

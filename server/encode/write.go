@@ -6,7 +6,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Labels that resources get here.
+// Labels and annotations that resources get here.
 const (
 	// SelectorLabel is the label of WorkloadEntries that names their
 	// ServiceEntry.
@@ -21,6 +21,10 @@ const (
 	// same addresses and the same label have the same endpoints, and adding or
 	// removing an ordinary endpoint leaves the label unchanged.
 	EndpointsLabel = "isthmus.io/endpoints"
+	// RegistryAnnotation is the annotation of [Form.Registry]: the registry
+	// whose resource it is. A ServiceEntry with endpoints of several registries
+	// is the first one's.
+	RegistryAnnotation = "isthmus.io/registry"
 )
 
 // Head is the part of an encoded resource that precedes the spec.
@@ -87,6 +91,12 @@ func AppendLabel(workloadEntry []byte, key, value string) []byte {
 // AppendMetadataLabel appends a label to encoded metadata that lacks it.
 func AppendMetadataLabel(metadata []byte, key, value string) []byte {
 	return appendMapEntry(metadata, metadataLabels, key, value)
+}
+
+// AppendMetadataAnnotation appends an annotation to encoded metadata. It
+// replaces one of that key: the last entry of a map counts.
+func AppendMetadataAnnotation(metadata []byte, key, value string) []byte {
+	return appendMapEntry(metadata, metadataAnnotations, key, value)
 }
 
 // Attributes returns a hash of an encoded WorkloadEntry without its address.

@@ -180,6 +180,7 @@ func (r *Registry) rename(name string) {
 	d.mu.Lock()
 	r.name = name
 	d.mu.Unlock()
+	r.shown.Store(&name)
 	r.log = d.log.With("registry", name)
 	r.status.Registry = name
 	d.metrics.begin(r)

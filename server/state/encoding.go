@@ -71,6 +71,9 @@ func (r *Record) Encode(l *encode.Layout) (e Encoding) {
 		}
 		e.head.Metadata = encode.AppendMetadataLabel(slices.Clip(e.head.Metadata), encode.EndpointsLabel, exceptions.String())
 	}
+	if l.Registry {
+		e.head.Metadata = encode.AppendMetadataAnnotation(slices.Clip(e.head.Metadata), encode.RegistryAnnotation, *r.kind.registry.shown.Load())
+	}
 	e.head.Spec = len(e.spec) + len(e.tail) + size
 	e.Size = e.head.Size()
 	return e

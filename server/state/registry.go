@@ -20,6 +20,8 @@ type Registry struct {
 
 	name  string // written with DB.mu held too, so that either lock guards reading
 	order int    // position in the configuration
+	// shown is name, for readers without a lock.
+	shown atomic.Pointer[string]
 	log   *slog.Logger
 	kinds map[string]*kind // by body URL
 
@@ -103,6 +105,7 @@ func newRegistry(d *DB, name string, order int) *Registry {
 		status: Status{Registry: name, Since: time.Now()},
 		begun:  time.Now(),
 	}
+	r.shown.Store(&name)
 	r.setOptions(d.options.Registries[name])
 	d.metrics.begin(r)
 	return r

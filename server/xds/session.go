@@ -40,8 +40,13 @@ var (
 	errNames = fmt.Errorf("one stream may name at most %d resources", MaxNames)
 )
 
-// shapeKey is the key of the node's metadata by which a client selects a shape.
-const shapeKey = "ISTHMUS_SHAPE"
+// Keys of the node's metadata by which a client selects a form.
+const (
+	// shapeKey selects a shape.
+	shapeKey = "ISTHMUS_SHAPE"
+	// registryKey with the value "true" adds [encode.RegistryAnnotation].
+	registryKey = "ISTHMUS_REGISTRY"
+)
 
 // subscription is one type URL on one stream.
 type subscription struct {
@@ -76,6 +81,7 @@ type session struct {
 	node       string            // id
 	metadata   map[string]string // of the node
 	shape      *encode.Shape     // requested by the node
+	registry   bool              // likewise
 	asked      fingerprint
 	settled    bool      // the profile is decided
 	settleAt   time.Time // when the profile will be decided if no type is added
@@ -143,16 +149,17 @@ func (s *session) identifyLocked(node *core.Node) {
 	}
 	s.log = s.log.With("node", s.node)
 	s.log.Info("sink connected", "address", s.address, "protocol", s.protocol, "version", s.metadata["ISTIO_VERSION"])
+	s.registry = node.GetMetadata().GetFields()[registryKey].GetStringValue() == "true"
 	if want := node.GetMetadata().GetFields()[shapeKey].GetStringValue(); want != "" {
 		shape, err := encode.ParseShape(want)
 		if err != nil {
 			s.log.Warn("node metadata ISTHMUS_SHAPE ignored", "err", err)
-			return
+		} else {
+			s.shape = &shape
 		}
-		s.shape = &shape
-		if s.settled {
-			s.reformLocked()
-		}
+	}
+	if s.settled {
+		s.reformLocked()
 	}
 }
 
@@ -327,6 +334,7 @@ func (s *session) formLocked() encode.Form {
 	if s.shape != nil {
 		f.Shape = *s.shape
 	}
+	f.Registry = s.registry
 	return f
 }
 
