@@ -102,7 +102,7 @@ The exit code is 1 with findings, notes not counted.`,
 			enc.SetEscapeHTML(false)
 			err = enc.Encode(report)
 		} else {
-			err = report.Write(cmd.OutOrStdout())
+			err = report.Write(cmd.OutOrStdout(), colorful(cmd.OutOrStdout()))
 		}
 		if err != nil {
 			return fmt.Errorf("write: %w", err)

@@ -58,14 +58,25 @@ func (r *Report) Bad() (n int) {
 	return n
 }
 
-// Write writes the report for people.
-func (r *Report) Write(w io.Writer) error {
+// Escape sequences of the colours of a terminal.
+var colors = map[string]string{"ok": "\x1b[32m", string(Failure): "\x1b[31m", string(Warning): "\x1b[33m"}
+
+// Write writes the report for people, with the colours of a terminal if color
+// is set.
+func (r *Report) Write(w io.Writer, color bool) error {
 	var b strings.Builder
+	line := func(word, format string, args ...any) {
+		text := word
+		if start := colors[word]; start != "" && color {
+			text = start + word + "\x1b[0m"
+		}
+		fmt.Fprintf(&b, "%s%s "+format+"\n", append([]any{text, strings.Repeat(" ", max(0, 8-len(word)))}, args...)...)
+	}
 	for _, ok := range r.Looked {
-		fmt.Fprintf(&b, "ok       %s\n", ok)
+		line("ok", "%s", ok)
 	}
 	for _, f := range r.Findings {
-		fmt.Fprintf(&b, "%-8s %s: %s\n", f.Severity, f.Subject, f.Problem)
+		line(string(f.Severity), "%s: %s", f.Subject, f.Problem)
 		if f.Change != "" {
 			lines := strings.Split(strings.TrimSuffix(f.Change, "\n"), "\n")
 			fmt.Fprintf(&b, "         change: %s\n", lines[0])
