@@ -772,12 +772,21 @@ func (a source) Services() iter.Seq[state.ServiceStatus] { return a.s.db.Service
 // Resources implements admin.Source. It yields ServiceEntries with their
 // endpoints, all WorkloadEntries, with or without a service, and all other
 // resources.
-func (a source) Resources() iter.Seq[admin.Resource] {
+func (a source) Resources(profile string) (iter.Seq[admin.Resource], error) {
+	inline := encode.Form{}
+	if profile != "" {
+		var err error
+		if inline, err = xds.FormOf(profile); err != nil {
+			return nil, err
+		}
+	}
+	workload := inline
+	workload.Shape = encode.Workload
 	return func(yield func(admin.Resource) bool) {
 		for _, coll := range a.s.db.Collections() {
-			l := encode.NewLayout(encode.Form{})
+			l := encode.NewLayout(inline)
 			if coll == collection.WorkloadEntry {
-				l = encode.NewLayout(encode.Form{Shape: encode.Workload})
+				l = encode.NewLayout(workload)
 			}
 			for c := range a.s.db.Changes(state.Kind{Collection: coll, Shape: l.Shape}, new(state.Cursor)) {
 				r := c.Record
@@ -795,7 +804,7 @@ func (a source) Resources() iter.Seq[admin.Resource] {
 				}
 			}
 		}
-	}
+	}, nil
 }
 
 // Changes implements admin.Source.

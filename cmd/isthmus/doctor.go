@@ -107,14 +107,10 @@ The exit code is 1 with findings, notes not counted.`,
 		if err != nil {
 			return fmt.Errorf("write: %w", err)
 		}
-		switch n := report.Bad(); n {
-		case 0:
-			return nil
-		case 1:
-			return errors.New("1 finding")
-		default:
-			return fmt.Errorf("%d findings", n)
+		if n := report.Bad(); n > 0 {
+			return errors.New(doctor.Count(n, "finding", "findings"))
 		}
+		return nil
 	}
 	return cmd
 }
@@ -229,27 +225,27 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 			if p.Field != "" {
 				change = p.Field + "; " + change
 			}
-			add("registry-rejected", doctor.Warning, at, fmt.Sprintf("%d things in it cannot be served as they are, the first: %s: %s", len(rejected), p.ID, p.Reason), change)
+			add("registry-rejected", doctor.Warning, at, fmt.Sprintf("it has %s that cannot be served unchanged, the first: %s: %s", doctor.Count(len(rejected), "thing", "things"), p.ID, p.Reason), change)
 		}
 		if n := len(r.LeftOut); n > 0 {
 			// Names that the configuration leaves out are the least surprising.
 			first := r.LeftOut[max(0, slices.IndexFunc(r.LeftOut, func(p state.Problem) bool { return !strings.HasPrefix(p.ID, "config.") }))]
 			report.Add("", doctor.Finding{
 				Check: "registry-left-out", Severity: doctor.Note, Subject: subject,
-				Problem: fmt.Sprintf("%d things in it are not meant to be served, the first: %s: %s", max(n, r.LeftOutCount), first.ID, first.Reason),
+				Problem: fmt.Sprintf("it has %s not meant to be served, the first: %s: %s", doctor.Count(max(n, r.LeftOutCount), "thing", "things"), first.ID, first.Reason),
 				Change:  "isthmus dump --rejected lists all of them",
 			})
 		}
 		if r.Detail != "" {
 			report.Add("", doctor.Finding{Check: "registry-detail", Severity: doctor.Note, Subject: subject, Problem: r.Detail})
 		}
-		report.Add(fmt.Sprintf("%s: %d services, %d instances", subject, r.Served.Services, r.Served.Instances), found...)
+		report.Add(fmt.Sprintf("%s: %s, %s", subject, doctor.Count(int(r.Served.Services), "service", "services"), doctor.Count(int(r.Served.Instances), "instance", "instances")), found...)
 	}
 	if list := undecided(cfg, o.Conflicts); len(list) > 0 {
 		x := list[0]
 		report.Add("", doctor.Finding{
 			Check: "conflict", Severity: doctor.Warning, Subject: "registries",
-			Problem: fmt.Sprintf("%d hosts are in several registries and no rule of conflicts is for them, the first: %s is served from %s, and what %s has is kept back", len(list), x.Host, x.Owner, x.Registry),
+			Problem: fmt.Sprintf("several registries have %s that no rule of conflicts is for, the first: %s is served from %s, and what %s has is kept back", doctor.Count(len(list), "host", "hosts"), x.Host, x.Owner, x.Registry),
 			Change:  fmt.Sprintf("conflicts: [{hosts: [%q], policy: merge}], or policy: priority if it is meant", x.Host),
 		})
 	}
@@ -320,21 +316,25 @@ func bridgeOf(report *doctor.Report, cfg *config.Config) doctor.Bridge {
 // settleSinks is how long a sink may take to acknowledge what it was sent.
 const settleSinks = 5 * time.Second
 
+// settleRejected is how long a change may take to be sent to all sinks and to
+// be acknowledged, in a large mesh.
+const settleRejected = 30 * time.Second
+
 // examineMesh asks the running bridge and istiods.
 func examineMesh(ctx context.Context, report *doctor.Report, b doctor.Bridge, c *client, istiods []string, address string) {
 	unreached := func(subject string, err error, change string) {
 		report.Add("", doctor.Finding{Check: "unreached", Severity: doctor.Failure, Subject: subject, Problem: err.Error(), Change: change})
 	}
-	var served []doctor.Resource
+	var served *doctor.Served
+	get := getter(c, address)
 	if address != "" {
-		get := getter(c, address)
 		before, err := doctor.ReadSinks(ctx, get)
 		later := before
 		if err == nil {
-			later, err = settledSinks(ctx, get, before)
+			later, err = until(ctx, get, settleSinks, func(later []doctor.Sink) bool { return !doctor.Unsettled(before, later) })
 		}
 		if err == nil {
-			served, err = doctor.ReadResources(ctx, get)
+			served, err = doctor.ReadServed(ctx, get, later)
 		}
 		var registries []doctor.Registry
 		if err == nil {
@@ -343,8 +343,8 @@ func examineMesh(ctx context.Context, report *doctor.Report, b doctor.Bridge, c 
 		if err != nil {
 			unreached("bridge "+address, err, "--address: the address after admin= in the line \"serving\" of the bridge's log")
 		} else {
-			report.Add(fmt.Sprintf("bridge %s: %d registries, none of which is stale or protected", address, len(registries)), doctor.CheckRegistries(registries)...)
-			report.Add(fmt.Sprintf("bridge %s: %d sinks, each has acknowledged what it was sent", address, len(later)), doctor.CheckSinks(before, later, settleSinks)...)
+			report.Add(fmt.Sprintf("bridge %s: %s, none of them stale or protected", address, doctor.Count(len(registries), "registry", "registries")), doctor.CheckRegistries(registries)...)
+			report.Add(fmt.Sprintf("bridge %s: %s, each has acknowledged what it was sent", address, doctor.Count(len(later), "sink", "sinks")), doctor.CheckSinks(before, later, settleSinks)...)
 		}
 	}
 	for _, a := range istiods {
@@ -356,33 +356,54 @@ func examineMesh(ctx context.Context, report *doctor.Report, b doctor.Bridge, c 
 		found := i.Check(b)
 		// What a view does not show is not rejected.
 		if served != nil && !b.Views {
-			found = append(found, i.CheckRejected(served)...)
+			rejected, err := rejectedBy(ctx, i, a, get, served)
+			if err != nil {
+				unreached("bridge "+address, err, "")
+			}
+			found = append(found, i.ReportRejected(rejected)...)
 		}
 		report.Add("istiod "+a, found...)
 	}
 }
 
-// settledSinks reads the sinks until each has acknowledged what it was sent, or
-// the time is over.
-func settledSinks(ctx context.Context, get doctor.Getter, before []doctor.Sink) ([]doctor.Sink, error) {
-	limit := time.NewTimer(settleSinks)
+// rejectedBy returns what an istiod rejected of what a bridge serves. What is
+// under way is waited for.
+func rejectedBy(ctx context.Context, i *doctor.Istiod, address string, get doctor.Getter, served *doctor.Served) ([]doctor.Rejected, error) {
+	before := i.Rejected(served)
+	if len(before) == 0 {
+		return nil, nil
+	}
+	sinks, err := until(ctx, get, settleRejected, func(sinks []doctor.Sink) bool { return doctor.Acknowledged(sinks, served.Revision) })
+	if err != nil || !doctor.Acknowledged(sinks, served.Revision) {
+		return nil, err // other findings are about what is not acknowledged
+	}
+	// The bridge first: what istiod has by then is no older.
+	if served, err = doctor.ReadServed(ctx, get, sinks); err == nil {
+		i, err = doctor.ReadIstiod(ctx, address, getter(&client{}, address))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return doctor.Still(before, i.Rejected(served)), nil
+}
+
+// until reads the sinks until they are as wanted, or the time is over.
+func until(ctx context.Context, get doctor.Getter, most time.Duration, ok func([]doctor.Sink) bool) ([]doctor.Sink, error) {
+	limit := time.NewTimer(most)
 	defer limit.Stop()
 	look := time.NewTicker(5 * lookAgain)
 	defer look.Stop()
-	for later := before; ; {
-		if !doctor.Unsettled(before, later) {
-			return later, nil
+	for {
+		sinks, err := doctor.ReadSinks(ctx, get)
+		if err != nil || ok(sinks) {
+			return sinks, err
 		}
 		select {
 		case <-look.C:
 		case <-limit.C:
-			return later, nil
+			return sinks, nil
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		}
-		var err error
-		if later, err = doctor.ReadSinks(ctx, get); err != nil {
-			return nil, err
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-mesh/isthmus/internal/doctor"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
@@ -128,11 +129,11 @@ func explainText(e *admin.Explanation, now time.Time) string {
 				}
 			}
 			if s.More > 0 {
-				line(2, "and %d more instances", s.More)
+				line(2, "and %s", doctor.Count(int(s.More), "more instance", "more instances"))
 			}
 		}
 		for _, c := range r.Claims {
-			line(1, "%s: %s, %d endpoints, version %s", c.Name, c.Outcome, c.Endpoints, c.Version)
+			line(1, "%s: %s, %s, version %s", c.Name, c.Outcome, doctor.Count(c.Endpoints, "endpoint", "endpoints"), c.Version)
 			if c.Reason != "" {
 				line(2, "%s: %s", c.Rule, c.Reason)
 			}

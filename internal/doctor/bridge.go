@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +27,8 @@ type Subscription struct {
 	Sent       uint64 `json:"sent"`
 	Nacks      uint64 `json:"nacks"`
 	LastNack   string `json:"last_nack"`
+	Acked      uint64 `json:"acked_revision"`
+	Lag        uint64 `json:"lag"`
 	Bytes      int    `json:"bytes"`
 	Oversize   bool   `json:"oversize"`
 }
@@ -45,36 +48,36 @@ func (s *Sink) istiod() bool {
 
 // States of a subscription.
 const (
-	stateSent = "sent"
-	stateHeld = "held"
+	stateCurrent = "current"
+	stateSent    = "sent"
+	stateHeld    = "held"
 )
 
 // ReadSinks reads the sinks of a bridge.
 func ReadSinks(ctx context.Context, get Getter) ([]Sink, error) {
-	return pages[Sink](ctx, get, "sinks")
+	var list struct {
+		Items []Sink `json:"items"`
+	}
+	err := read(ctx, get, "/api/v1/sinks", &list)
+	return list.Items, err
 }
 
-// pages reads all pages of a list.
-func pages[T any](ctx context.Context, get Getter, list string) (all []T, err error) {
-	for after := ""; ; {
-		path := "/api/v1/" + list + "?limit=1000"
-		if list == "sinks" {
-			path = "/api/v1/sinks"
-		}
-		if after != "" {
-			path += "&after=" + url.QueryEscape(after)
-		}
+// readResources reads what sinks of a profile receive, in pages.
+func readResources(ctx context.Context, get Getter, profile string) (all []Resource, err error) {
+	values := url.Values{"limit": {"1000"}, "profile": {profile}}
+	for {
 		var page struct {
-			Items []T    `json:"items"`
-			Next  string `json:"next"`
+			Items []Resource `json:"items"`
+			Next  string     `json:"next"`
 		}
-		if err := read(ctx, get, path, &page); err != nil {
+		if err := read(ctx, get, "/api/v1/resources?"+values.Encode(), &page); err != nil {
 			return nil, err
 		}
 		all = append(all, page.Items...)
-		if after = page.Next; after == "" {
+		if page.Next == "" {
 			return all, nil
 		}
+		values.Set("after", page.Next)
 	}
 }
 
@@ -128,7 +131,7 @@ func checkSink(s, earlier *Sink, after time.Duration) (found []Finding) {
 				"what /readyz of the bridge names, or required: false for that registry")
 		}
 		if sub.LastNack != "" {
-			add("sink-nack", Failure, fmt.Sprintf("it refused %s %d times, last: %s", sub.TypeURL, sub.Nacks, sub.LastNack), "")
+			add("sink-nack", Failure, fmt.Sprintf("it refused %s %s, last: %s", sub.TypeURL, Count(int(sub.Nacks), "time", "times"), sub.LastNack), "")
 		}
 	}
 	return found
@@ -139,40 +142,135 @@ type Resource struct {
 	Registry   string `json:"registry"`
 	Collection string `json:"collection"`
 	Name       string `json:"name"`
+	Version    string `json:"version"`
 }
 
-// ReadResources reads what a bridge serves, without contents.
-func ReadResources(ctx context.Context, get Getter) ([]Resource, error) {
-	return pages[Resource](ctx, get, "resources")
+// key names a resource for people.
+func (r *Resource) key() string {
+	return r.Collection[strings.LastIndexByte(r.Collection, '/')+1:] + " " + r.Name
 }
 
-// CheckRejected returns what a bridge serves and istiod does not have.
-// WorkloadEntries are left out, as istiod has them in their ServiceEntries.
-// Istiod acknowledges what its validation rejects, so this is the only sign.
-func (i *Istiod) CheckRejected(served []Resource) []Finding {
-	have := make(map[string]bool, len(i.configs))
-	for _, c := range i.configs {
-		have[c.Kind+" "+c.Metadata.Namespace+"/"+c.Metadata.Name] = true
+// Served is what a bridge serves to the istiods that are connected to it.
+type Served struct {
+	// Revision is that of the bridge before it was read.
+	Revision uint64
+
+	resources []Resource
+	versions  map[string][]string // of each resource, by profile of these istiods
+}
+
+// ReadServed reads what a bridge serves, without contents.
+func ReadServed(ctx context.Context, get Getter, sinks []Sink) (*Served, error) {
+	var status struct {
+		Revision uint64 `json:"revision"`
 	}
-	missing := make(map[string][]string) // by registry
-	var order []string
-	for _, r := range served {
-		kind := r.Collection[strings.LastIndexByte(r.Collection, '/')+1:]
-		if kind == "WorkloadEntry" || have[kind+" "+r.Name] {
+	if err := read(ctx, get, "/api/v1/status", &status); err != nil {
+		return nil, err
+	}
+	var profiles []string
+	for i := range sinks {
+		if strings.HasPrefix(sinks[i].Profile, "istio-") && !slices.Contains(profiles, sinks[i].Profile) {
+			profiles = append(profiles, sinks[i].Profile)
+		}
+	}
+	s := &Served{Revision: status.Revision, versions: make(map[string][]string)}
+	for _, p := range profiles {
+		list, err := readResources(ctx, get, p)
+		if err != nil {
+			return nil, err
+		}
+		s.resources = list
+		for i := range list {
+			s.versions[list[i].key()] = append(s.versions[list[i].key()], list[i].Version)
+		}
+	}
+	return s, nil
+}
+
+// Acknowledged reports whether there are istiods, and each has acknowledged
+// what was served at a revision.
+func Acknowledged(sinks []Sink, revision uint64) bool {
+	there := false
+	for i := range sinks {
+		if !sinks[i].istiod() {
 			continue
 		}
-		if missing[r.Registry] == nil {
-			order = append(order, r.Registry)
+		there = true
+		for _, sub := range sinks[i].Subscriptions {
+			if sub.Acked < revision && (sub.State != stateCurrent || sub.Lag > 0) {
+				return false
+			}
 		}
-		missing[r.Registry] = append(missing[r.Registry], kind+" "+r.Name)
 	}
-	var found []Finding
-	for _, registry := range order {
-		list := missing[registry]
+	return there
+}
+
+// Rejected is a resource that istiod does not have as it is served.
+type Rejected struct {
+	registry, key string
+	has           string // the version that it has, "" if it has none
+}
+
+// version matches the versions of Isthmus.
+var version = regexp.MustCompile(`^[0-9a-f]{16}$`)
+
+// Rejected returns what a bridge serves and istiod does not have, or not in the
+// version that is served. WorkloadEntries are left out, as istiod has them in
+// their ServiceEntries. What is under way is in it too, see [Still].
+func (i *Istiod) Rejected(served *Served) (out []Rejected) {
+	have := make(map[string]string, len(i.configs))
+	for _, c := range i.configs {
+		have[c.Kind+" "+c.Metadata.Namespace+"/"+c.Metadata.Name] = c.Metadata.ResourceVersion
+	}
+	for _, r := range served.resources {
+		key := r.key()
+		has, there := have[key]
+		switch {
+		case strings.HasPrefix(key, "WorkloadEntry "):
+		case !there:
+			out = append(out, Rejected{r.Registry, key, ""})
+		// Before 1.12 the version is not kept, or not sent.
+		case version.MatchString(has) && !slices.Contains(served.versions[key], has):
+			out = append(out, Rejected{r.Registry, key, has})
+		}
+	}
+	return out
+}
+
+// Still returns what was rejected before, and is later, with the same version
+// in istiod. If everything served before was acknowledged in between, nothing
+// of it is under way.
+func Still(before, later []Rejected) []Rejected {
+	return slices.DeleteFunc(slices.Clone(later), func(r Rejected) bool { return !slices.Contains(before, r) })
+}
+
+// ReportRejected returns the findings for resources that istiod rejected. It
+// acknowledges what its validation rejects, so what it has is the only sign.
+func (i *Istiod) ReportRejected(rejected []Rejected) (found []Finding) {
+	type group struct {
+		registry string
+		old      bool
+	}
+	lists := make(map[group][]string)
+	var order []group
+	for _, r := range rejected {
+		g := group{r.registry, r.has != ""}
+		if lists[g] == nil {
+			order = append(order, g)
+		}
+		lists[g] = append(lists[g], r.key)
+	}
+	for _, g := range order {
+		list := lists[g]
+		resources := Count(len(list), "resource", "resources")
+		problem := fmt.Sprintf("it does not have %s of registry %s that it was sent", resources, g.registry)
+		if g.old {
+			problem = fmt.Sprintf("it has %s of registry %s in an old version, and not as last sent", resources, g.registry)
+		}
 		found = append(found, Finding{
 			Check: "istiod-rejected", Severity: Failure, Subject: "istiod " + i.name,
-			Problem: fmt.Sprintf("it does not have %d resources of registry %s that it was sent: its validation rejects them, which it acknowledges all the same: %s", len(list), registry, some(list)),
-			Change:  "istiod's log says why (\"Error adding a new resource to the store\", \"Error updating an existing resource in the store\"); mend them in the registry",
+			Problem: problem + ": its validation rejects that, which it acknowledges all the same: " + some(list),
+			Change:  "istiod's log says why (\"Error adding a new resource to the store\", \"Error updating an existing resource in the store\"); mend what it names in the registry",
 		})
 	}
 	return found
@@ -223,7 +321,7 @@ func CheckRegistries(registries []Registry) (found []Finding) {
 			add("bridge-stale", fmt.Sprintf("it is %s, and what is served of it may be old: %s", r.Phase, r.Error), "")
 		}
 		if p := r.Protection; p != nil && p.Pending {
-			add("bridge-protected", fmt.Sprintf("a removal looks like an accident and is held back until %s: %d of %d services, %d endpoints", p.Until.UTC().Format(time.RFC3339), p.Services, p.Of, p.Endpoints),
+			add("bridge-protected", fmt.Sprintf("a removal looks like an accident and is held back until %s: %d of %s, %s", p.Until.UTC().Format(time.RFC3339), p.Services, Count(p.Of, "service", "services"), Count(p.Endpoints, "endpoint", "endpoints")),
 				fmt.Sprintf("isthmus accept %s if the registry is right, isthmus refuse %s if it is not", r.Name, r.Name))
 		}
 	}

@@ -40,6 +40,14 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 }
 
+// Count returns a number with its noun: "1 host", "2 hosts".
+func Count(n int, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
+}
+
 // Add adds findings to the report. Without findings ok says what was right.
 func (r *Report) Add(ok string, found ...Finding) {
 	r.Findings = append(r.Findings, found...)

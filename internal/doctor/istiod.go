@@ -166,7 +166,7 @@ func some(names []string) string {
 	if len(names) <= maxNamed {
 		return strings.Join(names, ", ")
 	}
-	return strings.Join(names[:maxNamed], ", ") + fmt.Sprintf(" and %d others", len(names)-maxNamed)
+	return strings.Join(names[:maxNamed], ", ") + " and " + Count(len(names)-maxNamed, "other", "others")
 }
 
 // PortOf returns the port of an address, "" if it has none.

@@ -56,9 +56,9 @@ func (k *known) first(url string) bool {
 
 // summary describes a first response.
 func (k *known) summary(coll string, n int) string {
-	text := fmt.Sprintf("%d resources of %s", n, coll[strings.LastIndexByte(coll, '/')+1:])
+	text := count(n, "resource", "resources") + " of " + coll[strings.LastIndexByte(coll, '/')+1:]
 	if len(k.hosts) > 0 {
-		text += fmt.Sprintf(", %d services so far", len(k.hosts))
+		text += ", " + count(len(k.hosts), "service", "services") + " so far"
 	}
 	return text + ": the first response; changes follow"
 }
@@ -215,7 +215,15 @@ func difference(was, now map[string]string) string {
 	if len(out) > maxNamed {
 		out = append(out[:maxNamed], fmt.Sprintf("and %d more", len(out)-maxNamed))
 	}
-	return join(strings.Join(out, ", "), fmt.Sprintf("(%d endpoints)", len(now)))
+	return join(strings.Join(out, ", "), "("+count(len(now), "endpoint", "endpoints")+")")
+}
+
+// count returns a number with its noun.
+func count(n int, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
 }
 
 // join joins two texts, either of which may be empty.

@@ -307,7 +307,7 @@ type watcher struct {
 	have   map[string]map[string]string // version, or a substitute, by type URL and name
 	known  *known
 	untold bool // it was said that the server does not say whose resources are
-	stream int // number of the current stream, for the recording
+	stream int  // number of the current stream, for the recording
 }
 
 // record adds an event of the current stream to the recording.

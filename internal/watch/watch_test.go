@@ -28,7 +28,6 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/watch"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
-	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/servertest"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/xds"
@@ -307,15 +306,9 @@ func TestRegistry(t *testing.T) {
 	for _, protocol := range []string{"sotw", "delta"} {
 		t.Run(protocol, func(t *testing.T) {
 			run(t, watch.Options{Protocol: protocol, Registry: "gate", ChangesOnly: true, Namespace: "n*"}, func(e *env) {
-				gate := e.w.DB.Registry("gate")
-				from := func(name string) {
-					gate.Apply(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{e.w.Upsert(name, name, &networking.ServiceEntry{
-						Hosts: []string{"x.example.org"}, Ports: []*networking.ServicePort{{Number: 80, Name: "http", Protocol: "HTTP"}}, Resolution: networking.ServiceEntry_STATIC,
-					})}})
-				}
 				e.set("ns/a", "a.example.org")
-				from("ns/b")
-				from("other/b")
+				e.w.EntryFrom("gate", "ns/b", "x.example.org")
+				e.w.EntryFrom("gate", "other/b", "x.example.org")
 				if got := e.out.take(); !strings.Contains(got, "upsert  ServiceEntry   ns/b  of gate") || strings.Count(got, "\n") != 1 {
 					t.Errorf("printed %q", got)
 				}
@@ -327,7 +320,7 @@ func TestRegistry(t *testing.T) {
 				if got := e.out.take(); !strings.Contains(got, "ns/b  of gate  was of dc1") || strings.Count(got, "\n") != 1 {
 					t.Errorf("printed %q", got)
 				}
-				gate.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: "ns/b"}}})
+				e.w.RemoveFrom("gate", "ns/b")
 				e.remove("ns/a")
 				if got := e.out.take(); !strings.Contains(got, "remove  ServiceEntry   ns/b  of gate") || strings.Count(got, "\n") != 1 {
 					t.Errorf("printed %q", got)

@@ -51,10 +51,12 @@ func (w *world) Explain(_ context.Context, host string) Explanation {
 func (w *world) Overview() Overview                      { return w.overview }
 func (w *world) NotReady() []string                      { return w.overview.NotReady }
 func (w *world) Services() iter.Seq[state.ServiceStatus] { return slices.Values(w.services) }
-func (w *world) Resources() iter.Seq[Resource]           { return slices.Values(w.resources) }
-func (w *world) Changes() iter.Seq[state.Event]          { return slices.Values(w.changes) }
-func (w *world) Changed() <-chan struct{}                { return w.changed }
-func (w *world) Samples() []state.Sample                 { return w.samples }
+func (w *world) Resources(string) (iter.Seq[Resource], error) {
+	return slices.Values(w.resources), nil
+}
+func (w *world) Changes() iter.Seq[state.Event] { return slices.Values(w.changes) }
+func (w *world) Changed() <-chan struct{}       { return w.changed }
+func (w *world) Samples() []state.Sample        { return w.samples }
 
 func (w *world) Remarks() []string { return w.overview.Remarks }
 func (w *world) Kept(registry string) iter.Seq[state.Kept] {

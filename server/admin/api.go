@@ -24,9 +24,9 @@ const (
 
 // query holds the query parameters of a list.
 type query struct {
-	registry, collection, text, after string
-	limit                             int
-	body                              bool
+	registry, collection, text, after, profile string
+	limit                                      int
+	body                                       bool
 }
 
 // parseQuery reads the parameters of a list and rejects those that are not
@@ -50,6 +50,8 @@ func parseQuery(values url.Values, allowed ...string) (q query, err error) {
 			q.text = strings.ToLower(value)
 		case "after":
 			q.after = value
+		case "profile":
+			q.profile = value
 		case "host": // read by its handler
 		case "body":
 			if q.body, err = strconv.ParseBool(value); err != nil {
@@ -169,12 +171,16 @@ type resource struct {
 }
 
 func (s *Server) resources(w http.ResponseWriter, r *http.Request) {
-	q, err := parseQuery(r.URL.Query(), "registry", "collection", "q", "limit", "after", "body")
+	q, err := parseQuery(r.URL.Query(), "registry", "collection", "q", "limit", "after", "body", "profile")
+	var all iter.Seq[Resource]
+	if err == nil {
+		all, err = s.source.Resources(q.profile)
+	}
 	if err != nil {
 		writeError(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	found := page(s.source.Resources(), q, func(v Resource) bool {
+	found := page(all, q, func(v Resource) bool {
 		return either(q.registry, v.Registry) && either(q.collection, v.Collection) && contains(q.text, v.Name)
 	}, func(v Resource) string { return v.Collection + " " + v.Name })
 	answer := list[resource]{Items: make([]resource, len(found.Items)), Total: found.Total, Next: found.Next}

@@ -11,7 +11,7 @@
 //	/debug/pprof/          only if enabled
 //	/api/v1/registries     JSON; so are the following
 //	/api/v1/services       ?registry= ?q= ?limit= ?after=
-//	/api/v1/resources      ?registry= ?collection= ?q= ?limit= ?after= ?body=true
+//	/api/v1/resources      ?registry= ?collection= ?q= ?limit= ?after= ?body=true ?profile=
 //	/api/v1/sinks
 //	/api/v1/changes        ?registry= ?collection= ?q= ?limit= ?after=, newest first
 //	/api/v1/explain        ?host=: from the registries to the sinks

@@ -26,8 +26,9 @@ type Source interface {
 	// Services yields each service of each registry once, in any order.
 	Services() iter.Seq[state.ServiceStatus]
 	// Resources yields each resource once, in any order: the inline shape, and
-	// WorkloadEntries.
-	Resources() iter.Seq[Resource]
+	// WorkloadEntries, as sinks of a profile receive them, or tools if it is
+	// empty. The error is that of a profile that does not exist.
+	Resources(profile string) (iter.Seq[Resource], error)
 	// Changes yields the latest recorded changes, newest first.
 	Changes() iter.Seq[state.Event]
 	// Changed returns a channel that is closed when anything changes. Get it

@@ -175,6 +175,19 @@ func (w *World) remove(coll, name string) {
 	w.DB.Registry("dc1").Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{{Collection: coll, Name: name}}})
 }
 
+// EntryFrom sets a service of another registry, with one port.
+func (w *World) EntryFrom(registry, name, host string) {
+	w.t.Helper()
+	w.DB.Registry(registry).Apply(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{w.Upsert(name, name, &networking.ServiceEntry{
+		Hosts: []string{host}, Resolution: networking.ServiceEntry_STATIC, Ports: []*networking.ServicePort{{Number: 80, Name: "http", Protocol: "HTTP"}},
+	})}})
+}
+
+// RemoveFrom removes a service of another registry.
+func (w *World) RemoveFrom(registry, name string) {
+	w.DB.Registry(registry).Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: name}}})
+}
+
 // Resources returns what sinks of a form have of a collection, decoded, with
 // their versions, in the order of last change.
 func (w *World) Resources(coll string, f encode.Form) (resources []*mcp.Resource) {

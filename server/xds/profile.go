@@ -95,6 +95,15 @@ func profileOf(name string) (*Profile, error) {
 	return profiles[i], nil
 }
 
+// FormOf returns the form in which sinks of a profile receive resources.
+func FormOf(profile string) (encode.Form, error) {
+	p, err := profileOf(profile)
+	if err != nil {
+		return encode.Form{}, err
+	}
+	return p.Form, nil
+}
+
 func mustProfile(name string) *Profile {
 	p, err := profileOf(name)
 	if err != nil {

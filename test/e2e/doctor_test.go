@@ -87,24 +87,48 @@ func TestDoctorIstiod(t *testing.T) {
 
 	t.Run("rejected", func(t *testing.T) {
 		dir := t.TempDir()
-		write(t, filepath.Join(dir, "good.yaml"), `
+		virtualService := func(name string, weight int) string {
+			return fmt.Sprintf(`
 apiVersion: networking.istio.io/v1
 kind: VirtualService
-metadata: {name: good, namespace: files}
-spec: {hosts: [a.example.org], http: [{route: [{destination: {host: a.example.org}}]}]}
-`)
-		write(t, filepath.Join(dir, "bad.yaml"), `
-apiVersion: networking.istio.io/v1
-kind: VirtualService
-metadata: {name: bad, namespace: files}
-spec: {hosts: [a.example.org], http: [{route: [{destination: {host: a.example.org}, weight: -1}]}]}
-`)
+metadata: {name: %s, namespace: files}
+spec: {hosts: [a.example.org], http: [{route: [{destination: {host: a.example.org}, weight: %d}]}]}
+`, name, weight)
+		}
+		write(t, filepath.Join(dir, "good.yaml"), virtualService("good", 1))
+		write(t, filepath.Join(dir, "bad.yaml"), virtualService("bad", -1))
 		bridge := testenv.StartIsthmus(t, fmt.Sprintf("- {name: files, type: file, config: {path: %q}}\n", dir))
 		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: meshOf(bridge)})
 		istiod.WaitReady(t)
 		found := bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin)
 		checks(t, found, "istiod-rejected")
-		says(t, found, "istiod-rejected", "it does not have 1 resources of registry files that it was sent: its validation rejects them, which it acknowledges all the same: VirtualService files/bad")
+		says(t, found, "istiod-rejected", "it does not have 1 resource of registry files that it was sent: its validation rejects that, which it acknowledges all the same: VirtualService files/bad")
+
+		// An update that is rejected leaves the version before.
+		const path = "/api/v1/resources?q=files/good"
+		_, before := bridge.Get(t, path)
+		write(t, filepath.Join(dir, "good.yaml"), virtualService("good", -1))
+		if err := os.Remove(filepath.Join(dir, "bad.yaml")); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Patience, "both changes", func() (string, bool) {
+			_, now := bridge.Get(t, path)
+			_, bad := bridge.Get(t, "/api/v1/resources?q=files/bad")
+			return now + bad, now != before && strings.Contains(bad, `"total": 0`)
+		})
+		found = bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin)
+		checks(t, found, "istiod-rejected")
+		says(t, found, "istiod-rejected", "it has 1 resource of registry files in an old version, and not as last sent: its validation rejects that, which it acknowledges all the same: VirtualService files/good")
+	})
+
+	// What changes all the time is not taken for rejected.
+	t.Run("busy", func(t *testing.T) {
+		bridge := testenv.StartIsthmus(t, "- {name: load, type: sim, config: {services: 50, changes_per_second: 200}}\n")
+		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: meshOf(bridge)})
+		istiod.WaitReady(t)
+		for range 3 {
+			checks(t, bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin))
+		}
 	})
 
 	// MUTUAL is not an error to istiod: it dials this bridge in plaintext.
