@@ -12,6 +12,7 @@ import (
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
@@ -185,6 +186,8 @@ func sinkState(sub *stream.SubscriptionStatus, newest state.Revision) (rank int,
 	switch {
 	case sub.Names > 0:
 		return 0, "by name"
+	case sub.Waiting == mcpserver.WaitingPenalty, sub.Oversize && sub.State == view.Sent.String():
+		return 6, "too large"
 	case sub.State == view.Held.String():
 		return 4, "held"
 	case sub.State == view.Current.String() && sub.AckedRevision < sub.SentRevision:

@@ -328,13 +328,9 @@ func examineMesh(ctx context.Context, report *doctor.Report, b doctor.Bridge, c 
 	var served *doctor.Served
 	get := getter(c, address)
 	if address != "" {
-		before, err := doctor.ReadSinks(ctx, get)
-		later := before
+		before, later, err := lookAtSinks(ctx, get)
 		if err == nil {
-			later, err = until(ctx, get, settleSinks, func(later []doctor.Sink) bool { return !doctor.Unsettled(before, later) })
-		}
-		if err == nil {
-			served, err = doctor.ReadServed(ctx, get, later)
+			served, err = doctor.ReadServed(ctx, get, later.List)
 		}
 		var registries []doctor.Registry
 		if err == nil {
@@ -344,7 +340,7 @@ func examineMesh(ctx context.Context, report *doctor.Report, b doctor.Bridge, c 
 			unreached("bridge "+address, err, "--address: the address after admin= in the line \"serving\" of the bridge's log")
 		} else {
 			report.Add(fmt.Sprintf("bridge %s: %s, none of them stale or protected", address, doctor.Count(len(registries), "registry", "registries")), doctor.CheckRegistries(registries)...)
-			report.Add(fmt.Sprintf("bridge %s: %s, each has acknowledged what it was sent", address, doctor.Count(len(later), "sink", "sinks")), doctor.CheckSinks(before, later, settleSinks)...)
+			report.Add(fmt.Sprintf("bridge %s: %s, each has acknowledged what it was sent", address, doctor.Count(len(later.List), "sink", "sinks")), doctor.CheckSinks(before, later, settleSinks)...)
 		}
 	}
 	for _, a := range istiods {
@@ -364,6 +360,23 @@ func examineMesh(ctx context.Context, report *doctor.Report, b doctor.Bridge, c 
 		}
 		report.Add("istiod "+a, found...)
 	}
+}
+
+// lookAtSinks reads the sinks twice, the second time when an istiod is there
+// and all have acknowledged what they were sent, or after settleSinks.
+func lookAtSinks(ctx context.Context, get doctor.Getter) (before, later doctor.Sinks, err error) {
+	if before.Oversize, err = doctor.ReadOversize(ctx, get); err == nil {
+		before.List, err = doctor.ReadSinks(ctx, get)
+	}
+	if err == nil {
+		later.List, err = until(ctx, get, settleSinks, func(later []doctor.Sink) bool {
+			return doctor.Connected(later) && !doctor.Unsettled(before.List, later)
+		})
+	}
+	if err == nil {
+		later.Oversize, err = doctor.ReadOversize(ctx, get)
+	}
+	return before, later, err
 }
 
 // rejectedBy returns what an istiod rejected of what a bridge serves. What is

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/url"
 	"regexp"
 	"slices"
@@ -31,6 +32,7 @@ type Subscription struct {
 	Lag        uint64 `json:"lag"`
 	Bytes      int    `json:"bytes"`
 	Oversize   bool   `json:"oversize"`
+	Waiting    string `json:"waiting"`
 }
 
 // name is the sink for display.
@@ -52,6 +54,10 @@ const (
 	stateSent    = "sent"
 	stateHeld    = "held"
 )
+
+// waitingPenalty is what a subscription waits for whose sink disconnected over
+// a large response.
+const waitingPenalty = "penalty"
 
 // ReadSinks reads the sinks of a bridge.
 func ReadSinks(ctx context.Context, get Getter) ([]Sink, error) {
@@ -88,25 +94,68 @@ const maxOld = 4 << 20
 // oldProfiles are those of istiods with that limit.
 var oldProfiles = []string{"istio-1.9", "istio-1.10"}
 
+// ReadOversize reads how many responses of a bridge were larger than sinks
+// receive, by metric.
+func ReadOversize(ctx context.Context, get Getter) (map[string]string, error) {
+	text, err := get(ctx, "/metrics")
+	if err != nil {
+		return nil, fmt.Errorf("/metrics: %w", err)
+	}
+	counts := make(map[string]string)
+	for line := range strings.Lines(string(text)) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if metric, _, _ := strings.Cut(name, "{"); ok && strings.HasSuffix(metric, "_oversize_total") {
+			counts[name] = value
+		}
+	}
+	return counts, nil
+}
+
+// Sinks is a reading of the sinks of a bridge.
+type Sinks struct {
+	List     []Sink
+	Oversize map[string]string // see [ReadOversize]
+}
+
+// Connected reports whether an istiod or a Pilot is among sinks.
+func Connected(sinks []Sink) bool {
+	return slices.ContainsFunc(sinks, func(s Sink) bool { return s.istiod() })
+}
+
+// splitSinks is the cure for responses that are too large.
+const splitSinks = "upgrade it to 1.12 or later, or give it several bridges with some of the registries each (for Pilot: --mcpMaxMsgSize)"
+
 // CheckSinks returns what is wrong with the sinks of a bridge. Later is a
 // second reading, after a time in which a sink that works acknowledges what it
 // was sent.
-func CheckSinks(before, later []Sink, after time.Duration) []Finding {
+func CheckSinks(before, later Sinks, after time.Duration) []Finding {
 	var found []Finding
-	if !slices.ContainsFunc(later, func(s Sink) bool { return s.istiod() }) {
+	for i := range later.List {
+		s := &later.List[i]
+		var earlier *Sink
+		if i := slices.IndexFunc(before.List, func(b Sink) bool { return b.Address == s.Address && b.Node == s.Node }); i >= 0 {
+			earlier = &before.List[i]
+		}
+		found = append(found, checkSink(s, earlier, after)...)
+	}
+	tooLarge := slices.ContainsFunc(found, func(f Finding) bool { return f.Check == "sink-size" })
+	for _, metric := range slices.Sorted(maps.Keys(later.Oversize)) {
+		// Such a sink is hardly ever seen, as it is connected for moments.
+		if was, ok := before.Oversize[metric]; ok && was != later.Oversize[metric] && !tooLarge {
+			tooLarge = true
+			found = append(found, Finding{
+				Check: "sink-size", Severity: Failure, Subject: "sinks",
+				Problem: fmt.Sprintf("a response is larger than the %d bytes that a sink receives (%s grows): it ends the stream and comes back for the same, again and again", maxOld, metric),
+				Change:  splitSinks,
+			})
+		}
+	}
+	if !tooLarge && !Connected(later.List) {
 		found = append(found, Finding{
 			Check: "sink-none", Severity: Failure, Subject: "sinks",
 			Problem: "no istiod is connected to the bridge; the log of an istiod that starts says whether it cannot connect, and the bridge's whom it refused",
 			Change:  "configSources of the mesh configuration, as isthmus meshconfig prints them; istiod reads them at its start",
 		})
-	}
-	for i := range later {
-		s := &later[i]
-		var earlier *Sink
-		if i := slices.IndexFunc(before, func(b Sink) bool { return b.Address == s.Address && b.Node == s.Node }); i >= 0 {
-			earlier = &before[i]
-		}
-		found = append(found, checkSink(s, earlier, after)...)
 	}
 	return found
 }
@@ -119,14 +168,16 @@ func checkSink(s, earlier *Sink, after time.Duration) (found []Finding) {
 		stuck := earlier != nil && slices.ContainsFunc(earlier.Subscriptions, func(e Subscription) bool {
 			return e.TypeURL == sub.TypeURL && e.State == stateSent && e.Sent == sub.Sent
 		})
-		old := slices.Contains(oldProfiles, s.Profile) && sub.Bytes > maxOld || sub.Oversize
+		// One that was acknowledged was received: it is told to receive more.
+		old := sub.State == stateSent && (slices.Contains(oldProfiles, s.Profile) && sub.Bytes > maxOld || sub.Oversize)
 		switch {
 		case old:
-			add("sink-size", Failure, fmt.Sprintf("a response of %s has %d bytes, and it receives at most %d: it ends the stream and comes back for the same, again and again", sub.TypeURL, sub.Bytes, maxOld),
-				"upgrade it to 1.12 or later, or give it several bridges with some of the registries each (for Pilot: --mcpMaxMsgSize)")
+			add("sink-size", Failure, fmt.Sprintf("a response of %s has %d bytes, and it receives at most %d: it ends the stream and comes back for the same, again and again", sub.TypeURL, sub.Bytes, maxOld), splitSinks)
+		case sub.Waiting == waitingPenalty:
+			add("sink-size", Failure, fmt.Sprintf("it ended the stream over a response of %s that is larger than the %d bytes that it receives, and comes back for the same, again and again", sub.TypeURL, maxOld), splitSinks)
 		case sub.State == stateSent && stuck:
 			add("sink-ack", Failure, fmt.Sprintf("it has not acknowledged %s within %s: it hangs, or cannot be reached any more", sub.TypeURL, after), "")
-		case sub.State == stateHeld:
+		case sub.State == stateHeld && sub.Waiting == "":
 			add("sink-held", Failure, fmt.Sprintf("%s is held, as a registry has not completed its first listing; istiod is not ready before it is answered", sub.TypeURL),
 				"what /readyz of the bridge names, or required: false for that registry")
 		}
@@ -279,7 +330,7 @@ func (i *Istiod) ReportRejected(rejected []Rejected) (found []Finding) {
 // Unsettled reports whether a response that was under way before still is.
 func Unsettled(before, later []Sink) bool {
 	for i := range later {
-		for _, f := range CheckSinks(before, later[i:i+1], 0) {
+		for _, f := range CheckSinks(Sinks{List: before}, Sinks{List: later[i : i+1]}, 0) {
 			if f.Check == "sink-ack" {
 				return true
 			}

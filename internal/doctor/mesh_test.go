@@ -1,6 +1,8 @@
 package doctor
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"testing"
 )
@@ -103,17 +105,39 @@ func TestCheckSinks(t *testing.T) {
 		{"large", nil, sink("istio-1.10", Subscription{State: "sent", Bytes: 5 << 20}), []string{"sink-size"}},
 		{"large, and received", nil, sink("istio-1.12", Subscription{State: "current", Bytes: 5 << 20}), nil},
 		{"large for a Pilot", nil, sink("pilot-1.8", Subscription{State: "sent", Bytes: 5 << 20, Oversize: true}), []string{"sink-size"}},
+		{"large for a Pilot that is told to receive it", nil, sink("pilot-1.8", Subscription{State: "current", Bytes: 5 << 20, Oversize: true}), nil},
+		{"back after a large one", nil, sink("pilot-1.8", Subscription{State: "held", Waiting: "penalty"}), []string{"sink-size"}},
+		{"after another collection", nil, sink("pilot-1.8", Subscription{State: "held", Waiting: "istio/networking/v1alpha3/serviceentries"}), nil},
 		{"refused", nil, sink("pilot-1.8", Subscription{State: "current", Nacks: 1, LastNack: "no"}), []string{"sink-nack"}},
 		{"tools only", nil, sink("tools", Subscription{State: "current"}), []string{"sink-none"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []string
-			for _, f := range CheckSinks(tt.before, tt.later, 0) {
+			for _, f := range CheckSinks(Sinks{List: tt.before}, Sinks{List: tt.later}, 0) {
 				got = append(got, f.Check)
 			}
 			if !slices.Equal(got, tt.want) {
 				t.Errorf("checks %q, want %q", got, tt.want)
 			}
 		})
+	}
+}
+
+// A sink that comes and goes over a response that is too large is found by the
+// count of these although it is never seen.
+func TestCheckSinksUnseen(t *testing.T) {
+	const page = "# HELP isthmus_xds_oversize_total Responses.\nisthmus_xds_oversize_total{profile=\"istio-1.10\"} %d\nisthmus_xds_streams 3\n"
+	reading := func(n int) Sinks {
+		counts, err := ReadOversize(t.Context(), func(context.Context, string) ([]byte, error) { return fmt.Appendf(nil, page, n), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Sinks{Oversize: counts}
+	}
+	for later, want := range map[int]string{3: "sink-none", 4: "sink-size"} {
+		found := CheckSinks(reading(3), reading(later), 0)
+		if len(found) != 1 || found[0].Check != want {
+			t.Errorf("%d responses later: %v, want %s", later-3, found, want)
+		}
 	}
 }

@@ -98,8 +98,8 @@ type ExplainedSink struct {
 	// Collection is the one of the host's resources that the sink was sent
 	// last; empty if it has asked for none.
 	Collection string `json:"collection,omitempty"`
-	// State is held, not sent, sent, acknowledged, refused, by name, not asked
-	// or not in its view.
+	// State is held, not sent, sent, acknowledged, refused, too large, by name,
+	// not asked or not in its view.
 	State        string    `json:"state"`
 	SentVersion  string    `json:"sent_version,omitempty"`
 	SentAt       time.Time `json:"sent_at,omitzero"`
@@ -255,8 +255,11 @@ func (e *Explanation) explainSinks() string {
 			continue
 		}
 		what := s.State
-		if s.LastNack != "" && s.State == "refused" {
+		switch {
+		case s.LastNack != "" && s.State == "refused":
 			what += ": " + s.LastNack
+		case s.State == "too large":
+			what = "the response is larger than it receives, so it ends the stream and comes back for the same; isthmus doctor says what to change"
 		}
 		lacking = append(lacking, fmt.Sprintf("%s (%s)", cmp.Or(s.Node, s.Address), what))
 	}

@@ -41,7 +41,9 @@ const maxKept = 500
 // Values of Status.Waiting other than collections.
 const (
 	waitingProfile = "profile"
-	waitingPenalty = "penalty"
+	// WaitingPenalty is that of a sink that disconnected over a response larger
+	// than it receives.
+	WaitingPenalty = "penalty"
 )
 
 // unimplemented is the gRPC code with which sinks refuse an unsupported
@@ -400,7 +402,7 @@ func (s *session) Status() stream.Status {
 			case u == s.barrier:
 				sub.Waiting = serviceEntries
 			case !u.notBefore.IsZero():
-				sub.Waiting = waitingPenalty
+				sub.Waiting = WaitingPenalty
 			}
 		}
 		st.Subscriptions = append(st.Subscriptions, sub)

@@ -195,7 +195,7 @@ type SubscriptionStatus struct {
 	// Incremental is set if the newest response was incremental; MCP only.
 	Incremental bool `json:"incremental,omitempty"`
 	// Oversize is set if the newest response exceeds the message size that the
-	// sink accepts by default; MCP only.
+	// sink accepts by default.
 	Oversize bool `json:"oversize,omitempty"`
 	// Waiting is what a held subscription waits for besides its registries; MCP
 	// only: "profile", the collection that has to be acknowledged first, or

@@ -454,7 +454,7 @@ func (s *session) Status() stream.Status {
 		p := sub.Status()
 		p.Collection = sub.collection
 		sent, acked := sub.Times()
-		st.Subscriptions = append(st.Subscriptions, stream.SubscriptionStatus{TypeURL: sub.Name, Status: p, SentAt: sent, AckedAt: acked, Lag: sub.Lag(revision)})
+		st.Subscriptions = append(st.Subscriptions, stream.SubscriptionStatus{TypeURL: sub.Name, Status: p, SentAt: sent, AckedAt: acked, Lag: sub.Lag(revision), Oversize: s.profile != nil && sub.Oversize(s.profile.Limit)})
 	}
 	return st
 }
