@@ -1,11 +1,14 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // A server under churn violates nothing, live or as recorded, over each
@@ -32,6 +35,10 @@ func TestVerify(t *testing.T) {
 	live := start(t, "verify", address, "--record", recorded)
 	beside := start(t, "watch", "--address", address) // to see that there are changes
 	beside.find(beside.stdout, `push [3-9]\d `)
+	testwait.Eventually(t, patience, "something to be recorded", func() (string, bool) {
+		text, err := os.ReadFile(recorded)
+		return fmt.Sprint(err), strings.Contains(string(text), `"event":"response"`)
+	})
 	live.signal(syscall.SIGTERM)
 	verified(live, exitOK, " 0 violations")
 	verified(start(t, "verify", recorded), exitOK, " 0 violations")
