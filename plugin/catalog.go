@@ -506,6 +506,7 @@ func (c *catalog) commitLocked(s *service, result *translate.Result, instances i
 		s.result = result
 		if s.serving && result != old {
 			c.diffLocked(s, is, old.Endpoints, result.Endpoints)
+			c.idleLocked(result)
 			if old.Rule != nil && result.Rule == nil {
 				c.dropRuleLocked(s, old)
 			}
@@ -516,6 +517,17 @@ func (c *catalog) commitLocked(s *service, result *translate.Result, instances i
 	}
 	c.findingsLocked(s, old.Problems, result.Problems, c.problems, c.setProblemLocked)
 	c.findingsLocked(s, old.LeftOut, result.LeftOut, c.leftOut, c.setLeftOutLocked)
+}
+
+// idleLocked notes why instances whose removal is due take no traffic.
+func (c *catalog) idleLocked(result *translate.Result) {
+	for _, i := range result.Idle {
+		sl := c.slots[resourceID{collection.WorkloadEntry, i.Name}]
+		if c.stream != nil && sl != nil && sl.dirty == c.streams && len(sl.claims) == 0 {
+			c.stream.idle[i.Name] = i
+		}
+	}
+	result.Idle = nil
 }
 
 // putRuleLocked publishes the DestinationRule of a service, if it has one.
@@ -794,6 +806,9 @@ func (c *catalog) settleLocked(sl *slot, before *claim) {
 // markLocked schedules the slot for sending. known reports whether an
 // up-to-date client holds a state of it.
 func (c *catalog) markLocked(sl *slot, known bool) {
+	if c.stream != nil {
+		delete(c.stream.idle, sl.id.name)
+	}
 	if c.stream == nil || sl.dirty == c.streams {
 		return
 	}
@@ -903,6 +918,7 @@ type cursor struct {
 	// resources.
 	queue    []*group
 	waiting  map[string]*group // groups in queue that are entirely unsent, by name
+	idle     map[string]translate.Idle // of endpoints whose removal is due
 	problems texts
 	leftOut  texts
 	status   bool
@@ -978,6 +994,7 @@ func (c *catalog) read() *cursor {
 		c:        c,
 		number:   c.streams,
 		waiting:  make(map[string]*group),
+		idle:     make(map[string]translate.Idle),
 		problems: textsOf(c.problems),
 		leftOut:  textsOf(c.leftOut),
 		status:   true,
@@ -1101,8 +1118,10 @@ func (r *cursor) next() (*pluginv1.WatchResponse, error) {
 				g.relisted = g.relisted || sl.told && sl.id == (resourceID{collection.ServiceEntry, service})
 				sl.told = false
 			case sl.known, sl.told && sl.kept == 0 && sl.id.name != "":
-				resp.Removals = append(resp.Removals, &pluginv1.Removal{Collection: sl.id.collection, Name: sl.id.name})
-				size += len(sl.id.name) + len(sl.id.collection)
+				idle := r.idle[sl.id.name]
+				delete(r.idle, sl.id.name)
+				resp.Removals = append(resp.Removals, &pluginv1.Removal{Collection: sl.id.collection, Name: sl.id.name, Health: idle.Health, Reason: idle.Reason})
+				size += len(sl.id.name) + len(sl.id.collection) + len(idle.Reason)
 				n++
 				sl.told = false
 			case sl.kept > 0 && !sl.told:

@@ -754,6 +754,74 @@ func TestCatalogOneChangeIsSmall(t *testing.T) {
 	}
 }
 
+// The removal of an instance says why it takes no traffic, unless the registry
+// no longer has it, and only as long as that is so.
+func TestCatalogSaysWhyInstancesGo(t *testing.T) {
+	t.Parallel()
+	tr, err := translate.New("consul", translate.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCatalog(tr, []string{collection.ServiceEntry, collection.WorkloadEntry}, limits{})
+	all := func(change ...func(*registry.Instance)) []registry.Instance {
+		out := make([]registry.Instance, 5)
+		for i := range out {
+			out[i] = registry.Instance{ID: fmt.Sprint("web-", i), Address: fmt.Sprintf("10.0.0.%d", 1+i), Ports: ports(8080)}
+			if i < len(change) {
+				change[i](&out[i])
+			}
+		}
+		return out
+	}
+	same := func(*registry.Instance) {}
+	c.Set(service1("web"), all())
+	r := c.read()
+	drain(t, r, newMirror())
+	removals := func() (why []string) {
+		for {
+			resp, err := r.next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp == nil {
+				slices.Sort(why)
+				return why
+			}
+			for _, rm := range resp.GetRemovals() {
+				reason, _, _ := strings.Cut(rm.GetReason(), ":")
+				why = append(why, rm.GetHealth()+" "+reason)
+			}
+		}
+	}
+	for _, step := range []struct {
+		name      string
+		instances []registry.Instance
+		want      []string
+	}{
+		{"health, maintenance, weight", all(
+			func(i *registry.Instance) { i.Health = registry.HealthCritical },
+			func(i *registry.Instance) { i.Disabled = true },
+			func(i *registry.Instance) { i.Weight = new(0.0) },
+		)[:4], []string{" ", " has weight 0", "critical fails its check", "disabled is disabled in the registry"}},
+		{"back", all(), nil},
+		{"gone", all()[:1], []string{" ", " ", " ", " "}},
+		{"another one", all(same, func(i *registry.Instance) { i.Health = registry.HealthCritical })[:2], nil},
+	} {
+		c.Set(service1("web"), step.instances)
+		if d := cmp.Diff(step.want, removals()); d != "" {
+			t.Errorf("%s (-want +got):\n%s", step.name, d)
+		}
+	}
+	// Of one that failed and went before it was sent, nothing is said, nor
+	// of its ServiceEntry.
+	c.Set(service1("web"), all(func(i *registry.Instance) { i.Health = registry.HealthCritical })[:1])
+	c.Set(service1("web"), all()[:1])
+	c.Set(service1("web"), nil)
+	if d := cmp.Diff([]string{" ", " "}, removals()); d != "" || len(r.idle) > 0 {
+		t.Errorf("failed, back and gone (-want +got):\n%s\nkept %v", d, r.idle)
+	}
+}
+
 // A resource that no host accepts is sent as far as one reads it to know what
 // to keep: the whole would exceed what a message may have, and end the stream
 // again and again.

@@ -158,6 +158,18 @@ func (t *Translator) idle(inst *registry.Instance) (reason string) {
 	return ""
 }
 
+// health returns what [Idle.Health] says of an instance that is idle.
+func health(inst *registry.Instance) string {
+	switch {
+	case inst.Disabled:
+		return "disabled"
+	case inst.Health == registry.HealthCritical, inst.Health == registry.HealthWarning:
+		return inst.Health.String()
+	default:
+		return ""
+	}
+}
+
 // instance translates one instance. It returns false if the instance is
 // omitted, with a finding unless that is intended. name is the resource's name
 // if already known.

@@ -35,6 +35,10 @@ type Result struct {
 	// for each ID.
 	LeftOut []Problem
 
+	// Idle are the instances that took traffic in the previous result or may
+	// have, and do not now although the registry has them: bounded.
+	Idle []Idle
+
 	// State for the next call.
 	t        *Translator
 	key      uint64 // a hash of the service's key
@@ -44,6 +48,15 @@ type Result struct {
 	states   []state     // in the order of IDs
 	found    [][]finding // of the instances
 	blocks   []block     // packed Endpoints
+}
+
+// Idle is an instance that takes no traffic any more.
+type Idle struct {
+	// Name is that of the WorkloadEntry that it had.
+	Name string
+	// Health is critical, warning or disabled, "" if it is another reason.
+	Health string
+	Reason string
 }
 
 // Encoded is one resource, encoded.
@@ -153,6 +166,7 @@ type call struct {
 	head     *head
 	findings []finding // of the service or the current instance
 	leftOut  leftOut
+	idle     []Idle
 	said     map[Problem]bool
 	labels   labeler
 	buf      []namedPort
@@ -232,12 +246,13 @@ func (c *call) service(instances []registry.Instance, prev *Result) *Result {
 		states[i] = state{id: hashString(inst.ID), fingerprint: t.fingerprint(inst), place: -1, found: -1}
 		if reason := t.idle(inst); reason != "" && c.head.served {
 			c.leftOut.add(c.instanceID(inst.ID), reason)
+			c.isIdle(inst, prev, health(inst), reason)
 			if c.trace != nil {
 				c.stepOf(inst.ID, idleRule(inst), reason)
 			}
 		}
 	}
-	r.LeftOut = c.leftOut.problems(c)
+	r.LeftOut, r.Idle = c.leftOut.problems(c), c.idle
 	same := prev != nil && prev.head == r.head // instances can be reused
 	switch {
 	case same && slices.Equal(r.findings, prev.findings) && slices.Equal(r.LeftOut, prev.LeftOut) && prev.holds(states):
@@ -601,6 +616,16 @@ func (c *call) relabelService(n *names, data *ServiceData, host, namespace, name
 		default:
 			n.extra().annotations = append(n.extra().annotations, pair{key, p.value})
 		}
+	}
+}
+
+// isIdle notes an instance that takes no traffic unless it took none before.
+func (c *call) isIdle(inst *registry.Instance, prev *Result, health, reason string) {
+	if prev == nil || len(c.idle) >= maxProblems {
+		return
+	}
+	if _, was := slices.BinarySearchFunc(prev.LeftOut, c.instanceID(inst.ID), func(p Problem, id string) int { return strings.Compare(p.ID, id) }); !was {
+		c.idle = append(c.idle, Idle{c.instanceName(inst.ID), health, reason})
 	}
 }
 

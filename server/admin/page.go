@@ -42,7 +42,7 @@ var templates = func() map[string]*template.Template {
 				List []stream.SubscriptionStatus
 			}{now, l}
 		},
-		"phaseClass": phaseClass, "current": isCurrent, "sinkState": sinkState, "sinkName": sinkName, "change": changeText, "pretty": pretty,
+		"phaseClass": phaseClass, "current": isCurrent, "sinkState": sinkState, "sinkName": sinkName, "change": changeText, "health": healthText, "pretty": pretty,
 	}).ParseFS(web, "web/layout.html"))
 	out := make(map[string]*template.Template)
 	names, _ := fs.Glob(web, "web/*.html") // the pattern is valid
@@ -441,6 +441,22 @@ func changeText(e state.Event) string {
 	}
 	if e.Version != "" {
 		return "version " + e.Version
+	}
+	return ""
+}
+
+// healthText describes how the health of an endpoint changed. What is served is
+// fit for traffic.
+func healthText(e state.Event) string {
+	switch {
+	case e.Old != nil && e.New != nil, e.New == nil && e.Op != "remove":
+		return ""
+	case e.New != nil:
+		return "→ in traffic"
+	case e.Reason != "":
+		return "in traffic → " + cmp.Or(e.Health, "idle")
+	case e.Old != nil:
+		return "in traffic → gone"
 	}
 	return ""
 }

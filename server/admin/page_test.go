@@ -110,3 +110,28 @@ func TestExplainSummary(t *testing.T) {
 		}
 	}
 }
+
+// A change says where an endpoint was and is, and what became of its health.
+func TestChangeRow(t *testing.T) {
+	at := func(address string, weight uint32) *state.EventEndpoint { return &state.EventEndpoint{Address: address, Weight: weight} }
+	for _, tt := range []struct {
+		event              state.Event
+		what, text, health string
+	}{
+		{state.Event{Op: "upsert", New: at("10.0.0.1", 2)}, "added", "10.0.0.1, weight 2", "→ in traffic"},
+		{state.Event{Op: "upsert", Old: at("10.0.0.1", 2), New: at("10.0.0.2", 3)}, "changed", "10.0.0.1 → 10.0.0.2, weight 2 → 3", ""},
+		{state.Event{Op: "remove", Old: at("10.0.0.1", 2)}, "removed", "was 10.0.0.1", "in traffic → gone"},
+		{state.Event{Op: "remove", Old: at("10.0.0.1", 2), Health: "critical", Reason: "fails its check"}, "taken out", "was 10.0.0.1", "in traffic → critical<br><span class=\"faint\">fails its check</span>"},
+		{state.Event{Op: "remove", Old: at("10.0.0.1", 2), Reason: "has weight 0"}, "taken out", "was 10.0.0.1", "in traffic → idle<br><span class=\"faint\">has weight 0</span>"},
+		{state.Event{Op: "upsert", Version: "abc"}, "set", "version abc", ""},
+	} {
+		tt.event.Collection = "g/Kind"
+		var row strings.Builder
+		if err := templates["changes"].ExecuteTemplate(&row, "change-row", tt.event); err != nil {
+			t.Fatal(err)
+		}
+		if got := row.String(); !strings.Contains(got, ">"+tt.what+"</span>") || !strings.Contains(got, "<td>"+tt.text+"</td><td>"+tt.health+"</td></tr>") {
+			t.Errorf("%+v is %s", tt.event, got)
+		}
+	}
+}

@@ -25,6 +25,7 @@ type batch struct {
 	db *DB
 
 	upserts  []upsert
+	idle     map[string]idle // by names of removals that say why
 	touched  []touch
 	services []*service // changed
 	hosts    []string   // their addresses may have changed
@@ -595,7 +596,7 @@ func (b *batch) commit() {
 		b.r.status.Revision = revision
 		for n := range b.touched {
 			if changed[n] {
-				d.record(&b.touched[n], b.r, revision)
+				d.record(&b.touched[n], b.r, revision, b.idle[b.touched[n].name])
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -27,6 +28,12 @@ type Event struct {
 	// other kinds.
 	Old *EventEndpoint `json:"old,omitempty"`
 	New *EventEndpoint `json:"new,omitempty"`
+	// Health of an endpoint that the registry has still, and that takes no
+	// traffic any more: critical, warning or disabled. Empty for one that is
+	// gone, or that is served.
+	Health string `json:"health,omitempty"`
+	// Reason says why it takes none.
+	Reason string `json:"reason,omitempty"`
 	// Number counts the events of this process from 1.
 	Number uint64 `json:"-"`
 }
@@ -36,6 +43,15 @@ type EventEndpoint struct {
 	Address string `json:"address"`
 	Weight  uint32 `json:"weight"`
 }
+
+// idle says why an instance takes no traffic. Few differ.
+type idle struct{ health, reason string }
+
+// Bounds of an idle's texts, in bytes.
+const (
+	maxHealth = 20
+	maxIdle   = 200
+)
 
 // pastEvent is an event as it is retained.
 type pastEvent struct {
@@ -49,10 +65,11 @@ type pastEvent struct {
 	nameLen, oldLen      uint16
 	oldWeight, newWeight uint32 // 0: no endpoint
 	removed              bool
+	idle                 unique.Handle[idle] // the zero handle for none
 }
 
 // record adds the change of a name to the history. The caller holds apply.
-func (d *DB) record(t *touch, by *Registry, revision Revision) {
+func (d *DB) record(t *touch, by *Registry, revision Revision, why idle) {
 	e := pastEvent{at: time.Now().UnixNano(), collection: t.table.name, registry: by.name, revision: revision, removed: true}
 	op, from, to := "remove", "", ""
 	now := t.table.current(t.name)
@@ -67,6 +84,9 @@ func (d *DB) record(t *touch, by *Registry, revision Revision) {
 		if !e.removed {
 			to, e.newWeight = now.address(), encode.Weight(now.spec())
 		}
+	}
+	if e.removed && why != (idle{}) {
+		e.idle = unique.Make(why)
 	}
 	var text strings.Builder
 	text.Grow(len(t.name) + len(from) + len(to)) // does not retain a record's buffer
@@ -98,6 +118,10 @@ func (e *pastEvent) event(number uint64) Event {
 	}
 	if e.newWeight > 0 {
 		out.New = &EventEndpoint{e.text[old:], e.newWeight}
+	}
+	if e.idle != (unique.Handle[idle]{}) {
+		why := e.idle.Value()
+		out.Health, out.Reason = why.health, why.reason
 	}
 	return out
 }

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 )
@@ -300,6 +301,14 @@ func (b *batch) brings() (gain int, names, instances map[string]bool) {
 func (b *batch) removals(removals []*pluginv1.Removal) {
 	if len(removals) == 0 {
 		return
+	}
+	for _, rm := range removals {
+		if rm.GetReason() != "" {
+			if b.idle == nil {
+				b.idle = make(map[string]idle)
+			}
+			b.idle[rm.GetName()] = idle{clip.Text(rm.GetHealth(), maxHealth), clip.Text(rm.GetReason(), maxIdle)}
+		}
 	}
 	r := b.r
 	g := &r.guard

@@ -1304,7 +1304,12 @@ type Removal struct {
 	// The resource's collection ("networking.istio.io/WorkloadEntry").
 	Collection string `protobuf:"bytes,1,opt,name=collection" json:"collection,omitempty"`
 	// The resource's name, "namespace/name".
-	Name          string `protobuf:"bytes,2,opt,name=name" json:"name,omitempty"`
+	Name string `protobuf:"bytes,2,opt,name=name" json:"name,omitempty"`
+	// Of an instance that the registry has still, and that takes no traffic:
+	// critical, warning or disabled. Empty: gone, another reason, or not told.
+	Health string `protobuf:"bytes,3,opt,name=health" json:"health,omitempty"`
+	// Why it takes no traffic, for people; empty if it is gone, or not told.
+	Reason        string `protobuf:"bytes,4,opt,name=reason" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1349,6 +1354,20 @@ func (x *Removal) GetCollection() string {
 func (x *Removal) GetName() string {
 	if x != nil {
 		return x.Name
+	}
+	return ""
+}
+
+func (x *Removal) GetHealth() string {
+	if x != nil {
+		return x.Health
+	}
+	return ""
+}
+
+func (x *Removal) GetReason() string {
+	if x != nil {
+		return x.Reason
 	}
 	return ""
 }
@@ -1620,12 +1639,14 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\x05value\x18\x04 \x01(\x01R\x05value\">\n" +
 	"\x06Upsert\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\fR\bresource\x12\x18\n" +
-	"\aservice\x18\x02 \x01(\tR\aservice\"=\n" +
+	"\aservice\x18\x02 \x01(\tR\aservice\"m\n" +
 	"\aRemoval\x12\x1e\n" +
 	"\n" +
 	"collection\x18\x01 \x01(\tR\n" +
 	"collection\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\":\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06health\x18\x03 \x01(\tR\x06health\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\":\n" +
 	"\x04Kept\x12\x1e\n" +
 	"\n" +
 	"collection\x18\x01 \x01(\tR\n" +
