@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/plugin/shard"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
@@ -59,6 +61,9 @@ func (a source) Explain(ctx context.Context, host string) admin.Explanation {
 	}
 	if !found {
 		e.Similar = s.db.Similar(host, maxSimilar)
+		if own := s.options.Shards; !own.All() && !own.Has(host) {
+			e.Shard, e.OwnShards = fmt.Sprintf("%d/%d", shard.Of(host, own.Of), own.Of), own.String()
+		}
 	}
 	e.Resources = s.explainedResources(claims)
 	if len(claims) > 0 {

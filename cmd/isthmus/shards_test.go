@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -23,14 +24,23 @@ func TestServeShards(t *testing.T) {
 		}
 		return path
 	}
-	services := 0
+	services, elsewhere := 0, 0
 	for _, shards := range []string{"0-1/3", "2/3"} {
 		p := start(t, "serve", "--config", config("'127.0.0.1:0'"), "--shards", shards)
+		admin := p.find(p.stderr, `msg=serving xds=\S+ admin=(\S+)`)[1]
 		n, _ := strconv.Atoi(p.find(p.stderr, `msg="listing complete" .*services=(\d+)`)[1])
 		if n == 0 || n == 60 {
 			t.Errorf("shard %s has %d services", shards, n)
 		}
 		services += n
+		// A host of another process's shard is not one that nobody has.
+		code, text := get(t, "http://"+admin+"/api/v1/explain?host=account-0000.load")
+		if code != http.StatusOK {
+			t.Errorf("explain: %d %s", code, text)
+		}
+		if strings.Contains(text, "it would be in shard ") && strings.Contains(text, "this process follows "+shards+" (--shards)") {
+			elsewhere++
+		}
 		p.signal(syscall.SIGTERM)
 		if code := p.wait(); code != exitOK {
 			t.Errorf("ended with %d", code)
@@ -38,6 +48,9 @@ func TestServeShards(t *testing.T) {
 		if log := strings.Join(p.stderr.seen, "\n"); strings.Contains(log, "held back") || strings.Contains(log, "restored") {
 			t.Errorf("shard %s began with the state of others:\n%s", shards, log)
 		}
+	}
+	if elsewhere != 1 {
+		t.Errorf("%d of 2 processes say that another one has the host", elsewhere)
 	}
 	if services != 60 {
 		t.Errorf("%d services together, want 60", services)

@@ -24,6 +24,10 @@ type Explanation struct {
 	Sinks     []ExplainedSink     `json:"sinks"`
 	// Similar are other hosts, if no registry has this one.
 	Similar []string `json:"similar,omitempty"`
+	// Shard is the shard of the host, and OwnShards are those of this process;
+	// empty unless the process has some only and not the host's.
+	Shard     string `json:"shard,omitempty"`
+	OwnShards string `json:"own_shards,omitempty"`
 }
 
 // ExplainedRegistry is what one registry has of a host.
@@ -158,6 +162,8 @@ func (e *Explanation) explain() {
 		}
 		none := fmt.Sprintf("No registry has %s", e.Host)
 		switch {
+		case e.Shard != "":
+			none = fmt.Sprintf("%s is not one of this process's hosts: it would be in shard %s, and this process follows %s (--shards); ask the one that has it", e.Host, e.Shard, e.OwnShards)
 		case len(e.Registries) == 0:
 			none = "The configuration has no registry; add one under registries"
 		case len(e.Similar) > 0:

@@ -85,6 +85,7 @@ func TestExplainSummary(t *testing.T) {
 	}{
 		"nobody":      {Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Listed: true}}}, "No registry has web.example.org: register the service"},
 		"not yet":     {Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Phase: "syncing"}}}, "Registry dc1 has not completed its first listing, so it may yet have the host: it is syncing."},
+		"shard":       {Explanation{Host: "a", Shard: "1/2", OwnShards: "0/2"}, "web.example.org is not one of this process's hosts: it would be in shard 1/2, and this process follows 0/2 (--shards); ask the one that has it."},
 		"away":        {Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Listed: true, Error: "refused"}}}, "Registry dc1 cannot be followed, so it may have the host by now: refused."},
 		"no registry": {Explanation{}, "The configuration has no registry; add one under registries."},
 		"protected": {
@@ -113,7 +114,9 @@ func TestExplainSummary(t *testing.T) {
 
 // A change says where an endpoint was and is, and what became of its health.
 func TestChangeRow(t *testing.T) {
-	at := func(address string, weight uint32) *state.EventEndpoint { return &state.EventEndpoint{Address: address, Weight: weight} }
+	at := func(address string, weight uint32) *state.EventEndpoint {
+		return &state.EventEndpoint{Address: address, Weight: weight}
+	}
 	for _, tt := range []struct {
 		event              state.Event
 		what, text, health string
