@@ -707,6 +707,14 @@ func (s *Server) Overview() (o admin.Overview, ok bool) {
 	}
 }
 
+// Services yields the services of all registries, by registry and name.
+func (s *Server) Services() iter.Seq[state.ServiceStatus] { return s.db.Services() }
+
+// Explain follows one host from registries to sinks, and asks the plugins.
+func (s *Server) Explain(ctx context.Context, host string) admin.Explanation {
+	return source{s}.Explain(ctx, host)
+}
+
 // source implements admin.Source for a server.
 type source struct{ s *Server }
 

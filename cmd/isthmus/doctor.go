@@ -148,6 +148,7 @@ func examineRegistries(ctx context.Context, report *doctor.Report, cfg *config.C
 			all, ok := s.Overview()
 			if ok && !pending(all.Registries) {
 				diagnose(report, cfg, &all)
+				unstated(ctx, report, cfg, s)
 				return nil
 			}
 			select {
@@ -247,6 +248,51 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 			Check: "conflict", Severity: doctor.Warning, Subject: "registries",
 			Problem: fmt.Sprintf("several registries have %s that no rule of conflicts is for, the first: %s is served from %s, and what %s has is kept back", doctor.Count(len(list), "host", "hosts"), x.Host, x.Owner, x.Registry),
 			Change:  fmt.Sprintf("conflicts: [{hosts: [%q], policy: merge}], or policy: priority if it is meant", x.Host),
+		})
+	}
+}
+
+// maxExplained is the number of services of a registry whose ports are looked
+// at.
+const maxExplained = 20
+
+// unstated reports ports whose protocol nothing states, which are served with
+// the default. Whether it is the right one only the service knows.
+func unstated(ctx context.Context, report *doctor.Report, cfg *config.Config, s *server.Server) {
+	looked := make(map[string]int)
+	guessed := make(map[string][]string)
+	for svc := range s.Services() {
+		name := svc.Registry
+		if looked[name] == maxExplained || svc.ShadowedBy != "" || len(svc.Hosts) == 0 {
+			continue
+		}
+		looked[name]++
+		e := s.Explain(ctx, svc.Hosts[0])
+		for i := range e.Registries {
+			r := &e.Registries[i]
+			if r.Registry != name {
+				continue
+			}
+			for _, explained := range r.Services {
+				if i := slices.IndexFunc(explained.Steps, func(s admin.ExplainedStep) bool { return s.Rule == "translate.protocol.default" }); i >= 0 {
+					step := explained.Steps[i]
+					guessed[name] = append(guessed[name], fmt.Sprintf("%s: %s: %s", svc.Hosts[0], step.Subject, step.Text))
+					break
+				}
+			}
+		}
+	}
+	for i := range cfg.Registries {
+		name := cfg.Registries[i].Name
+		list := guessed[name]
+		if len(list) == 0 {
+			continue
+		}
+		report.Add("", doctor.Finding{
+			Check: "registry-protocol", Severity: doctor.Note, Subject: "registry " + name,
+			Problem: fmt.Sprintf("of the first %s, %d with a port whose protocol nothing states; if it is not the default, routing by path, retries and metrics of HTTP do not work. The first: %s",
+				doctor.Count(looked[name], "service", "services"), len(list), list[0]),
+			Change: fmt.Sprintf("registries[%d].translate.protocol: default, or keys and tags that state it; isthmus explain HOST says it of one host", i),
 		})
 	}
 }

@@ -27,7 +27,7 @@ var web embed.FS
 // templates are the pages by name.
 var templates = func() map[string]*template.Template {
 	layout := template.Must(template.New("layout").Funcs(template.FuncMap{
-		"ago": ago, "thousands": thousands, "bytes": size[int], "bytes64": size[int64], "types": types, "kind": kindOf, "anchor": anchor,
+		"ago": ago, "thousands": thousands, "plural": plural, "bytes": size[int], "bytes64": size[int64], "types": types, "kind": kindOf, "anchor": anchor,
 		"first": first[stream.Status], "firstConflicts": first[state.Conflict], "firstInstances": firstInstances, "moreInstances": moreInstances,
 		"join": func(list []string) string { return strings.Join(list, ", ") },
 		"at": func(now time.Time, r Registry) any {
@@ -374,6 +374,15 @@ func thousands(v any) string {
 		digits = digits[:i] + "," + digits[i:]
 	}
 	return digits
+}
+
+// plural returns a number that is not negative with its noun.
+func plural(v any, one, more string) string {
+	text := thousands(v)
+	if text == "1" {
+		return "1 " + one
+	}
+	return text + " " + more
 }
 
 func phaseClass(p supervisor.Phase) string {

@@ -205,6 +205,10 @@ func TestDoctorRegistries(t *testing.T) {
 	locked.Register(t, web(2))
 	maintained := testenv.StartConsul(t, testenv.ConsulConfig{})
 	agent := maintained.Client.Agent()
+	guessed := testenv.StartConsul(t, testenv.ConsulConfig{})
+	if err := guessed.Client.Agent().ServiceRegister(&api.AgentServiceRegistration{ID: "api-1", Name: "api", Port: 80, Address: "10.0.0.1"}); err != nil {
+		t.Fatal(err)
+	}
 	if err := errors.Join(
 		agent.ServiceRegister(&api.AgentServiceRegistration{ID: "web-1", Name: "web", Port: 80, Address: "10.0.0.1"}),
 		agent.EnableServiceMaintenance("web-1", "moved"),
@@ -224,6 +228,7 @@ func TestDoctorRegistries(t *testing.T) {
 			"registry-token", "change: registries[0].config.token_file",
 		},
 		{"maintenance", consulBlock("dc1", maintained.Addr, ""), "registry-left-out", "web-1: is disabled in the registry"},
+		{"a protocol guessed wrongly", consulBlock("dc1", guessed.Addr, ""), "registry-protocol", "api.service.consul: protocol of port tcp: TCP, as nothing says it: neither the port"},
 		{"TLS", fmt.Sprintf("- {name: dc1, type: consul, config: {address: \"https://%s\"}}\n", open.Addr), "registry-tls", "config.tls"},
 		{"a host owned twice", consulBlock("dc1", open.Addr, "") + consulBlock("dc2", open.Addr, ""), "conflict", `web.service.consul is served from dc1, and what dc2 has is kept back`},
 		{
@@ -238,7 +243,7 @@ func TestDoctorRegistries(t *testing.T) {
 				checks(t, found)
 				return
 			}
-			if tt.check != "registry-left-out" { // a note
+			if tt.check != "registry-left-out" && tt.check != "registry-protocol" { // notes
 				checks(t, found, tt.check)
 			}
 			says(t, found, tt.check, tt.says)
