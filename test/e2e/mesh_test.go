@@ -74,9 +74,9 @@ func startMesh(t *testing.T, version testenv.IstiodVersion, how follow, instance
 	m.istiod.WaitReady(t)
 	m.recorder = testenv.StartRecorder(t, m.istiod)
 	m.recorder.WaitSubscribed(t)
-	// Istiod is ready before the debounce of its start is over, and may push the
-	// first fence together with everything, endpoints in the middle. The second
-	// one comes after all of that.
+	// Istiod is ready before the debounce of its start is over, and may push
+	// the first fence together with everything, endpoints in the middle. The
+	// second one comes after all of that.
 	m.fence(t)
 	m.fence(t)
 	return m
