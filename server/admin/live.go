@@ -21,6 +21,11 @@ const (
 	streamEvery = 500 * time.Millisecond
 	// streamAlive is the longest, so that a proxy does not close it.
 	streamAlive = 20 * time.Second
+	// streamLongest is how long a stream lasts. The browser comes back by
+	// itself, and the listener's rules as they are then decide.
+	streamLongest = time.Minute
+	// streamBack is when it comes back, in milliseconds.
+	streamBack = 500
 	// streamWrite bounds the writing of one event.
 	streamWrite = 10 * time.Second
 )
@@ -63,9 +68,11 @@ func (s *Server) streamChanges(w http.ResponseWriter, r *http.Request) {
 		_, err := w.Write([]byte(text))
 		return err == nil && control.Flush() == nil
 	}
-	if !send(": changes\n\n") {
+	if !send(fmt.Sprintf("retry: %d\n\n", streamBack)) {
 		return
 	}
+	over := time.NewTimer(streamLongest)
+	defer over.Stop()
 	timer := time.NewTimer(streamAlive)
 	defer timer.Stop()
 	for {
@@ -91,6 +98,8 @@ func (s *Server) streamChanges(w http.ResponseWriter, r *http.Request) {
 			if !send(": alive\n\n") {
 				return
 			}
+		case <-over.C:
+			return
 		case <-r.Context().Done():
 			return
 		case <-s.ending:

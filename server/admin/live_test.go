@@ -7,10 +7,12 @@ import (
 	"iter"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/server/state"
@@ -150,4 +152,20 @@ func TestStreamsAreBounded(t *testing.T) {
 	if code, _, _ := get(t, s, "/changes/stream?after=x"); code != http.StatusBadRequest {
 		t.Errorf("after=x: %d", code)
 	}
+}
+
+// A stream that nothing happens on ends after a while, so that a caller whose
+// rule is gone sees no more; until then it is kept alive.
+func TestStreamEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &moving{world: &world{}, changed: make(chan struct{})}
+		w, began := httptest.NewRecorder(), time.Now()
+		New(m, Options{}).streamChanges(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/changes/stream", nil))
+		if lasted := time.Since(began); lasted != streamLongest {
+			t.Errorf("it lasted %v", lasted)
+		}
+		if got := w.Body.String(); !strings.HasPrefix(got, "retry: 500\n\n: alive") {
+			t.Errorf("it sent %q", got)
+		}
+	})
 }

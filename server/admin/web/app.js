@@ -49,8 +49,15 @@
   const follow = (rows) => {
     const live = document.getElementById("live");
     const stream = new EventSource(rows.dataset.stream);
-    stream.onopen = () => { live.textContent = "Live."; };
-    stream.onerror = () => { live.textContent = "The bridge does not answer; it is tried again."; };
+    let lost; // a stream ends each minute, and the next one opens at once
+    stream.onopen = () => {
+      clearTimeout(lost);
+      live.textContent = "Live.";
+    };
+    stream.onerror = () => {
+      clearTimeout(lost);
+      lost = setTimeout(() => { live.textContent = "The bridge does not answer; it is tried again."; }, 2000);
+    };
     stream.addEventListener("changes", (event) => {
       if (paused) return;
       const t = document.createElement("template");
