@@ -917,7 +917,7 @@ type cursor struct {
 	// queue is the send order of groups. Its length is bounded by the number of
 	// resources.
 	queue    []*group
-	waiting  map[string]*group // groups in queue that are entirely unsent, by name
+	waiting  map[string]*group         // groups in queue that are entirely unsent, by name
 	idle     map[string]translate.Idle // of endpoints whose removal is due
 	problems texts
 	leftOut  texts
