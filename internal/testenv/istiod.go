@@ -80,6 +80,9 @@ type IstiodOptions struct {
 	Mesh string
 	// Env holds further environment variables.
 	Env []string
+	// Kubeconfig is the path to that of a cluster it belongs to, see
+	// [Kube.Kubeconfig].
+	Kubeconfig string
 }
 
 // StartIstiodAs is [StartIstiod] with options.
@@ -114,7 +117,10 @@ func startIstiod(t testing.TB, o IstiodOptions, sources ...string) *Istiod {
 	i := &Istiod{Version: version, binary: version.tool.fetch(t), sources: sources, mesh: o.Mesh, env: o.Env, client: &http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(i.client.CloseIdleConnections)
 	i.proc = newProcess(t, version.Name)
-	if version.needsKube {
+	switch {
+	case o.Kubeconfig != "":
+		i.kubeconfig = o.Kubeconfig
+	case version.needsKube:
 		i.kubeconfig = i.proc.writeFile(t, "kubeconfig", startKubeStub(t))
 	}
 	i.assignPorts(t)

@@ -35,11 +35,22 @@ var (
 	KubeTool = kubeTool("kube-apiserver")
 	// KubeControllersTool is the controller manager.
 	KubeControllersTool = kubeTool("kube-controller-manager")
+	// KubectlTool is the client.
+	KubectlTool = kubeTool("kubectl")
 	// IstioCRDsTool is no program but a file: the custom resource definitions
 	// of the newest Istio.
 	IstioCRDsTool = Tool{
 		name: "istio-crds", binary: "crd-all.yaml",
 		version: IstiodNewestTool.version, get: getIstioCRDs,
+	}
+	// MonitoringCRDsTool is the same of the Prometheus operator, those kinds of
+	// it that the chart makes.
+	MonitoringCRDsTool = Tool{
+		name: "monitoring-crds", binary: "crds.yaml",
+		version: func(root string) (string, error) {
+			return pinnedVersion(filepath.Join(root, "tools", monitoringFolder, "go.mod"), monitoringModule)
+		},
+		get: getMonitoringCRDs,
 	}
 )
 
@@ -76,22 +87,51 @@ func kubeTool(binary string) Tool {
 
 // getIstioCRDs takes the file out of the module that istiod is built of.
 func getIstioCRDs(ctx context.Context, root, path string, _ io.Writer) error {
-	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", "istio.io/istio")
-	cmd.Dir = filepath.Join(root, "tools", "istiod")
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
-	out, err := cmd.Output()
+	dir, err := moduleDir(ctx, root, "istiod", "istio.io/istio")
 	if err != nil {
-		return fmt.Errorf("download the module of Istio: %w: %s", err, out)
-	}
-	var module struct{ Dir string }
-	if err := json.Unmarshal(out, &module); err != nil {
 		return err
 	}
-	b, err := os.ReadFile(filepath.Join(module.Dir, "manifests", "charts", "base", "files", "crd-all.gen.yaml"))
+	b, err := os.ReadFile(filepath.Join(dir, "manifests", "charts", "base", "files", "crd-all.gen.yaml"))
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(path, b, 0o755) //nolint:gosec // the cache holds executables
+}
+
+const (
+	monitoringFolder = "prometheus-operator"
+	monitoringModule = "github.com/prometheus-operator/prometheus-operator"
+)
+
+func getMonitoringCRDs(ctx context.Context, root, path string, _ io.Writer) error {
+	dir, err := moduleDir(ctx, root, monitoringFolder, monitoringModule)
+	if err != nil {
+		return err
+	}
+	var all []byte
+	for _, plural := range []string{"servicemonitors", "prometheusrules"} {
+		b, err := os.ReadFile(filepath.Join(dir, "example", "prometheus-operator-crd", "monitoring.coreos.com_"+plural+".yaml"))
+		if err != nil {
+			return err
+		}
+		all = append(append(all, "---\n"...), b...)
+	}
+	return os.WriteFile(path, all, 0o755) //nolint:gosec // the cache holds executables
+}
+
+// moduleDir downloads a module that a folder of tools pins, and returns where
+// its files are.
+func moduleDir(ctx context.Context, root, folder, module string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module)
+	cmd.Dir = filepath.Join(root, "tools", folder)
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("download the module %s: %w: %s", module, err, out)
+	}
+	var downloaded struct{ Dir string }
+	err = json.Unmarshal(out, &downloaded)
+	return downloaded.Dir, err
 }
 
 // KubeConfig configures a Kubernetes API server. The zero value is one without
@@ -99,9 +139,11 @@ func getIstioCRDs(ctx context.Context, root, path string, _ io.Writer) error {
 type KubeConfig struct {
 	// Istio adds the custom resource definitions of Istio.
 	Istio bool
-	// Controllers starts the controllers of EndpointSlices, of namespaces that
-	// end, and of what goes with its owner. Pods are scheduled and run by
-	// nobody; one counts if its node exists.
+	// Monitoring adds the Prometheus operator's kinds that the chart makes.
+	Monitoring bool
+	// Controllers starts the controllers of EndpointSlices, of Deployments and
+	// StatefulSets, of namespaces that end, and of what goes with its owner.
+	// Pods are scheduled and run by nobody; one counts if its node exists.
 	Controllers bool
 	// Args are appended to the command line of the API server.
 	Args []string
@@ -221,7 +263,7 @@ func (k *Kube) launchControllers(t testing.TB) {
 	t.Helper()
 	port := FreePort(t)
 	k.controllers.start(t, nil, k.manager, "--kubeconfig="+k.Kubeconfig, "--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port),
-		"--cert-dir="+k.controllers.dir, "--controllers=endpointslice-controller,namespace-controller,garbage-collector-controller",
+		"--cert-dir="+k.controllers.dir, "--controllers=endpointslice-controller,namespace-controller,garbage-collector-controller,deployment-controller,replicaset-controller,statefulset-controller",
 		"--kube-api-qps=500", "--kube-api-burst=1000")
 }
 
@@ -256,15 +298,24 @@ func (k *Kube) finish(t testing.TB) {
 		body, code, err := k.Do(t.Context(), http.MethodGet, "/api/v1/namespaces/default", "", "", nil)
 		return fmt.Sprintf("status %d, error %v: %.200s", code, err, body), code == http.StatusOK
 	})
-	if !k.cfg.Istio {
+	var files []Tool
+	if k.cfg.Istio {
+		files = append(files, IstioCRDsTool)
+	}
+	if k.cfg.Monitoring {
+		files = append(files, MonitoringCRDsTool)
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f.fetch(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		k.Apply(t, string(b))
+	}
+	if len(files) == 0 {
 		return
 	}
-	b, err := os.ReadFile(IstioCRDsTool.fetch(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.Apply(t, string(b))
-	Eventually(t, Patience, "the kinds of Istio", func() (string, bool) {
+	Eventually(t, Patience, "the kinds that were added", func() (string, bool) {
 		body, code, err := k.Do(t.Context(), http.MethodGet, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", "", nil)
 		if err != nil || code != http.StatusOK {
 			return fmt.Sprintf("status %d, error %v: %.200s", code, err, body), false

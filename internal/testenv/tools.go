@@ -77,7 +77,8 @@ func Tools() []Tool {
 		Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool,
 		ChromiumTool, AxeTool, OldestValidation, NewestValidation, PeersTool, DockerTool, ComposeTool, HTTPEchoTool,
 		PromtoolTool, HelmTool, KustomizeTool, KubeconformTool, SystemdTool, NfpmTool, ZooKeeperTool, ZooKeeperOldTool,
-		Dubbo3Tool, Dubbo2Tool, SpringZooKeeperTool, KubeTool, KubeControllersTool, IstioCRDsTool,
+		Dubbo3Tool, Dubbo2Tool, SpringZooKeeperTool, KubeTool, KubeControllersTool, KubectlTool,
+		IstioCRDsTool, MonitoringCRDsTool,
 	}
 }
 
