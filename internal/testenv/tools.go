@@ -62,6 +62,8 @@ var (
 	SystemdTool = debianTool("systemd", "systemd-analyze", "/usr/bin/systemd-analyze")
 	// NfpmTool makes packages.
 	NfpmTool = goTool("nfpm", "nfpm", "github.com/goreleaser/nfpm/v2", "github.com/goreleaser/nfpm/v2/cmd/nfpm")
+	// CycloneDXTool writes what a program is made of.
+	CycloneDXTool = goTool("cyclonedx-gomod", "cyclonedx-gomod", "github.com/CycloneDX/cyclonedx-gomod", "github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod")
 	// HelmTool is Helm.
 	HelmTool = goTool("helm", "helm", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm")
 	// KustomizeTool is Kustomize.
@@ -78,7 +80,7 @@ func Tools() []Tool {
 		ChromiumTool, AxeTool, OldestValidation, NewestValidation, PeersTool, DockerTool, ComposeTool, HTTPEchoTool,
 		PromtoolTool, HelmTool, KustomizeTool, KubeconformTool, SystemdTool, NfpmTool, ZooKeeperTool, ZooKeeperOldTool,
 		Dubbo3Tool, Dubbo2Tool, SpringZooKeeperTool, KubeTool, KubeControllersTool, KubectlTool,
-		IstioCRDsTool, MonitoringCRDsTool,
+		IstioCRDsTool, MonitoringCRDsTool, CycloneDXTool,
 	}
 }
 
