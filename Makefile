@@ -96,7 +96,7 @@ bench-consul: ## the table of adapters/consul/README.md, half an hour; then 10,0
 
 .PHONY: bench-first-call
 bench-first-call: ## the table of docs/install.md: from nothing that runs to the first call
-	$(GO) test -run '^$$' -bench FirstCall -benchtime 3x -timeout 30m ./test/compose
+	$(GO) test -run '^$$' -bench FirstCall -benchtime 3x -timeout 30m ./test/compose ./test/deploy
 
 SEEDS ?= 1000
 FIRST ?= 1
