@@ -108,8 +108,8 @@ var rules = []rule{
 	},
 	{folder: "server/config", own: []string{"plugin/collection", "plugin/shard", "internal/conf"}, others: []string{"github.com/invopop/jsonschema"}},
 	{
-		folder: "server/access", own: []string{"internal/conf", "internal/wait", "server/config"}, others: anyone,
-		tests: []string{"internal/testcert", "internal/testwait"},
+		folder: "server/access", own: []string{"internal/clip", "internal/conf", "internal/wait", "server/config"}, others: anyone,
+		tests: []string{"internal/testcert", "internal/testenv", "internal/testwait"},
 	},
 	{
 		folder: "server/owns", own: []string{"server/config"}, others: []string{"google.golang.org/protobuf/...", "istio.io/api/..."},

@@ -36,6 +36,7 @@ const (
 	reasonTLS       = "tls"       // on a listener without
 	reasonHandshake = "handshake"
 	reasonRule      = "rule"
+	reasonReview    = "review" // of a token, which could not be made
 )
 
 // HandshakeTime bounds a TLS handshake.
@@ -78,14 +79,42 @@ func (g *Gate) Set(p *Policy) {
 	g.mu.Lock()
 	open := slices.Collect(maps.Keys(g.streams))
 	g.mu.Unlock()
+	var all sync.WaitGroup
 	for _, s := range open {
-		if views, ok := p.Admit(s.caller); ok {
-			s.grant.set(views)
+		apply := func() {
+			if c, err := s.identified(g, p); err != nil {
+				s.end(errRevoked)
+			} else if views, ok := p.Admit(c); ok {
+				s.grant.set(views)
+			} else {
+				s.end(errRevoked)
+			}
+		}
+		if p.wantsReview(&s.caller) {
+			all.Go(apply) // waits at most for the API server
 		} else {
-			s.end(errRevoked)
+			apply()
 		}
 	}
+	all.Wait()
 }
+
+// identify returns the caller with its service account, if a rule of the policy
+// asks for that. An error is [errReview].
+func (g *Gate) identify(ctx context.Context, p *Policy, c Caller) (Caller, error) {
+	if !p.wantsReview(&c) {
+		return c, nil
+	}
+	account, outcome, err := p.review.account(ctx, c.Address, c.Token)
+	if outcome != "" {
+		g.m.reviews.WithLabelValues(g.field(), outcome).Inc()
+	}
+	c.account = account
+	return c, err
+}
+
+// cureReview is what to do when tokens cannot be reviewed.
+const cureReview = "see token_review: the API server must be reached, and let the bridge create tokenreviews, as the ClusterRole system:auth-delegator does"
 
 var errRevoked = errors.New("the rules of the listener have changed")
 
@@ -128,6 +157,9 @@ func (p *Policy) fault() error {
 		if u := p.rules[i].users; u != nil {
 			errs = append(errs, u.fault())
 		}
+	}
+	if p.review != nil {
+		errs = append(errs, p.review.fault())
 	}
 	return errors.Join(errs...)
 }
@@ -232,8 +264,8 @@ func (g *Gate) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 		delete(g.streams, s)
 		g.mu.Unlock()
 	}()
-	if !s.admit(g) {
-		err := g.denied(g.policy.Load(), s)
+	if ok, err := s.admit(g); !ok {
+		err := g.denied(g.policy.Load(), s, err)
 		if strings.Contains(info.FullMethod, "istio.mcp") {
 			wait.Pause(ss.Context(), refuseDelay+rand.N(refuseDelay), nil)
 		}
@@ -241,18 +273,26 @@ func (g *Gate) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	}
 	err := next(srv, s)
 	if errors.Is(context.Cause(s.ctx), errRevoked) && ss.Context().Err() == nil {
-		return g.denied(g.policy.Load(), s)
+		p := g.policy.Load()
+		_, cause := s.identified(g, p)
+		return g.denied(p, s, cause)
 	}
 	return err
 }
 
-// denied counts a refused stream, and returns its status.
-func (g *Gate) denied(p *Policy, s *guarded) error {
+// denied counts a refused stream, and returns its status. The cause is
+// [errReview] or nil.
+func (g *Gate) denied(p *Policy, s *guarded, cause error) error {
 	address := ""
 	if at, ok := peer.FromContext(s.Context()); ok {
 		address = at.Addr.String()
 	}
-	why := "no rule in allow of " + g.field() + " fits: " + s.caller.String()
+	if cause != nil {
+		g.refuse(reasonReview, address, cause.Error(), cureReview)
+		return status.Error(codes.Unavailable, errReview.Error()+"; try again")
+	}
+	c := s.known()
+	why := "no rule in allow of " + g.field() + " fits: " + c.String()
 	if p.tls != nil && s.caller.TLS == nil {
 		const why = "this port speaks TLS, and the connection is plaintext"
 		g.refuse(reasonPlaintext, address, why, "an istiod before 1.26, and one whose tlsSettings are not mode SIMPLE, dials plaintext: see security.md")
@@ -269,7 +309,7 @@ func (g *Gate) denied(p *Policy, s *guarded) error {
 // wantsSecret reports whether a rule asks for a token, password or certificate.
 func (p *Policy) wantsSecret() bool {
 	for i := range p.rules {
-		if w := &p.rules[i].Peer; cmp.Or(w.TokenFile, w.PasswordFile, w.SPIFFE, w.SAN) != "" {
+		if w := &p.rules[i].Peer; cmp.Or(w.TokenFile, w.PasswordFile, w.ServiceAccount, w.SPIFFE, w.SAN) != "" {
 			return true
 		}
 	}
@@ -281,23 +321,60 @@ type guarded struct {
 	grpc.ServerStream
 	ctx    context.Context //nolint:containedctx // that of the stream
 	end    context.CancelCauseFunc
-	caller Caller
+	caller Caller // without its service account
 	grant  *Grant
+
+	mu sync.Mutex
+	// guarded by mu
+	account string             // of the caller's token, "" if there is none known
+	by      config.TokenReview // that account is known by
 }
 
-// admit reports whether the policy allows the stream, and sets its views.
-func (s *guarded) admit(g *Gate) bool {
+// admit reports whether the policy allows the stream, and sets its views. An
+// error is [errReview].
+func (s *guarded) admit(g *Gate) (bool, error) {
 	for {
 		p := g.policy.Load()
-		views, ok := p.Admit(s.caller)
+		c, err := s.identified(g, p)
+		if err != nil {
+			return false, err
+		}
+		views, ok := p.Admit(c)
 		if !ok {
-			return false
+			return false, nil
 		}
 		s.grant.set(views)
 		if g.policy.Load() == p {
-			return true // a later policy is set by Set
+			return true, nil // a later policy is set by Set
 		}
 	}
+}
+
+// identified returns the caller with its service account, if the policy asks
+// for that. A stream's account is asked for once: when the rules change while
+// the API server cannot be reached, streams go on.
+func (s *guarded) identified(g *Gate, p *Policy) (Caller, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.caller
+	if p.review == nil || s.account != "" && s.by == p.review.block {
+		c.account = s.account
+		return c, nil
+	}
+	c, err := g.identify(s.ServerStream.Context(), p, c)
+	if c.account != "" {
+		s.account, s.by = c.account, p.review.block
+	}
+	return c, err
+}
+
+// known returns the caller with the service account that was found last.
+func (s *guarded) known() Caller {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.caller
+	c.account = s.account
+	return c
 }
 
 // Grant is what a stream may see. It changes with the policy.
@@ -411,6 +488,12 @@ func (g *Gate) Handler(next http.Handler, open func(path string) bool) http.Hand
 		}
 		c := Caller{Address: addressOf(r.RemoteAddr), TLS: r.TLS}
 		c.authorize(r.Header.Get("Authorization"))
+		c, err := g.identify(r.Context(), p, c)
+		if err != nil {
+			g.refuse(reasonReview, r.RemoteAddr, err.Error(), cureReview)
+			http.Error(w, strings.ToLower(http.StatusText(http.StatusServiceUnavailable)), http.StatusServiceUnavailable)
+			return
+		}
 		role := p.Check(c)
 		if role == None {
 			g.refuse(reasonRule, r.RemoteAddr, "no rule in allow of "+g.field()+" fits: "+c.String(), "add a rule for it to the listener's allow, if it may")

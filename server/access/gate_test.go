@@ -258,7 +258,7 @@ func TestTLS(t *testing.T) {
 			testwait.Eventually(t, patience, "the refusal to be counted and logged once", func() (string, bool) {
 				return log.String(), refused(g, c.reason) > 0 && strings.Count(log.String(), "a peer was refused") == 1
 			})
-			if n, err := testutil.GatherAndCount(reg, "isthmus_access_refused_total"); n != 4 || err != nil {
+			if n, err := testutil.GatherAndCount(reg, "isthmus_access_refused_total"); n != 5 || err != nil {
 				t.Errorf("%d series, %v", n, err)
 			}
 		})

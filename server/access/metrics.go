@@ -10,6 +10,7 @@ import (
 // Metrics are the metrics of all gates.
 type Metrics struct {
 	refused *prometheus.CounterVec
+	reviews *prometheus.CounterVec
 	expiry  *prometheus.Desc
 
 	mu    sync.Mutex
@@ -20,8 +21,11 @@ type Metrics struct {
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		refused: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
-			Name: "isthmus_access_refused_total", Help: "Connections, streams and requests that a listener refused: plaintext where it has TLS, tls where it has none, a failed handshake, no fitting rule.",
+			Name: "isthmus_access_refused_total", Help: "Connections, streams and requests that a listener refused: plaintext where it has TLS, tls where it has none, a failed handshake, no fitting rule, a token review that could not be made.",
 		}, []string{"listener", "reason"}),
+		reviews: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
+			Name: "isthmus_access_token_reviews_total", Help: "Tokens that the API server of Kubernetes was asked about: of a service account, of a stranger, failed. Those asked about shortly before are not counted.",
+		}, []string{"listener", "outcome"}),
 		expiry: prometheus.NewDesc("isthmus_tls_certificate_expiry_timestamp_seconds", "When the certificate in use at a listener ends.", []string{"listener"}, nil),
 		gates:  make(map[*Gate]struct{}),
 	}
@@ -30,8 +34,11 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 }
 
 func (m *Metrics) add(g *Gate) {
-	for _, reason := range []string{reasonPlaintext, reasonTLS, reasonHandshake, reasonRule} {
+	for _, reason := range []string{reasonPlaintext, reasonTLS, reasonHandshake, reasonRule, reasonReview} {
 		m.refused.WithLabelValues(g.field(), reason)
+	}
+	for _, outcome := range []string{reviewAccount, reviewStranger, reviewFailed} {
+		m.reviews.WithLabelValues(g.field(), outcome)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -25,6 +25,7 @@ type Policy struct {
 	listener config.Listener
 	tls      keys // nil without TLS
 	rules    []rule
+	review   *reviewer // nil without a rule of service accounts
 }
 
 // rule is one item of allow.
@@ -68,6 +69,11 @@ func New(l config.Listener) (_ *Policy, err error) {
 				return nil, bad("password_file", err)
 			}
 		}
+		if a.Peer.ServiceAccount != "" && p.review == nil {
+			if p.review, err = newReviewer(l.TokenReview); err != nil {
+				return nil, err
+			}
+		}
 		p.rules = append(p.rules, r)
 	}
 	return p, nil
@@ -78,6 +84,9 @@ func (p *Policy) Close() {
 	if p.tls != nil {
 		p.tls.close()
 	}
+	if p.review != nil {
+		p.review.close()
+	}
 }
 
 // Caller is what is known of the one who calls.
@@ -87,6 +96,8 @@ type Caller struct {
 	Token    string               // a bearer token
 	User     string               // of basic authentication
 	Password string
+
+	account string // of the token, NAMESPACE/NAME; "" before a review
 }
 
 // Role is what a caller may do at the admin address.
@@ -150,7 +161,10 @@ func (r *rule) role() Role {
 }
 
 // fits reports whether a caller meets all conditions of the rule.
-func (r *rule) fits(c *Caller) bool {
+func (r *rule) fits(c *Caller) bool { return r.fitsAccount(c) && r.fitsBut(c) }
+
+// fitsBut is fits without the service account.
+func (r *rule) fitsBut(c *Caller) bool {
 	p := &r.Peer
 	switch {
 	case p.CIDR != "" && !r.cidr.Contains(c.Address.Unmap().WithZone("")),
@@ -222,9 +236,12 @@ func (c *Caller) String() string {
 	if c.TLS != nil && c.TLS.ServerName != "" {
 		is = append(is, "server name "+c.TLS.ServerName)
 	}
-	if c.Token != "" {
+	switch {
+	case c.account != "":
+		is = append(is, "a token of service account "+c.account)
+	case c.Token != "":
 		is = append(is, "a token")
-	} else {
+	default:
 		is = append(is, "no token")
 	}
 	if c.User != "" {

@@ -64,11 +64,12 @@ type Listen struct {
 
 // Listener is one port: in the file an address or a block.
 type Listener struct {
-	Address  string      `json:"address" doc:"Address, as host:port, or unix:PATH for a socket that the user and the group of the bridge may use."`
-	TLS      ListenerTLS `json:"tls" doc:"TLS. Its files may be renewed at any time, and are read again then. Plaintext is refused."`
-	Allow    []Allow     `json:"allow" doc:"Who may use the listener: those whom a rule fits, and nobody else. Without rules everyone may."`
-	View     View        `json:"view" doc:"What the listener serves; see views.md. Without it everything. Not for listen.admin."`
-	Insecure bool        `json:"insecure" doc:"Accept that everyone who reaches the address may use it, or reads what is sent. An address that is not loopback needs tls, allow, or this."`
+	Address     string      `json:"address" doc:"Address, as host:port, or unix:PATH for a socket that the user and the group of the bridge may use."`
+	TLS         ListenerTLS `json:"tls" doc:"TLS. Its files may be renewed at any time, and are read again then. Plaintext is refused."`
+	Allow       []Allow     `json:"allow" doc:"Who may use the listener: those whom a rule fits, and nobody else. Without rules everyone may."`
+	TokenReview TokenReview `json:"token_review" doc:"How tokens of peer.service_account are checked."`
+	View        View        `json:"view" doc:"What the listener serves; see views.md. Without it everything. Not for listen.admin."`
+	Insecure    bool        `json:"insecure" doc:"Accept that everyone who reaches the address may use it, or reads what is sent. An address that is not loopback needs tls, allow, or this."`
 }
 
 // String returns the address.
@@ -83,6 +84,16 @@ type ListenerTLS struct {
 	WorkloadAPI  string `json:"workload_api" doc:"Address of a SPIFFE Workload API, such as unix:///run/spire/agent.sock, that the certificate and the authorities of clients come from, in place of the files."`
 	MinVersion   string `json:"min_version" doc:"Least version of TLS, 1.2 or 1.3. Default: 1.2."`
 }
+
+// TokenReview configures how the tokens of service accounts are checked: by a
+// TokenReview of the API server of Kubernetes.
+type TokenReview struct {
+	Kubeconfig string `json:"kubeconfig" doc:"Kubeconfig with the API server and what the bridge identifies itself with there: a token or a certificate. Empty: the bridge runs in a pod, and does it as its own service account."`
+	Audience   string `json:"audience" doc:"Audience that a token has to be made for. One that is made for another, such as the API server, is refused. Default: isthmus."`
+}
+
+// DefaultAudience is the default of token_review.audience.
+const DefaultAudience = "isthmus"
 
 // Values of client_auth.
 const (
@@ -132,12 +143,13 @@ const (
 
 // Peer is a set of conditions for a caller.
 type Peer struct {
-	CIDR         string `json:"cidr" doc:"The address it calls from is in this block, such as 10.1.0.0/16, or is this one."`
-	SPIFFE       string `json:"spiffe" doc:"The SPIFFE ID in its certificate fits this pattern: * stands for one segment of the path or a part of it, as in spiffe://cluster.local/ns/istio-system/sa/*. Needs client_ca_file or workload_api."`
-	SAN          string `json:"san" doc:"A name in its certificate fits this pattern, such as *.example.org. Needs client_ca_file or workload_api."`
-	SNI          string `json:"sni" doc:"The server name that it asks for in the TLS handshake fits this pattern. Needs tls. It tells listeners' users apart and proves nothing."`
-	TokenFile    string `json:"token_file" doc:"It sends one of the bearer tokens of this file, which has one on a line. The file may be renewed at any time."`
-	PasswordFile string `json:"password_file" doc:"With listen.admin: it sends the name and password of a user of this file, which htpasswd -B writes. The file may be renewed at any time."`
+	CIDR           string `json:"cidr" doc:"The address it calls from is in this block, such as 10.1.0.0/16, or is this one."`
+	SPIFFE         string `json:"spiffe" doc:"The SPIFFE ID in its certificate fits this pattern: * stands for one segment of the path or a part of it, as in spiffe://cluster.local/ns/istio-system/sa/*. Needs client_ca_file or workload_api."`
+	SAN            string `json:"san" doc:"A name in its certificate fits this pattern, such as *.example.org. Needs client_ca_file or workload_api."`
+	SNI            string `json:"sni" doc:"The server name that it asks for in the TLS handshake fits this pattern. Needs tls. It tells listeners' users apart and proves nothing."`
+	TokenFile      string `json:"token_file" doc:"It sends one of the bearer tokens of this file, which has one on a line. The file may be renewed at any time."`
+	ServiceAccount string `json:"service_account" doc:"It sends a token of a service account of Kubernetes that fits this pattern, NAMESPACE/NAME, such as tools/* for all of a namespace; see token_review."`
+	PasswordFile   string `json:"password_file" doc:"With listen.admin: it sends the name and password of a user of this file, which htpasswd -B writes. The file may be renewed at any time."`
 }
 
 // Socket returns the path of a socket for an address of the form unix:PATH.

@@ -70,6 +70,8 @@ listen:
     tls: {cert_file: cert, key_file: key, client_ca_file: ca, client_auth: request, min_version: "1.3"}
     allow:
     - {peer: {cidr: 10.1.0.0/16, spiffe: "spiffe://mesh/ns/*/sa/istiod", san: "*.example.org", sni: bridge, token_file: tokens}}
+    - {peer: {service_account: "tools/*"}}
+    token_review: {kubeconfig: k, audience: mesh}
   admin: {address: "[::1]:0", allow: [{peer: {password_file: users}, role: read}]}
   mcp: {address: ":2", insecure: true}
 plugin_dir: `+dir+`
@@ -112,7 +114,8 @@ registries:
 		Listen: Listen{
 			XDS: Listeners{{
 				Address: ":1", TLS: ListenerTLS{CertFile: "cert", KeyFile: "key", ClientCAFile: "ca", ClientAuth: "request", MinVersion: "1.3"},
-				Allow: []Allow{{Peer: Peer{CIDR: "10.1.0.0/16", SPIFFE: "spiffe://mesh/ns/*/sa/istiod", SAN: "*.example.org", SNI: "bridge", TokenFile: "tokens"}}},
+				Allow: []Allow{{Peer: Peer{CIDR: "10.1.0.0/16", SPIFFE: "spiffe://mesh/ns/*/sa/istiod", SAN: "*.example.org", SNI: "bridge", TokenFile: "tokens"}}, {Peer: Peer{ServiceAccount: "tools/*"}}},
+				TokenReview: TokenReview{Kubeconfig: "k", Audience: "mesh"},
 			}},
 			Admin: Listener{Address: "[::1]:0", Allow: []Allow{{Peer: Peer{PasswordFile: "users"}, Role: "read"}}},
 			MCP:   Listener{Address: ":2", Insecure: true},
@@ -278,7 +281,7 @@ registries: [{name: a, type: sim}]
 f:4:5: listen.xds.tls.cert_file: is missing; name the PEM file of the certificate
 f:4:26: listen.xds.tls.client_ca_file: is not used, for client_auth is none; write request or require
 f:4:65: listen.xds.tls.min_version: must be "1.2" or "1.3"
-f:6:7: listen.xds.allow[0].peer: fits everyone; name a cidr, spiffe, san, sni or token_file, or leave allow out
+f:6:7: listen.xds.allow[0].peer: fits everyone; name a cidr, spiffe, san, sni, token_file or service_account, or leave allow out
 f:7:15: listen.xds.allow[1].peer.cidr: must be a block of addresses such as 10.1.0.0/16 or fd00::/8, or one address
 f:7:34: listen.xds.allow[1].peer.spiffe: must begin with spiffe://, such as spiffe://cluster.local/ns/istio-system/sa/istiod
 f:7:52: listen.xds.allow[1].peer.san: is no pattern: a [ needs its ], and a \ something behind it
@@ -289,6 +292,18 @@ f:8:98: listen.admin.allow[0].peer.spiffe: fits nobody without tls.client_ca_fil
 f:8:123: listen.admin.allow[0].role: must be read or operate
 f:9:45: listen.mcp.allow[0].peer.cidr: fits nobody, as callers of a unix socket have no address
 f:9:58: listen.mcp.allow[0].peer.sni: fits nobody without tls`},
+		{"service accounts", `listen:
+  xds:
+    address: ":1"
+    allow: [{peer: {service_account: a/b}}]
+  admin: {address: localhost:2, token_review: {audience: x}}
+  mcp: {address: localhost:3, allow: [{peer: {service_account: istiod}}, {peer: {service_account: "["}}]}
+registries: [{name: a, type: sim}]
+`, `
+f:4:21: listen.xds.allow[0].peer.service_account: a token would be sent in plaintext; give the listener tls, or write insecure: true
+f:5:33: listen.admin.token_review: is not used, as no rule in allow has a service_account
+f:6:47: listen.mcp.allow[0].peer.service_account: must be NAMESPACE/NAME, such as istio-system/istiod, or tools/* for all of a namespace
+f:6:82: listen.mcp.allow[1].peer.service_account: is no pattern: a [ needs its ], and a \ something behind it`},
 		{"views of nothing", `registries: [{name: one, type: sim}, {name: two, type: sim}]
 listen:
   admin: {address: localhost:1, view: {registries: [one]}}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -118,6 +119,11 @@ func (d *decoder) listener(at string, l *Listener, taken map[string]string) {
 		d.allow(fmt.Sprintf("%s.allow[%d]", at, i), admin, l, &l.Allow[i])
 		d.view(fmt.Sprintf("%s.allow[%d].view", at, i), admin, &l.Allow[i].View, &l.View)
 	}
+	if slices.ContainsFunc(l.Allow, func(a Allow) bool { return a.Peer.ServiceAccount != "" }) {
+		l.TokenReview.Audience = cmp.Or(l.TokenReview.Audience, DefaultAudience)
+	} else {
+		d.check(l.TokenReview == TokenReview{}, at+".token_review", "is not used, as no rule in allow has a service_account")
+	}
 	if !d.bad[address] {
 		d.check(l.loopback() || l.TLS.Enabled() || len(l.Allow) > 0 || l.Insecure, address,
 			"is not loopback, and everyone who reaches it could use it: give it tls, or rules in allow, or write {address: %q, insecure: true}", l.Address)
@@ -162,14 +168,14 @@ func (d *decoder) listenerTLS(at string, t *ListenerTLS) {
 // allow checks a rule of a listener.
 func (d *decoder) allow(at string, admin bool, l *Listener, a *Allow) {
 	p, peer := &a.Peer, at+".peer"
-	d.check(*p != Peer{}, peer, "fits everyone; name a cidr, spiffe, san, sni or token_file, or leave allow out")
+	d.check(*p != Peer{}, peer, "fits everyone; name a cidr, spiffe, san, sni, token_file or service_account, or leave allow out")
 	if p.CIDR != "" {
 		_, err := ParseCIDR(p.CIDR)
 		d.check(err == nil, peer+".cidr", "must be a block of addresses such as 10.1.0.0/16 or fd00::/8, or one address")
 		_, socket := l.Socket()
 		d.check(!socket, peer+".cidr", "fits nobody, as callers of a unix socket have no address")
 	}
-	for _, f := range []struct{ name, pattern string }{{"spiffe", p.SPIFFE}, {"san", p.SAN}, {"sni", p.SNI}} {
+	for _, f := range []struct{ name, pattern string }{{"spiffe", p.SPIFFE}, {"san", p.SAN}, {"sni", p.SNI}, {"service_account", p.ServiceAccount}} {
 		_, err := path.Match(f.pattern, "")
 		d.check(err == nil, peer+"."+f.name, `is no pattern: a [ needs its ], and a \ something behind it`)
 	}
@@ -180,6 +186,8 @@ func (d *decoder) allow(at string, admin bool, l *Listener, a *Allow) {
 	d.check(p.SNI == "" || l.TLS.Enabled(), peer+".sni", "fits nobody without tls")
 	sealed := l.TLS.Enabled() || l.loopback() || l.Insecure
 	d.check(p.TokenFile == "" || sealed, peer+".token_file", "a token would be sent in plaintext; give the listener tls, or write insecure: true")
+	d.check(p.ServiceAccount == "" || sealed, peer+".service_account", "a token would be sent in plaintext; give the listener tls, or write insecure: true")
+	d.check(p.ServiceAccount == "" || strings.Count(p.ServiceAccount, "/") == 1, peer+".service_account", "must be NAMESPACE/NAME, such as istio-system/istiod, or tools/* for all of a namespace")
 	d.check(p.PasswordFile == "" || sealed, peer+".password_file", "a password would be sent in plaintext; give the listener tls, or write insecure: true")
 	d.check(p.PasswordFile == "" || admin, peer+".password_file", "is for listen.admin; sinks send a token: token_file")
 	d.check(a.Role == "" || admin, at+".role", "is for listen.admin; whoever may use this listener may read it")
