@@ -101,7 +101,14 @@ func refuseCalls(a Access) error {
 		}
 		// Landlock does not know MPTCP.
 		multipath := seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.Equal, Value: unix.IPPROTO_MPTCP}}
-		for _, conditions := range []seccomp.ArgumentConditions{others, multipath} {
+		// Packets of any kind, which root may send. Type 3 has both bits, and
+		// the flags in the argument none of them; netlink sockets have it too.
+		raw := seccomp.ArgumentConditions{
+			{Argument: 0, Operation: seccomp.NotEqual, Value: unix.AF_NETLINK},
+			{Argument: 1, Operation: seccomp.BitsSet, Value: unix.SOCK_RAW & unix.SOCK_STREAM},
+			{Argument: 1, Operation: seccomp.BitsSet, Value: unix.SOCK_RAW & unix.SOCK_DGRAM},
+		}
+		for _, conditions := range []seccomp.ArgumentConditions{others, multipath, raw} {
 			group.NamesWithCondtions = append(group.NamesWithCondtions, seccomp.NameWithConditions{Name: "socket", Conditions: conditions})
 		}
 	}

@@ -73,6 +73,13 @@ func (a *captive) Run(ctx context.Context, catalog plugin.Catalog) error {
 		},
 		"program": func() error { return exec.CommandContext(ctx, a.config.Program[0], a.config.Program[1:]...).Run() },
 		"signal":  func() error { return syscall.Kill(os.Getppid(), 0) },
+		"raw": func() error { // for which a bridge of root has the right
+			fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_RAW, syscall.IPPROTO_ICMP)
+			if err == nil {
+				err = syscall.Close(fd)
+			}
+			return err
+		},
 		"resolve": func() error { _, err := net.DefaultResolver.LookupHost(ctx, "localhost"); return err },
 	}
 	names := ""
@@ -115,7 +122,7 @@ func (s *sink) tried(t *testing.T, token string) map[string]string {
 				}
 			}
 		}
-		return len(out) == 11
+		return len(out) == 12
 	})
 	return out
 }
@@ -217,7 +224,7 @@ func TestConfinement(t *testing.T) {
 	check := func(token string) {
 		t.Helper()
 		got := s.tried(t, token)
-		refused := map[string]bool{"read": abi >= 1, "write": abi >= 1, "server": false, "other": abi >= 4, "socket": true, "listen": true, "program": true, "signal": abi >= 6, "resolve": false}
+		refused := map[string]bool{"read": abi >= 1, "write": abi >= 1, "server": false, "other": abi >= 4, "socket": true, "listen": true, "program": true, "signal": abi >= 6, "raw": true, "resolve": false}
 		for name, want := range refused {
 			if got[name] != strconv.FormatBool(want) {
 				t.Errorf("%s, Landlock %d: %s is refused: %s, want %v", token, abi, name, got[name], want)
