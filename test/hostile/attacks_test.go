@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +34,8 @@ type target struct {
 	Good, Other, Expired pair
 	// Scale is 1 for the long form, less for the short one.
 	Scale float64
+	// Burn is how many processors the burner keeps busy.
+	Burn float64
 }
 
 type pair struct{ Cert, Key string }
@@ -64,6 +67,9 @@ var attacks = []attack{
 			}
 		})
 	}},
+	{"unfinished", "requests of 60 MiB that never end, on 16 streams of 8 connections to each gRPC port", func(ctx context.Context, g *target) {
+		parallel(g.some(16), func(i int) { unfinished(ctx, []string{g.XDS, g.MCP}[i%2], 16, 60<<20) })
+	}},
 	{"resets", "streams opened and reset at once (rapid reset), on 8 connections to each gRPC port", func(ctx context.Context, g *target) {
 		parallel(16, func(i int) { resets(ctx, []string{g.XDS, g.MCP}[i%2]) })
 	}},
@@ -80,6 +86,21 @@ var attacks = []attack{
 		parallel(12, func(i int) { headers(ctx, g, i) })
 	}},
 }
+
+// burner is no attack: it takes the processor time that one took.
+var burner = attack{"burner", "", func(ctx context.Context, g *target) {
+	const turn = 10 * time.Millisecond
+	n := runtime.NumCPU()
+	busy := time.Duration(g.Burn / float64(n) * float64(turn))
+	parallel(n, func(int) {
+		for ctx.Err() == nil {
+			began := time.Now()
+			for time.Since(began) < busy {
+			}
+			time.Sleep(turn - busy)
+		}
+	})
+}}
 
 // dialer calls from an address of its own, so that the limit of connections per
 // peer does not meet the good sinks.
@@ -247,6 +268,56 @@ func large(ctx context.Context, address string, n int, size uint32) {
 		for i := 0; ; i++ { // the window of each stream, and beyond
 			if r.WriteData(uint32(2*(i%n)+1), false, chunk) != nil {
 				return
+			}
+		}
+	})
+}
+
+// unfinished sends requests but for their last byte, as fast as the windows of
+// the streams permit, and holds them.
+func unfinished(ctx context.Context, address string, n int, size uint32) {
+	again(ctx, func() {
+		conn, err := dialer.DialContext(ctx, "tcp", address)
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		stop := context.AfterFunc(ctx, func() { conn.Close() })
+		defer stop()
+		f := http2.NewFramer(conn, conn)
+		_, err = io.WriteString(conn, http2.ClientPreface)
+		if errors.Join(err, f.WriteSettings()) != nil {
+			return
+		}
+		permitted := make(chan uint32, n)
+		go func() {
+			defer close(permitted)
+			for {
+				frame, err := f.ReadFrame()
+				if err != nil {
+					return
+				}
+				if u, ok := frame.(*http2.WindowUpdateFrame); ok && u.StreamID != 0 && u.Increment >= size/2 {
+					select {
+					case permitted <- u.StreamID:
+					default:
+					}
+				}
+			}
+		}()
+		prefix := binary.BigEndian.AppendUint32([]byte{0}, size)
+		for i := range n {
+			id := uint32(2*i + 1)
+			if f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block(), EndHeaders: true}) != nil || f.WriteData(id, false, prefix) != nil {
+				return
+			}
+		}
+		chunk := make([]byte, 16<<10)
+		for id := range permitted {
+			for sent := uint32(len(chunk)); sent < size; sent += uint32(len(chunk)) {
+				if f.WriteData(id, false, chunk) != nil {
+					return
+				}
 			}
 		}
 	})
