@@ -72,6 +72,14 @@ compat: tools ## the wide matrix: the versions of servers that make test leaves 
 fuzz: ## every fuzz target for FUZZTIME each
 	./tools/fuzz $(FUZZTIME)
 
+# The packages that read what peers send: requests, frames, tokens, rules,
+# certificates, headers.
+PEERS    := ./server/access ./server/xds ./server/mcp ./server
+
+.PHONY: fuzz-peers
+fuzz-peers: ## what peers reach, for long, with the lowest priority: make fuzz-peers FUZZTIME=1h; the table of docs/security.md
+	nice -n 19 ./tools/fuzz $(FUZZTIME) $(PEERS)
+
 .PHONY: bench
 bench: ## the benchmarks that docs/performance.md quotes
 	$(GO) test -run '^$$' -bench . -benchmem $(PKGS)
