@@ -25,6 +25,7 @@ type crowd struct {
 	log              *slog.Logger
 	refused          *prometheus.CounterVec
 	open             atomic.Int64 // streams
+	intake           *intake
 
 	mu sync.Mutex
 	// guarded by mu
@@ -34,23 +35,25 @@ type crowd struct {
 	told access.Sparingly // refusals in the log, by limit
 }
 
-func newCrowd(perPeer, streams int, log *slog.Logger, reg prometheus.Registerer) *crowd {
+func newCrowd(perPeer, streams, requestBytes int, log *slog.Logger, reg prometheus.Registerer) *crowd {
 	c := &crowd{
 		perPeer: perPeer, streams: streams, log: log, peers: make(map[string]int), paces: make(map[string]*pace),
 		refused: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 			Name: "isthmus_connections_refused_total", Help: "Connections and streams that were refused, by the limit that was reached.",
 		}, []string{"limit"}),
 	}
-	for _, limit := range []string{limitPeer, limitStreams} {
+	for _, limit := range []string{limitPeer, limitStreams, limitRequests} {
 		c.refused.WithLabelValues(limit)
 	}
+	c.intake = newIntake(int64(requestBytes), perPeer, func(peer string) { c.refuse(limitRequests, requestBytes, peer) }, c.slowed)
 	return c
 }
 
 // Names of the limits in the configuration and the metric.
 const (
-	limitPeer    = "connections_per_peer"
-	limitStreams = "streams"
+	limitPeer     = "connections_per_peer"
+	limitStreams  = "streams"
+	limitRequests = "request_bytes"
 )
 
 // refuse counts a refusal, and logs at most one per limit and minute.
@@ -149,10 +152,14 @@ type pacedStream struct {
 	grpc.ServerStream
 	crowd *crowd
 	pace  pace
+
+	conn    *intakeConn  // nil if it is not counted
+	request atomic.Int64 // size of the request that is being handled
 }
 
 // RecvMsg implements [grpc.ServerStream].
 func (s *pacedStream) RecvMsg(m any) error {
+	s.conn.handled(s.request.Swap(0))
 	if s.pace.wait(s.Context()) {
 		address := ""
 		if p, ok := peer.FromContext(s.Context()); ok && p.Addr != nil {
@@ -160,13 +167,28 @@ func (s *pacedStream) RecvMsg(m any) error {
 		}
 		s.crowd.slowed("requests", address)
 	}
-	return s.ServerStream.RecvMsg(m)
+	err := s.ServerStream.RecvMsg(m)
+	if err == nil && s.conn != nil {
+		s.request.Store(sizeOf(m))
+	}
+	return err
 }
 
 // SendMsg implements [grpc.ServerStream].
 func (s *pacedStream) SendMsg(m any) error {
 	s.pace.earn()
 	return s.ServerStream.SendMsg(m)
+}
+
+// counted is a gRPC interceptor that counts the streams of a connection, those
+// that are refused too.
+func (c *crowd) counted(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if p, ok := peer.FromContext(ss.Context()); ok && p.Addr != nil {
+		conn := c.intake.of(p.Addr.String())
+		conn.begin()
+		defer conn.end()
+	}
+	return handler(srv, ss)
 }
 
 // stream is a gRPC interceptor that limits the number of streams, and the rate
@@ -177,5 +199,10 @@ func (c *crowd) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, 
 		c.refuse(limitStreams, c.streams, "")
 		return stream.TooMany(c.streams)
 	}
-	return handler(srv, &pacedStream{ServerStream: ss, crowd: c, pace: pace{every: time.Second / requestRate, burst: requestBurst}})
+	paced := &pacedStream{ServerStream: ss, crowd: c, pace: pace{every: time.Second / requestRate, burst: requestBurst}}
+	if p, ok := peer.FromContext(ss.Context()); ok && p.Addr != nil {
+		paced.conn = c.intake.of(p.Addr.String())
+	}
+	defer func() { paced.conn.handled(paced.request.Swap(0)) }()
+	return handler(srv, paced)
 }

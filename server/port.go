@@ -137,8 +137,8 @@ func (s *Server) servePort(ctx context.Context, p *port) error {
 	elsewhere := func() bool { return p.Field == fieldXDS && s.config().Listen.MCP.Address != "" }
 	server := grpc.NewServer(append(xds.ServerOptions(),
 		grpc.InTapHandle(s.crowd.tap), grpc.MaxHeaderListSize(maxHeaders),
-		grpc.Creds(p.gate.Credentials()), grpc.ConnectionTimeout(access.HandshakeTime),
-		grpc.ChainStreamInterceptor(p.gate.Stream, grantView, s.crowd.stream, streams.stream, mcpserver.RefuseIf(elsewhere), s.tellHeld))...)
+		grpc.Creds(s.crowd.intake.credentials(p.gate.Credentials())), grpc.ConnectionTimeout(access.HandshakeTime),
+		grpc.ChainStreamInterceptor(s.crowd.counted, p.gate.Stream, grantView, s.crowd.stream, streams.stream, mcpserver.RefuseIf(elsewhere), s.tellHeld))...)
 	s.mcp.Register(server)
 	if p.Field == fieldXDS {
 		s.xds.Register(server)

@@ -141,7 +141,7 @@ func New(cfg config.Config, o Options) (*Server, error) {
 	}
 	s.latency = latency.New(o.Metrics, s.export.Tracer())
 	registerBuild(o.Metrics, o.Version)
-	s.crowd = newCrowd(cfg.Limits.ConnectionsPerPeer, cfg.Limits.Streams, s.log, o.Metrics)
+	s.crowd = newCrowd(cfg.Limits.ConnectionsPerPeer, cfg.Limits.Streams, cfg.Limits.RequestBytes, s.log, o.Metrics)
 	s.access = access.NewMetrics(o.Metrics)
 	s.loaded = admin.Config{File: cfg.File(), Hash: cfg.Hash(), Loaded: s.started}
 	s.loads.succeeded(s.started)

@@ -258,6 +258,7 @@ type Limits struct {
 	BytesPerRegistry     int `json:"bytes_per_registry" doc:"How many bytes the resources of one registry may have together, as its plugin encodes them; one instance has some 300. What comes above is left out and listed; nothing that is served is removed for it. The bridge takes about three times as much memory, besides 1 kB for each resource."`
 	ConnectionsPerPeer   int `json:"connections_per_peer" doc:"How many connections one IP address may have, on all ports together. More are closed at once."`
 	Streams              int `json:"streams" doc:"How many streams all sinks may have together. More are refused with ResourceExhausted. One that asks for twenty names takes some 20 kB."`
+	RequestBytes         int `json:"request_bytes" doc:"How many bytes of requests may be in memory before they are handled, on all ports together. Beyond it connections of the IP address that takes most are closed. One request may have 67108864 (64 MiB)."`
 	PluginMemory         int `json:"plugin_memory" jsonschema_extras:"x-zero=true" doc:"How many bytes of memory one plugin process may take, on Linux. One that needs more ends, is started again after a pause, and is shown with the reason; what it had listed stays. It holds 1,000,000 instances in some 1 GB. 0: no bound."`
 	PluginFiles          int `json:"plugin_files" jsonschema_extras:"x-zero=true" doc:"How many files, sockets among them, one plugin process may have open, on Linux. 0: no bound but that of the bridge."`
 	Tombstones           int `json:"tombstones" doc:"How many removed names each collection remembers, so that a delta sink that comes back within them gets exactly what it lacks. One costs some 150 bytes."`
@@ -295,7 +296,7 @@ var Default = Config{
 
 	Telemetry: Telemetry{Traces: 0.01, Interval: Duration(time.Minute)},
 
-	Limits: Limits{ResourcesPerRegistry: 1_000_000, ServicesPerRegistry: 250_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, PluginMemory: 4 << 30, PluginFiles: 4096, Tombstones: 100_000},
+	Limits: Limits{ResourcesPerRegistry: 1_000_000, ServicesPerRegistry: 250_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, RequestBytes: 256 << 20, PluginMemory: 4 << 30, PluginFiles: 4096, Tombstones: 100_000},
 }
 
 // DefaultRegistry holds the values of missing fields of a registry.

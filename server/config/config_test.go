@@ -83,7 +83,7 @@ conflicts:
 - {hosts: ["*"], policy: isolate}
 admin: {pprof: true, guard_probes: true}
 drain: 20s
-limits: {resources_per_registry: 5, services_per_registry: 4, bytes_per_registry: 7, connections_per_peer: 8, streams: 9, plugin_memory: 1000000000, plugin_files: 100, tombstones: 6}
+limits: {resources_per_registry: 5, services_per_registry: 4, bytes_per_registry: 7, connections_per_peer: 8, streams: 9, request_bytes: 67108864, plugin_memory: 1000000000, plugin_files: 100, tombstones: 6}
 telemetry: {address: "127.0.0.1:4317", tls: {enabled: true, ca_file: ca}, headers: {key: "${T}"}, traces: 0.5, interval: 10s}
 mcp: {profile: pilot-1.8, synthetic_entries: true, full_state: true}
 sinks:
@@ -114,7 +114,7 @@ registries:
 		Listen: Listen{
 			XDS: Listeners{{
 				Address: ":1", TLS: ListenerTLS{CertFile: "cert", KeyFile: "key", ClientCAFile: "ca", ClientAuth: "request", MinVersion: "1.3"},
-				Allow: []Allow{{Peer: Peer{CIDR: "10.1.0.0/16", SPIFFE: "spiffe://mesh/ns/*/sa/istiod", SAN: "*.example.org", SNI: "bridge", TokenFile: "tokens"}}, {Peer: Peer{ServiceAccount: "tools/*"}}},
+				Allow:       []Allow{{Peer: Peer{CIDR: "10.1.0.0/16", SPIFFE: "spiffe://mesh/ns/*/sa/istiod", SAN: "*.example.org", SNI: "bridge", TokenFile: "tokens"}}, {Peer: Peer{ServiceAccount: "tools/*"}}},
 				TokenReview: TokenReview{Kubeconfig: "k", Audience: "mesh"},
 			}},
 			Admin: Listener{Address: "[::1]:0", Allow: []Allow{{Peer: Peer{PasswordFile: "users"}, Role: "read"}}},
@@ -127,7 +127,7 @@ registries:
 		Conflicts: []Conflict{{Hosts: []string{"*.example.org", "x"}, Policy: "merge", Weights: map[string]int{"zoo-1": 90}}, {Hosts: []string{"*"}, Policy: "isolate"}},
 		Admin:     Admin{Pprof: true, GuardProbes: true},
 		Drain:     Duration(20 * time.Second),
-		Limits:    Limits{ResourcesPerRegistry: 5, ServicesPerRegistry: 4, BytesPerRegistry: 7, ConnectionsPerPeer: 8, Streams: 9, PluginMemory: 1_000_000_000, PluginFiles: 100, Tombstones: 6},
+		Limits:    Limits{ResourcesPerRegistry: 5, ServicesPerRegistry: 4, BytesPerRegistry: 7, ConnectionsPerPeer: 8, Streams: 9, RequestBytes: 64 << 20, PluginMemory: 1_000_000_000, PluginFiles: 100, Tombstones: 6},
 		Telemetry: Telemetry{
 			Address: "127.0.0.1:4317", TLS: SinkTLS{Enabled: true, CAFile: "ca"}, Headers: map[string]string{"key": "secret"},
 			Traces: 0.5, Interval: Duration(10 * time.Second),

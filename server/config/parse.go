@@ -38,6 +38,9 @@ func Schema() []byte { return fileType().Schema }
 // minPluginMemory is the lower bound of limits.plugin_memory, in bytes.
 const minPluginMemory = 128 << 20
 
+// maxRequest is what one request of a sink may have, in bytes.
+const maxRequest = 64 << 20
+
 // minPluginFiles is the lower bound of limits.plugin_files.
 const minPluginFiles = 64
 
@@ -182,6 +185,7 @@ func (d *decoder) validate(o Options) {
 	d.check(c.Limits.PluginFiles == 0 || c.Limits.PluginFiles >= minPluginFiles, "limits.plugin_files", "must be 0 for no bound of its own, or at least %d", minPluginFiles)
 	d.check(c.Limits.ConnectionsPerPeer > 0, "limits.connections_per_peer", "must be positive")
 	d.check(c.Limits.Streams > 0, "limits.streams", "must be positive")
+	d.check(c.Limits.RequestBytes >= maxRequest, "limits.request_bytes", "must be at least %d (64 MiB), which one request may have", maxRequest)
 	d.check(c.Limits.Tombstones > 0, "limits.tombstones", "must be positive")
 }
 

@@ -1,0 +1,366 @@
+package server
+
+import (
+	"context"
+	"encoding/binary"
+	"maps"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/isthmus-mesh/isthmus/server/wire"
+)
+
+// prefixSize is the size of the prefix of a gRPC message, frameSize of the
+// header of an HTTP/2 frame; RFC 9113, section 4.1.
+const prefixSize, frameSize = 5, 9
+
+const (
+	// headerShare is what the headers of a connection may have when all that an
+	// IP address may have are opened at once, in bytes: a token and more. A
+	// compressed header of 10 KB takes as long as 30 MB.
+	headerShare = 2 << 10
+	// refill is the time in which an address may again have as many connections
+	// and headers at once.
+	refill = 10 * time.Second
+	// paceTime bounds how long a connection is held up; beyond it is closed.
+	paceTime = 5 * time.Second
+	// maxHosts bounds the addresses without a connection that are remembered.
+	maxHosts = 10_000
+)
+
+// hostPace holds up an address that connects or sends headers faster than any
+// sinks do.
+type hostPace struct {
+	connections, headers *rate.Limiter
+	open                 int // connections, guarded by intake.mu
+}
+
+// waste returns what a DATA frame takes in memory besides its bytes: gRPC keeps
+// each in a buffer of its own, of 4 or 16 KiB if it is larger than 1 KiB. Who
+// sends one byte in each takes a hundred times as much as he sends.
+func waste(size int) int64 {
+	const entry = 256 // in the queue of the stream
+	switch {
+	case size > 4<<10:
+		return int64(max(16<<10-size, 0)) + entry
+	case size > 1<<10:
+		return int64(4<<10-size) + entry
+	}
+	return entry
+}
+
+// intake bounds the memory of requests that are being received, on all ports
+// together: gRPC collects a request in memory until it is complete, and one may
+// have 64 MiB. A request counts until its stream asks for the next one, when it
+// was decoded and handled. Beyond the limit a connection of the address that
+// takes most is closed, which costs those of others nothing.
+type intake struct {
+	limit  int64
+	peer   int // connections that an IP address may have
+	total  atomic.Int64
+	refuse func(peer string)
+	slowed func(what, peer string)
+
+	mu sync.Mutex
+	// guarded by mu
+	conns map[string]*intakeConn // by address and port
+	hosts map[string]*hostPace
+}
+
+func newIntake(limit int64, perPeer int, refuse func(peer string), slowed func(what, peer string)) *intake {
+	return &intake{limit: limit, peer: perPeer, refuse: refuse, slowed: slowed, conns: make(map[string]*intakeConn), hosts: make(map[string]*hostPace)}
+}
+
+// paceOf returns the pace of an address, and counts a connection of it.
+func (n *intake) paceOf(host string) *hostPace {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h := n.hosts[host]
+	if h == nil {
+		if len(n.hosts) >= maxHosts {
+			maps.DeleteFunc(n.hosts, func(_ string, h *hostPace) bool { return h.open == 0 })
+		}
+		pace := func(burst int) *rate.Limiter {
+			return rate.NewLimiter(rate.Limit(float64(burst)/refill.Seconds()), burst)
+		}
+		// One Read has at most the 32 KiB that gRPC reads at a time.
+		h = &hostPace{connections: pace(n.peer), headers: pace(max(headerShare*n.peer, 64<<10))}
+		n.hosts[host] = h
+	}
+	h.open++
+	return h
+}
+
+func (n *intake) leave(h *hostPace) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h.open--
+}
+
+// credentials returns c with connections that are counted. They are counted
+// above TLS, as the bytes of requests are.
+func (n *intake) credentials(c credentials.TransportCredentials) credentials.TransportCredentials {
+	return intakeCredentials{c, n}
+}
+
+type intakeCredentials struct {
+	credentials.TransportCredentials
+	intake *intake
+}
+
+// ServerHandshake implements [credentials.TransportCredentials].
+func (c intakeCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	n := c.intake
+	host, _, err := net.SplitHostPort(raw.RemoteAddr().String())
+	if err != nil { // a unix socket: its users are trusted with the machine
+		return c.TransportCredentials.ServerHandshake(raw)
+	}
+	pace := n.paceOf(host)
+	if err := n.hold(context.Background(), pace.connections, 1, "connections", host); err != nil {
+		n.leave(pace)
+		return nil, nil, err
+	}
+	conn, info, err := c.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		n.leave(pace)
+		return conn, info, err
+	}
+	return n.enter(conn, host, pace), info, nil
+}
+
+// Clone implements [credentials.TransportCredentials].
+func (c intakeCredentials) Clone() credentials.TransportCredentials {
+	return intakeCredentials{c.TransportCredentials.Clone(), c.intake}
+}
+
+// intakeConn counts what a connection has sent and the bridge has not handled.
+type intakeConn struct {
+	net.Conn
+	intake  *intake
+	address string
+	host    string
+	pace    *hostPace
+	gone    context.Context //nolint:containedctx // ends with the connection
+	leave   func()
+
+	// The state of the reader: bytes of the preface that are missing, a header
+	// of a frame that has begun, what is left of a frame, and its kind.
+	preface int
+	header  []byte
+	left    int
+	kind    http2.FrameType
+	fields  int // bytes of headers that were read and not held up
+
+	mu sync.Mutex
+	// guarded by mu
+	bytes, wasted int64
+	streams       int
+	closed        bool
+}
+
+func (n *intake) enter(conn net.Conn, host string, pace *hostPace) *intakeConn {
+	c := &intakeConn{Conn: conn, intake: n, address: conn.RemoteAddr().String(), host: host, pace: pace, preface: len(http2.ClientPreface), header: make([]byte, 0, frameSize)}
+	ctx, cancel := context.WithCancel(context.Background()) // until Close
+	c.gone = ctx
+	c.leave = sync.OnceFunc(func() {
+		cancel()
+		n.leave(pace)
+	})
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.conns[c.address] = c
+	return c
+}
+
+// of returns the connection of an address, nil if it is not counted.
+func (n *intake) of(address string) *intakeConn {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.conns[address]
+}
+
+// Read implements [net.Conn].
+func (c *intakeConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if bytes, wasted := c.parse(b[:n]); bytes+wasted > 0 {
+		c.add(bytes, wasted)
+		if c.intake.total.Load() > c.intake.limit {
+			c.intake.shed()
+		}
+	}
+	// Headers are held up before gRPC decodes them, in the goroutine that reads
+	// this connection.
+	if fields := c.fields; fields > 0 {
+		c.fields = 0
+		if slow := c.intake.hold(c.gone, c.pace.headers, fields, "headers", c.host); slow != nil {
+			return 0, slow
+		}
+	}
+	return n, err
+}
+
+// hold waits until k of something may pass. It returns an error, and counts
+// nothing, if that would take too long.
+func (n *intake) hold(ctx context.Context, l *rate.Limiter, k int, what, host string) error {
+	if l.AllowN(time.Now(), k) {
+		return nil
+	}
+	n.slowed(what, host)
+	ctx, cancel := context.WithTimeout(ctx, paceTime)
+	defer cancel()
+	return l.WaitN(ctx, k)
+}
+
+// Close implements [net.Conn].
+func (c *intakeConn) Close() error {
+	c.leave()
+	c.intake.mu.Lock()
+	if c.intake.conns[c.address] == c {
+		delete(c.intake.conns, c.address)
+	}
+	c.intake.mu.Unlock()
+	c.mu.Lock()
+	c.intake.total.Add(-c.weight())
+	c.bytes, c.wasted, c.closed = 0, 0, true
+	c.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// parse returns how many bytes of DATA frames are in what was read, and what
+// the frames that begin there waste.
+func (c *intakeConn) parse(b []byte) (bytes, wasted int64) {
+	for len(b) > 0 {
+		switch {
+		case c.preface > 0:
+			k := min(c.preface, len(b))
+			c.preface, b = c.preface-k, b[k:]
+		case c.left > 0:
+			k := min(c.left, len(b))
+			c.left, b = c.left-k, b[k:]
+			switch c.kind {
+			case http2.FrameData:
+				bytes += int64(k)
+			case http2.FrameHeaders, http2.FrameContinuation:
+				c.fields += k
+			}
+		default:
+			k := min(frameSize-len(c.header), len(b))
+			c.header, b = append(c.header, b[:k]...), b[k:]
+			if len(c.header) < frameSize {
+				continue
+			}
+			c.left = int(binary.BigEndian.Uint32(c.header) >> 8)
+			if c.kind = http2.FrameType(c.header[3]); c.kind == http2.FrameData {
+				wasted += waste(c.left)
+			}
+			c.header = c.header[:0]
+		}
+	}
+	return bytes, wasted
+}
+
+// weight returns what the connection takes, in bytes. mu is held.
+func (c *intakeConn) weight() int64 { return c.bytes + c.wasted }
+
+func (c *intakeConn) add(bytes, wasted int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.addLocked(bytes, wasted)
+}
+
+func (c *intakeConn) addLocked(bytes, wasted int64) {
+	if c.closed {
+		return
+	}
+	before := c.weight()
+	c.bytes, c.wasted = max(c.bytes+bytes, 0), max(c.wasted+wasted, 0)
+	c.intake.total.Add(c.weight() - before)
+}
+
+// sizeOf returns the size of a request on the wire.
+func sizeOf(m any) int64 {
+	switch m := m.(type) {
+	case *wire.Raw:
+		return int64(prefixSize + len(*m))
+	case proto.Message:
+		return int64(prefixSize + proto.Size(m))
+	}
+	return prefixSize
+}
+
+// handled takes off a request and its share of what is wasted. Like begin and
+// end it may be called for a nil connection.
+func (c *intakeConn) handled(size int64) {
+	if c == nil || size == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	wasted := c.wasted
+	if size < c.bytes {
+		wasted = int64(float64(c.wasted) * float64(size) / float64(c.bytes))
+	}
+	c.addLocked(-size, -wasted)
+}
+
+// begin counts a stream.
+func (c *intakeConn) begin() {
+	if c != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.streams++
+	}
+}
+
+// end counts the end of a stream. What the last one has not completed is gone.
+func (c *intakeConn) end() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams--; c.streams == 0 {
+		c.addLocked(-c.bytes, -c.wasted)
+	}
+}
+
+// shed closes connections until the limit holds.
+func (n *intake) shed() {
+	n.mu.Lock()
+	var closing []*intakeConn
+	total := n.total.Load()
+	for total > n.limit {
+		hosts := make(map[string]int64)
+		weights := make(map[*intakeConn]int64)
+		for _, c := range n.conns {
+			c.mu.Lock()
+			weights[c] = c.weight()
+			c.mu.Unlock()
+			hosts[c.host] += weights[c]
+		}
+		var worst *intakeConn
+		for c, w := range weights {
+			if worst == nil || hosts[c.host] > hosts[worst.host] || c.host == worst.host && w > weights[worst] {
+				worst = c
+			}
+		}
+		if worst == nil {
+			break
+		}
+		delete(n.conns, worst.address)
+		total -= weights[worst]
+		closing = append(closing, worst)
+	}
+	n.mu.Unlock()
+	for _, c := range closing {
+		n.refuse(c.host)
+		_ = c.Close()
+	}
+}

@@ -1,0 +1,249 @@
+package server
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
+	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
+)
+
+// One who sends requests that do not end is cut off when they take more memory
+// than requests may, and a sink of another address sends a large one beside
+// him.
+func TestRequestBytes(t *testing.T) {
+	s := serve(t, "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nlimits: {request_bytes: 67108864}")
+	good := ask(t, s.XDSAddr(), entries)
+	last := responses(t, good, entries, 1)
+
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	conn, err := dialer.DialContext(t.Context(), "tcp", s.XDSAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	framer := http2.NewFramer(conn, conn)
+	cut, permitted := make(chan struct{}), make(chan uint32, 1000)
+	go func() { // ends with the connection
+		defer close(cut)
+		for {
+			frame, err := framer.ReadFrame()
+			if err != nil {
+				return
+			}
+			if update, ok := frame.(*http2.WindowUpdateFrame); ok && update.StreamID != 0 && update.Increment >= 50<<20 {
+				permitted <- update.StreamID
+			}
+		}
+	}()
+	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
+		t.Fatal(err)
+	}
+	if err := framer.WriteSettings(); err != nil {
+		t.Fatal(err)
+	}
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	const streams = 4
+	announce := binary.BigEndian.AppendUint32([]byte{0}, 60<<20)
+	for i := range uint32(streams) {
+		block.Reset()
+		for _, f := range []hpack.HeaderField{
+			{Name: ":method", Value: "POST"},
+			{Name: ":scheme", Value: "http"},
+			{Name: ":authority", Value: "x"},
+			{Name: ":path", Value: discovery.AggregatedDiscoveryService_DeltaAggregatedResources_FullMethodName},
+			{Name: "content-type", Value: "application/grpc"},
+			{Name: "te", Value: "trailers"},
+		} {
+			if err := encoder.WriteField(f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block.Bytes(), EndHeaders: true}); err != nil {
+			t.Fatal(err)
+		}
+		if err := framer.WriteData(2*i+1, false, announce); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The bridge permits a whole request on each stream.
+	for range streams {
+		testwait.Receive(t, patience, "the permission to send a request", permitted)
+	}
+	chunk := make([]byte, 16<<10)
+	sent := 0
+	for err == nil && sent < streams*60<<20 {
+		err = framer.WriteData(2*uint32(sent/len(chunk)%streams)+1, false, chunk)
+		sent += len(chunk)
+	}
+	select {
+	case <-cut:
+	case <-time.After(patience):
+		t.Fatal("the connection is not closed")
+	}
+	if n := counter(t, s, "isthmus_connections_refused_total", limitRequests); n != 1 {
+		t.Errorf("%v connections counted as closed, want one", n)
+	}
+	t.Logf("after %d MB", sent/1e6)
+
+	// Of those who came before and come now nothing is kept back.
+	if err := good.SendMsg(&mcpv1.RequestResources{Collection: entries, ResponseNonce: last.GetNonce(), Incremental: true}); err != nil {
+		t.Fatal(err)
+	}
+	responses(t, good, entries, 2)
+	testwait.Eventually(t, patience, "handled requests not to count", func() (string, bool) {
+		n := s.crowd.intake.total.Load()
+		return fmt.Sprint(n), n < 4<<10
+	})
+}
+
+// from is a connection of an address that has sent something.
+type from struct {
+	net.Conn
+	host string
+	sent io.Reader
+}
+
+func (f from) Read(b []byte) (int, error) { return f.sent.Read(b) }
+func (f from) RemoteAddr() net.Addr       { return &net.TCPAddr{IP: net.ParseIP(f.host), Port: 1} }
+func (from) Close() error                 { return nil }
+
+// An address that connects again and again, or sends headers without end, waits
+// for itself, and another one does not wait.
+func TestHostPace(t *testing.T) {
+	const connectionBurst, headerBurst = 1000, 1000 * headerShare
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		slowed := map[string]int{} // guarded by mu
+		n := newIntake(1<<30, connectionBurst, func(string) { t.Error("a connection was closed") }, func(what, peer string) {
+			mu.Lock()
+			defer mu.Unlock()
+			slowed[what+" "+peer]++
+		})
+		accept := func(host string, sent []byte) net.Conn {
+			t.Helper()
+			conn, _, err := n.credentials(insecure.NewCredentials()).ServerHandshake(from{host: host, sent: bytes.NewReader(sent)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return conn
+		}
+		for range connectionBurst {
+			_ = accept("10.0.0.1", nil).Close()
+		}
+		if len(slowed) != 0 {
+			t.Errorf("%v within the burst", slowed)
+		}
+		_ = accept("10.0.0.1", nil).Close()
+		_ = accept("10.0.0.2", nil).Close()
+
+		headers := bytes.NewBufferString(http2.ClientPreface)
+		framer := http2.NewFramer(headers, nil)
+		for i := range headerBurst / (8 << 10) {
+			if err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: make([]byte, 8<<10), EndHeaders: true}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		bomb := append([]byte(nil), headers.Bytes()...)
+		for i, host := range []string{"10.0.0.3", "10.0.0.3", "10.0.0.4"} { // a new connection is no new burst
+			conn := accept(host, bomb)
+			if _, err := io.Copy(io.Discard, conn); err != nil {
+				t.Fatal(err)
+			}
+			_ = conn.Close()
+			if (len(slowed) > 1) != (i > 0) {
+				t.Errorf("after %d: %v", i+1, slowed)
+			}
+		}
+		// Who comes in so great a number that the wait would be long is sent away.
+		var closed int
+		var all sync.WaitGroup
+		for range 1000 {
+			conn := accept("10.0.0.5", bomb)
+			all.Go(func() {
+				if _, err := io.Copy(io.Discard, conn); err != nil {
+					mu.Lock()
+					closed++
+					mu.Unlock()
+				}
+				_ = conn.Close()
+			})
+		}
+		all.Wait()
+		if closed < 800 {
+			t.Errorf("%d of 1000 bombs were cut off", closed)
+		}
+		delete(slowed, "headers 10.0.0.5")
+		for _, what := range []string{"connections 10.0.0.1", "headers 10.0.0.3"} {
+			if slowed[what] == 0 {
+				t.Errorf("%s were not held up: %v", what, slowed)
+			}
+			delete(slowed, what)
+		}
+		if len(slowed) != 0 {
+			t.Errorf("others were held up: %v", slowed)
+		}
+		if total := n.total.Load(); total != 0 || len(n.conns) != 0 {
+			t.Errorf("%d bytes and %d connections are left", total, len(n.conns))
+		}
+		// Addresses that have left are forgotten some time.
+		for i := range maxHosts {
+			n.leave(n.paceOf(fmt.Sprint(i)))
+		}
+		if len(n.hosts) > maxHosts {
+			t.Errorf("%d addresses are remembered", len(n.hosts))
+		}
+	})
+}
+
+// However the bytes of a connection are cut, the DATA frames are counted that a
+// reader of HTTP/2 finds there.
+func FuzzIntake(f *testing.F) {
+	f.Add([]byte{0, 1, 2, 3}, []byte{1, 200, 3})
+	f.Add([]byte{0, 255, 0, 0, 0, 7}, []byte{9})
+	f.Fuzz(func(t *testing.T, kinds, cuts []byte) {
+		stream := bytes.NewBufferString(http2.ClientPreface)
+		framer := http2.NewFramer(stream, nil)
+		var want, wasted int64
+		for i, k := range kinds {
+			switch id := uint32(i + 1); k % 4 {
+			case 0:
+				size := int(k) * i % (16 << 10)
+				_ = framer.WriteData(id, false, make([]byte, size))
+				want, wasted = want+int64(size), wasted+waste(size)
+			case 1:
+				_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: make([]byte, k)})
+			case 2:
+				_ = framer.WritePing(false, [8]byte{})
+			case 3:
+				_ = framer.WriteRawFrame(http2.FrameType(k), 0, id, make([]byte, k))
+			}
+		}
+		c := &intakeConn{preface: len(http2.ClientPreface), header: make([]byte, 0, frameSize)}
+		var got, gotWasted int64
+		for i := 0; stream.Len() > 0; i++ {
+			size := 1 << 10
+			if len(cuts) > 0 {
+				size = 1 + int(cuts[i%len(cuts)])
+			}
+			b, w := c.parse(stream.Next(size))
+			got, gotWasted = got+b, gotWasted+w
+		}
+		if got != want || gotWasted != wasted {
+			t.Errorf("%d bytes and %d wasted, want %d and %d", got, gotWasted, want, wasted)
+		}
+	})
+}
