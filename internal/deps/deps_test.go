@@ -151,7 +151,7 @@ var rules = []rule{
 	{folder: "internal/testcert"},
 	{folder: "internal/testresource", others: []string{"istio.io/api/...", "google.golang.org/protobuf/..."}},
 	{folder: "internal/testwait"},
-	{folder: "internal/testenv/...", own: []string{"internal/testenv", "internal/testwait"}, others: anyone},
+	{folder: "internal/testenv/...", own: []string{"internal/testcert", "internal/testenv", "internal/testwait"}, others: anyone},
 	{folder: "test/...", own: []string{"..."}, others: anyone},
 	{folder: "examples/adapter-template", own: []string{"plugin", "plugin/registry"}, tests: []string{"plugin/plugintest"}},
 	{folder: "examples/...", tests: []string{"server/config"}},
