@@ -93,6 +93,10 @@ bench-compare: build ## a change beside go-control-plane's caches, bare gRPC and
 	@peers=$$($(GO) run ./internal/testenv/cmd/fetch peers) && legacy=$$($(GO) run ./internal/testenv/cmd/fetch pilot-1.8-legacy) && \
 	./bin/isthmus bench compare --peers "$$peers" --legacy "$$legacy" $(ARGS)
 
+.PHONY: bench-registries
+bench-registries: ## the scenarios consul and nacos with servers of their own, a quarter of an hour
+	$(GO) test -run '^$$' -bench 'Consul|Nacos' -benchtime 1x -timeout 60m -v ./test/bench
+
 .PHONY: bench-restart
 bench-restart: ## the time until 1,000,000 instances are served again, their registry down
 	$(GO) test -run '^$$' -bench Restart -benchtime 3x -timeout 30m -v ./test/e2e

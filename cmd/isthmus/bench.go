@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/isthmus-mesh/isthmus/internal/bench"
 )
@@ -27,7 +28,8 @@ func newBench() *cobra.Command {
 		Long: `Measure how long a change takes from a registry to a sink, and what it costs.
 
 A scenario starts 'isthmus serve' with a sim registry in a process of its own,
-as in service, and sinks that connect to it. Each change carries the time at
+as in service, or with the registry that it is named after, and sinks that
+connect to it. Each change carries the time at
 which it was made. Flags change what a scenario does. The figures are the
 medians of the runs; beside them stands a bare ping-pong of gRPC messages of 100
 bytes between two processes at the same pace, at most 1,000 a second.`,
@@ -81,6 +83,12 @@ bench-compare' builds them and runs this.`,
 	f := cmd.Flags()
 	f.StringVar(&xds, "peers", "", "the program of tools/peers: LinearCache, SnapshotCache, bare grpc-go")
 	f.StringVar(&legacy, "legacy", "", "the program of tools/pilot-1.8/cmd/legacy: Istio 1.8's own source")
+	sizeFlags(f, &o, output)
+	return cmd
+}
+
+// sizeFlags adds the flags that every scenario has.
+func sizeFlags(f *pflag.FlagSet, o *bench.Options, output *oneOf) {
 	f.IntVar(&o.Services, "services", o.Services, "how many services")
 	f.IntVar(&o.Instances, "instances", o.Instances, "how many instances each service has")
 	f.Float64Var(&o.Rate, "rate", o.Rate, "changes in a second")
@@ -88,7 +96,6 @@ bench-compare' builds them and runs this.`,
 	f.DurationVar(&o.Duration, "duration", o.Duration, "how long changes go on")
 	f.IntVar(&o.Runs, "runs", 3, "how many runs the figures are the medians of")
 	f.Var(output, "output", "how the result is printed")
-	return cmd
 }
 
 func newScenario(s bench.Scenario) *cobra.Command {
@@ -99,7 +106,7 @@ func newScenario(s bench.Scenario) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Protocol = protocol.value
 			for name, theirs := range loadFlags {
-				if f := cmd.Flags().Lookup(name); f.Changed {
+				if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
 					o.Flags = append(o.Flags, "--"+theirs+"="+f.Value.String())
 				}
 			}
@@ -134,16 +141,20 @@ func newScenario(s bench.Scenario) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.Services, "services", o.Services, "how many services")
-	f.IntVar(&o.Instances, "instances", o.Instances, "how many instances each service has")
-	f.Float64Var(&o.Rate, "rate", o.Rate, "changes in a second")
-	f.IntVar(&o.Sinks, "sinks", o.Sinks, "how many sinks")
+	sizeFlags(f, &o, output)
 	f.Var(protocol, "protocol", "protocol of the sinks")
 	f.IntVar(&o.Names, "names", o.Names, "how many workloads each sink asks for; 0: everything")
-	f.DurationVar(&o.Duration, "duration", o.Duration, "how long changes go on")
 	f.StringVar(&o.Profile, "profile", "", "write profiles of the bridge into this `FOLDER`, for go tool pprof")
-	f.IntVar(&o.Runs, "runs", 3, "how many runs the figures are the medians of")
-	f.Var(output, "output", "how the result is printed")
+	if o.Registry != "" {
+		f.StringVar(&o.Address, "address", o.Address, "`URL` of the server; its own services stay, those of the benchmark are removed at the end")
+	}
+	if o.Registry == "consul" {
+		f.StringVar(&o.CAFile, "ca-file", "", "PEM `FILE` of the authority of the server's certificate")
+		f.StringVar(&o.TokenFile, "token-file", "", "`FILE` with a token that may register services and nodes, and read the agent's metrics")
+	}
+	if o.Registry != "" {
+		return cmd
+	}
 	f.Int("mock-service-count", 0, "as in nacos-istio: number of services")
 	f.Int("mock-avg-endpoint-count", 20, "as in nacos-istio: instances of each service; every 10,000th has 20,000")
 	f.Int64("mock-push-delay", 10, "as in nacos-istio: `milliseconds` from one change to the next")

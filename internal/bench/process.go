@@ -35,9 +35,10 @@ type bridge struct {
 	pluginStarted chan struct{}
 }
 
-// configuration returns the file of a bridge with a sim registry. Nothing
-// changes if changing is false. The changes are of kinds that leave an instance
-// behind, which carries their time.
+// configuration returns the file of a bridge with a sim registry, or with a
+// real one, for which changing has no meaning. Nothing changes if it is false.
+// The changes are of kinds that leave an instance behind, which carries their
+// time.
 func configuration(dir string, o Options, changing bool) string {
 	block := map[string]any{"stamp": true}
 	switch {
@@ -55,12 +56,17 @@ func configuration(dir string, o Options, changing bool) string {
 	if changing {
 		block["changes_total"] = o.total()
 	}
+	registry := map[string]any{"type": "sim", "config": block}
+	if o.upstream != nil {
+		registry = o.upstream.server.registry()
+	}
+	registry["name"] = "bench"
 	text, _ := json.Marshal(map[string]any{ // text and numbers only
 		"listen":     map[string]any{"xds": "127.0.0.1:0", "admin": "127.0.0.1:0", "mcp": "127.0.0.1:0"},
 		"log":        map[string]any{"format": "json"},
 		"admin":      map[string]any{"pprof": o.Profile != ""},
 		"state":      map[string]any{"dir": filepath.Join(dir, "state")},
-		"registries": []any{map[string]any{"name": "bench", "type": "sim", "config": block}},
+		"registries": []any{registry},
 	})
 	return string(text)
 }

@@ -28,6 +28,14 @@ func Median(results []Result) (m Result) {
 	for _, r := range results {
 		m.Differences = max(m.Differences, r.Differences)
 	}
+	if results[0].Upstream != nil {
+		m.Upstream = &Upstream{
+			Notified:    percentiles(func(r Result) Percentiles { return r.Upstream.Notified }),
+			Added:       percentiles(func(r Result) Percentiles { return r.Upstream.Added }),
+			Connections: int(of(func(r Result) float64 { return float64(r.Upstream.Connections) })),
+			Requests:    of(func(r Result) float64 { return r.Upstream.Requests }),
+		}
+	}
 	for _, p := range results[0].Processes {
 		at := func(r Result) Process {
 			if i := slices.IndexFunc(r.Processes, func(q Process) bool { return q.Name == p.Name }); i >= 0 {
@@ -61,7 +69,13 @@ func Write(w io.Writer, o Options, r Result) error {
 		fmt.Fprintf(t, "%s\t%.3g\t%.3g\t%.3g\t%.3g\t\n", name, p.P50, p.P90, p.P99, p.Max)
 	}
 	fmt.Fprintf(t, "ms\tp50\tp90\tp99\tmost\t\n")
-	row("a change in the plugin, until a sink has it", r.Latency)
+	if u := r.Upstream; u != nil {
+		row("a change in the registry, until a sink has it", r.Latency)
+		row("until the registry has told a bare subscriber", u.Notified)
+		row("from then until a sink has it", u.Added)
+	} else {
+		row("a change in the plugin, until a sink has it", r.Latency)
+	}
 	row("a bare ping-pong at that pace", r.PingPong)
 	if err := t.Flush(); err != nil {
 		return err
@@ -72,6 +86,13 @@ func Write(w io.Writer, o Options, r Result) error {
 		fmt.Fprintf(w, "the slowest sink received %.0f a second\n", r.UpdatesPerSecond)
 	}
 	fmt.Fprintf(w, "every sink had all %d instances %.1f s after the start\n\n", o.Services*o.Instances, r.Ready)
+	if u := r.Upstream; u != nil {
+		fmt.Fprintf(w, "the plugin has %d connections to the registry", u.Connections)
+		if u.Requests > 0 {
+			fmt.Fprintf(w, " and sends %.0f requests a minute, by the registry's count", u.Requests)
+		}
+		fmt.Fprintf(w, "\n\n")
+	}
 	fmt.Fprintf(t, "process\tCPU\tresident\t\n")
 	for _, p := range r.Processes {
 		fmt.Fprintf(t, "%s\t%.0f %%\t%.0f MB\t\n", p.Name, p.CPU, float64(p.Memory)/1e6)

@@ -49,6 +49,21 @@ type Result struct {
 	Differences int `json:"differences"`
 	// Processes are bridge, plugin and sinks.
 	Processes []Process `json:"processes"`
+	// Upstream is what a real registry was seen to do, nil for sim.
+	Upstream *Upstream `json:"upstream,omitempty"`
+}
+
+// Upstream is what a real registry was seen to do.
+type Upstream struct {
+	// Notified is from a change until the registry has told a bare subscriber
+	// of it, Added from then until a sink has received it, over all sinks.
+	Notified Percentiles `json:"notified"`
+	Added    Percentiles `json:"added"`
+	// Connections is the number of connections of the plugin.
+	Connections int `json:"connections"`
+	// Requests is the number of requests of the plugin in a minute, by the
+	// registry's own count; 0 if it has none.
+	Requests float64 `json:"requests_per_minute"`
 }
 
 const (
@@ -104,6 +119,14 @@ var errLate = errors.New("the first change arrived too late")
 // run measures once. A machine on which a new plugin is listed slowly is given
 // more time.
 func run(ctx context.Context, program string, o Options) (r Result, err error) {
+	if o.Registry != "" {
+		u, err := connect(ctx, o)
+		if err != nil {
+			return r, err
+		}
+		o.upstream = u
+		defer func() { err = errors.Join(err, u.clear(ctx)) }()
+	}
 	for o.slack = lead; ; o.slack *= 4 {
 		if r, err = try(ctx, program, o); !errors.Is(err, errLate) || o.slack > patience {
 			return r, err
@@ -127,10 +150,16 @@ func try(ctx context.Context, program string, o Options) (r Result, err error) {
 
 	begin := time.Now()
 	var b served
+	var f *fed // nil for sim and for peers
 	if o.peer != nil {
 		b, err = startPeer(ctx, *o.peer, o)
 	} else {
-		b, err = startBridge(ctx, program, dir, o)
+		var own *bridge
+		own, err = startBridge(ctx, program, dir, o)
+		if b = own; o.upstream != nil {
+			f = &fed{bridge: own, upstream: o.upstream, told: make(map[int64]int64)}
+			b = f
+		}
 	}
 	if err != nil {
 		return r, err
@@ -179,6 +208,11 @@ func try(ctx context.Context, program string, o Options) (r Result, err error) {
 		}
 	}
 	r.Processes = m.end()
+	if f != nil {
+		if err := f.load(ctx, &r); err != nil {
+			return r, err
+		}
+	}
 	if o.Profile != "" {
 		if err := errors.Join(<-profiled, b.profile(ctx, o.Profile, "heap.pprof", "heap?gc=1")); err != nil {
 			return r, err
@@ -189,6 +223,9 @@ func try(ctx context.Context, program string, o Options) (r Result, err error) {
 	}
 	r.Differences, err = all.compare(ctx, b, o)
 	all.report(&r, o)
+	if f != nil {
+		err = errors.Join(err, f.report(&r, all.latency, &count))
+	}
 	return r, err
 }
 
@@ -239,7 +276,7 @@ func (g *group) start(ctx context.Context, address string, sinks ...*sink) error
 // startSinks starts the sinks and waits until each has everything.
 func startSinks(ctx context.Context, b served, o Options, w *window, heard *atomic.Int64) (*group, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	g := &group{heard: heard, latency: &latencies{h: newHistogram()}, cancel: cancel}
+	g := &group{heard: heard, latency: &latencies{h: newHistogram(), keep: o.upstream != nil}, cancel: cancel}
 	if err := g.fill(ctx, b, o, w); err != nil {
 		g.end()
 		return nil, err

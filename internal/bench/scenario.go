@@ -3,6 +3,7 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -36,8 +37,15 @@ type Options struct {
 	// Runs is the number of runs; the medians of them are reported.
 	Runs int
 
-	peer  *Peer         // instead of a bridge
-	slack time.Duration // how long after the first change the first one may arrive
+	// Registry is the type of the registry, "" for sim, consul or nacos.
+	// Address is that of its server, CAFile the authority of its certificate,
+	// and TokenFile has a token for it. The benchmark registers its services
+	// there, whose names begin with [Prefix], and removes them.
+	Registry, Address, CAFile, TokenFile string `json:",omitempty"`
+
+	peer     *Peer         // instead of a bridge
+	upstream *upstream     // of Registry
+	slack    time.Duration // how long after the first change the first one may arrive
 }
 
 // Scenario is a named set of options.
@@ -68,6 +76,12 @@ var Scenarios = []Scenario{
 	}},
 	{"legacy", "one change at a time, 20 a second, to a sink of the legacy Mesh Configuration Protocol, incrementally", Options{
 		Services: 10_000, Instances: 10, Rate: 20, Sinks: 1, Protocol: mcpIncremental, Duration: 20 * time.Second,
+	}},
+	{"consul", "one change at a time, 20 a second, among 5,000 services of 20 instances in a Consul, to one delta sink", Options{
+		Services: 5000, Instances: 20, Rate: 20, Sinks: 1, Protocol: delta, Duration: 30 * time.Second, Registry: "consul", Address: "http://127.0.0.1:8500",
+	}},
+	{"nacos", "one change at a time, 20 a second, among 5,000 services of 20 instances in a Nacos, to one delta sink", Options{
+		Services: 5000, Instances: 20, Rate: 20, Sinks: 1, Protocol: delta, Duration: 30 * time.Second, Registry: "nacos", Address: "http://127.0.0.1:8848",
 	}},
 }
 
@@ -123,6 +137,11 @@ func (o Options) Validate() error {
 	check(o.Names >= 0, "--names %d: must not be below 0", o.Names)
 	check(o.Names == 0 || o.Protocol == delta, "--names: only delta sinks ask for names; add --protocol delta")
 	check(o.Duration >= time.Second, "--duration %v: must be 1s or more", o.Duration)
+	if o.Registry != "" {
+		u, err := url.Parse(o.Address)
+		check(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "", "--address %s: must be http://HOST:PORT or https://HOST:PORT", o.Address)
+		check(o.Services*o.Instances <= 1<<24, "--services %d of --instances %d: more than there are addresses", o.Services, o.Instances)
+	}
 	check(o.Runs > 0, "--runs %d: must be above 0", o.Runs)
 	return errors.Join(errs...)
 }

@@ -24,14 +24,27 @@ func newHistogram() *hdrhistogram.Histogram {
 
 // latencies counts the times of all sinks.
 type latencies struct {
-	mu sync.Mutex // guards everything below
-	h  *hdrhistogram.Histogram
+	keep bool // each arrival
+
+	mu       sync.Mutex // guards everything below
+	h        *hdrhistogram.Histogram
+	arrivals []arrival
 }
 
-func (l *latencies) record(ns int64) {
+// arrival is that of a change at a sink.
+type arrival struct{ stamp, at int64 }
+
+func (l *latencies) record(stamp, at int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_ = l.h.RecordValue(min(max(ns, 1000), time.Hour.Nanoseconds())) // within its bounds
+	record(l.h, at-stamp)
+	if l.keep {
+		l.arrivals = append(l.arrivals, arrival{stamp, at})
+	}
+}
+
+func record(h *hdrhistogram.Histogram, ns int64) {
+	_ = h.RecordValue(min(max(ns, 1000), time.Hour.Nanoseconds())) // within its bounds
 }
 
 // window is the time in which changes count, in nanoseconds since 1970.
@@ -118,7 +131,7 @@ func (s *sink) take(at, size int64, r *response) {
 		}
 		if s.window.has(stamp) {
 			s.updates++
-			s.latency.record(at - stamp)
+			s.latency.record(stamp, at)
 		}
 	}
 	if r.whole {
