@@ -15,7 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
@@ -27,12 +27,13 @@ type consul struct {
 	token  string
 	client *http.Client
 	nodes  int
-	began  time.Time
-	asked  atomic.Int64 // answers to queries of our own
+
+	mu    sync.Mutex  // guards what is below
+	asked []time.Time // answers to queries of our own
 }
 
 func newConsul(o Options) (*consul, error) {
-	c := &consul{o: o, began: time.Now(), nodes: o.Services*o.Instances/perNode + 1}
+	c := &consul{o: o, nodes: o.Services*o.Instances/perNode + 1}
 	transport := &http.Transport{ForceAttemptHTTP2: true, MaxIdleConnsPerHost: followed}
 	if o.CAFile != "" {
 		pem, err := os.ReadFile(o.CAFile)
@@ -162,7 +163,9 @@ func (c *consul) follow(ctx context.Context, s *service, told func(time.Time, []
 			return fmt.Errorf("a query that waits: %w", err)
 		}
 		at := time.Now()
-		c.asked.Add(1)
+		c.mu.Lock()
+		c.asked = append(c.asked, at)
+		c.mu.Unlock()
 		index = header.Get("X-Consul-Index")
 		var stamps []int64
 		for _, m := range changedAt.FindAllSubmatch(answer, -1) {
@@ -190,12 +193,20 @@ func (c *consul) requests(ctx context.Context) (float64, error) {
 	if err := json.Unmarshal(answer, &metrics); err != nil {
 		return 0, err
 	}
-	const perMinute = 6
+	const interval, perMinute = 10 * time.Second, 6
 	n := 0.0
 	for _, s := range metrics.Samples {
 		if strings.HasSuffix(s.Name, "api.http") && !strings.Contains(s.Labels["path"], "txn") {
 			n += s.Count * perMinute
 		}
 	}
-	return max(0, n-60*float64(c.asked.Swap(0))/time.Since(c.began).Seconds()), nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, at := range slices.Backward(c.asked) {
+		if time.Since(at) > interval {
+			break
+		}
+		n -= perMinute
+	}
+	return max(0, n), nil
 }

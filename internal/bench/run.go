@@ -72,7 +72,7 @@ const (
 	// settle is how long nothing arrives until everything has arrived, and
 	// patience how long that is waited for.
 	settle   = 2 * time.Second
-	patience = 3 * time.Minute
+	patience = 10 * time.Minute
 )
 
 // served is what the sinks connect to.
@@ -98,6 +98,14 @@ func Run(ctx context.Context, program string, o Options, progress io.Writer) (re
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	if o.Registry != "" {
+		u, err := connect(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		o.upstream = u
+		defer func() { err = errors.Join(err, u.clear(ctx)) }()
+	}
 	for i := range o.Runs {
 		r, err := run(ctx, program, o)
 		if err != nil {
@@ -119,14 +127,6 @@ var errLate = errors.New("the first change arrived too late")
 // run measures once. A machine on which a new plugin is listed slowly is given
 // more time.
 func run(ctx context.Context, program string, o Options) (r Result, err error) {
-	if o.Registry != "" {
-		u, err := connect(ctx, o)
-		if err != nil {
-			return r, err
-		}
-		o.upstream = u
-		defer func() { err = errors.Join(err, u.clear(ctx)) }()
-	}
 	for o.slack = lead; ; o.slack *= 4 {
 		if r, err = try(ctx, program, o); !errors.Is(err, errLate) || o.slack > patience {
 			return r, err

@@ -67,6 +67,8 @@ type sink struct {
 	names    []string // asked for, nil for everything
 
 	window *window
+	// since is when the sink began; what it lists first may carry times before.
+	since int64
 	// heard is when the last response of any sink arrived.
 	heard *atomic.Int64
 
@@ -83,7 +85,9 @@ type sink struct {
 }
 
 func newSink(p protocol, names []string, w *window, l *latencies, heard *atomic.Int64) *sink {
-	return &sink{protocol: p, names: names, window: w, latency: l, heard: heard, have: map[string]uint64{}, last: map[string]int64{}}
+	return &sink{
+		protocol: p, names: names, window: w, since: time.Now().UnixNano(), latency: l, heard: heard, have: map[string]uint64{}, last: map[string]int64{},
+	}
 }
 
 // run receives until ctx ends or the stream does.
@@ -126,7 +130,7 @@ func (s *sink) take(at, size int64, r *response) {
 	s.responses++
 	s.bytes += size
 	count := func(stamp int64) {
-		if s.oldest == 0 || stamp < s.oldest {
+		if stamp >= s.since && (s.oldest == 0 || stamp < s.oldest) {
 			s.oldest = stamp
 		}
 		if s.window.has(stamp) {
