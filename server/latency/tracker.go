@@ -134,7 +134,7 @@ func (t *Tracker) Applied(registry string, revision uint64) {
 // Acked records that a sink acknowledged a response with the changes after one
 // revision up to another.
 func (t *Tracker) Acked(sink string, after, upTo uint64, sent, acked time.Time) {
-	var seen [8]batch // the oldest of each registry; more are rare
+	var seen [2]batch // the oldest of each registry; more are rare
 	oldest := seen[:0]
 	t.mu.RLock()
 	first := sort.Search(len(t.recent), func(i int) bool { return t.recent[i].revision > after })

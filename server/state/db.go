@@ -233,6 +233,22 @@ func At(r Revision) Cursor { return Cursor{Revision: r, begun: true} }
 // between two chunks.
 const chunk = 256
 
+// few is the size of a reader's first chunk, which is on its stack. Most reads
+// return a change or two, and thousands of streams read on goroutines of their
+// own, which keep a stack as large as they have once needed.
+const few = 8
+
+// chunks are the buffers of readers with more than a few changes.
+var chunks = sync.Pool{New: func() any { return new([chunk]Change) }}
+
+// giveBack returns a buffer without its records; nil is none.
+func giveBack(buf *[chunk]Change) {
+	if buf != nil {
+		clear(buf[:])
+		chunks.Put(buf)
+	}
+}
+
 // Changes returns the changes of a kind after a cursor, oldest first, and
 // advances the cursor. A name that changed several times occurs once, with its
 // newest state. From the zero Cursor it returns everything.
@@ -248,21 +264,25 @@ func (d *DB) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 			*c = At(d.Revision())
 			return
 		}
-		var buf [chunk]Change
-		for {
-			changes, now := d.read(l, c, buf[:0])
+		var first [few]Change
+		var more *[chunk]Change
+		defer func() { giveBack(more) }()
+		for buf := first[:0]; ; buf = more[:0] {
+			changes, now := d.read(l, c, buf)
 			if c.Lost {
 				return
 			}
 			if !c.each(changes, yield) {
 				return
 			}
-			if len(changes) < chunk {
+			if len(changes) < cap(buf) {
 				c.Revision = max(c.Revision, now)
 				return
 			}
 			// Release the records that the reader has handled.
-			clear(buf[:])
+			if clear(changes); more == nil {
+				more = chunks.Get().(*[chunk]Change)
+			}
 		}
 	}
 }

@@ -300,9 +300,11 @@ func (s *Selection) removeLocked(l *selected, name string) {
 // Changes returns the changes of a kind after a cursor; see [DB.Changes].
 func (s *Selection) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
-		var buf [chunk]Change
-		for {
-			changes, now, ok := s.read(k, c, buf[:0])
+		var first [few]Change
+		var more *[chunk]Change
+		defer func() { giveBack(more) }()
+		for buf := first[:0]; ; buf = more[:0] {
+			changes, now, ok := s.read(k, c, buf)
 			if !ok {
 				*c = At(now)
 				return
@@ -310,12 +312,14 @@ func (s *Selection) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 			if c.Lost || !c.each(changes, yield) {
 				return
 			}
-			if len(changes) < chunk {
+			if len(changes) < cap(buf) {
 				c.Revision = max(c.Revision, now)
 				return
 			}
 			// Release the records that the reader has handled.
-			clear(buf[:])
+			if clear(changes); more == nil {
+				more = chunks.Get().(*[chunk]Change)
+			}
 		}
 	}
 }
