@@ -17,6 +17,7 @@ import (
 
 func newMeshConfig() *cobra.Command {
 	var host, ca string
+	var instances int
 	cmd := &cobra.Command{
 		Use:   "meshconfig --config FILE",
 		Short: "Print the configSources with which istiod follows the bridge",
@@ -33,7 +34,11 @@ With TLS the mode is SIMPLE, from Istio 1.26 on: earlier versions, and the other
 	file := requireConfig(cmd)
 	cmd.Flags().StringVar(&host, "host", "", "`NAME` under which istiod reaches the bridge, such as that of its Service")
 	cmd.Flags().StringVar(&ca, "ca-file", "", "PEM `FILE` of the authority of the listener's certificate (default: the certificate itself, if it is its own authority)")
+	cmd.Flags().IntVar(&instances, "instances", 0, "`NUMBER` of instances that the registries have: say how many shards they want")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if instances < 0 {
+			return usageError(cmd, fmt.Errorf("--instances %d: must not be below 0", instances))
+		}
 		ctx, stop := endAtHangup(cmd.Context())
 		defer stop()
 		cfg, err := loadConfig(ctx, *file, config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr()))
@@ -45,6 +50,9 @@ With TLS the mode is SIMPLE, from Istio 1.26 on: earlier versions, and the other
 			return err
 		}
 		var b bytes.Buffer
+		if instances > 0 {
+			b.WriteString(shardAdvice(instances, len(block.ConfigSources)-1))
+		}
 		enc := yaml.NewEncoder(&b)
 		enc.SetIndent(2)
 		if err := enc.Encode(block); err != nil {
@@ -92,6 +100,35 @@ func meshConfig(cfg *config.Config, host, ca string) (*meshBlock, error) {
 		block.ConfigSources = append(block.ConfigSources, s)
 	}
 	return block, nil
+}
+
+// perShard is the number of instances that a shard should have at most, and
+// mostShards how many shards are enough: what istiod spends on a change grows
+// with its shard, and each shard is a stream of its own
+// (docs/performance.md, "Shards of an istiod").
+const perShard, mostShards = 6250, 64
+
+// shardsFor returns the number of shards for a number of instances, a power of
+// two, so that more shards later divide those that there are.
+func shardsFor(instances int) int {
+	n := 1
+	for n < mostShards && instances > n*perShard {
+		n *= 2
+	}
+	return n
+}
+
+// shardAdvice is a comment about the number of shards.
+func shardAdvice(instances, sources int) string {
+	want := shardsFor(instances)
+	if want == 1 {
+		return fmt.Sprintf("# %d instances want no shards.\n", instances)
+	}
+	advice := fmt.Sprintf("# %d instances want %d shards: a listener each, with view: {shard: 0/%d} and so on.\n", instances, want, want)
+	if sources < want {
+		advice += fmt.Sprintf("# The configuration gives istiod %d config source(s) besides k8s://.\n", sources)
+	}
+	return advice
 }
 
 // sourceListeners returns the listeners that are config sources: the first that

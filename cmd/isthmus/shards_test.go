@@ -73,3 +73,32 @@ func TestServeShards(t *testing.T) {
 		}
 	}
 }
+
+// meshconfig says how many shards a number of instances wants, in a comment
+// before the block.
+func TestMeshConfigShards(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "isthmus.yaml")
+	text := "listen: {admin: '127.0.0.1:0', xds: [{address: '127.0.0.1:15051', view: {shard: 0/2}}, {address: '127.0.0.1:15052', view: {shard: 1/2}}]}\n" +
+		"registries: [{name: load, type: sim}]\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		instances string
+		code      int
+		want      string
+	}{
+		{"6250", exitOK, `^# 6250 instances want no shards.\nconfigSources:`},
+		{"12500", exitOK, `^# 12500 instances want 2 shards: a listener each, .*0/2.*\nconfigSources:`},
+		{"100000", exitOK, `^# 100000 instances want 16 shards: .*\n# The configuration gives istiod 2 config source\(s\) besides k8s://.\nconfigSources:`},
+		{"1000000000", exitOK, ` want 64 shards`},
+		{"0", exitOK, `^configSources:`},
+		{"-1", exitUsage, `--instances -1: must not be below 0`},
+	} {
+		p := start(t, "meshconfig", "--config", path, "--instances", tt.instances)
+		code := p.wait()
+		if text := strings.Join(append(p.stdout.seen, p.stderr.seen...), "\n"); code != tt.code || !regexp.MustCompile(tt.want).MatchString(text) {
+			t.Errorf("%s instances: ended with %d and wrote %s; want %d and %s", tt.instances, code, text, tt.code, tt.want)
+		}
+	}
+}

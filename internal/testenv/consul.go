@@ -1,14 +1,12 @@
 package testenv
 
 import (
-	"bytes"
 	"crypto/rand"
 	"fmt"
 	"maps"
 	"net/http"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -130,21 +128,7 @@ func (c *Consul) ready() (seen string, ok bool) {
 
 // CPU returns the processor time of the server since its start, on Linux;
 // elsewhere it returns 0.
-func (c *Consul) CPU() time.Duration {
-	c.proc.mu.Lock()
-	pid := c.proc.run.cmd.Process.Pid
-	c.proc.mu.Unlock()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	// The name of the program is in parentheses; the times are the 12th and
-	// 13th field after it, in hundredths of a second.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	user, _ := strconv.Atoi(fields[11])
-	system, _ := strconv.Atoi(fields[12])
-	return time.Duration(user+system) * 10 * time.Millisecond
-}
+func (c *Consul) CPU() time.Duration { return c.proc.cpu() }
 
 // Kill ends the server as kill -9 does.
 func (c *Consul) Kill() { c.proc.kill() }

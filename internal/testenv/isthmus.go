@@ -82,7 +82,8 @@ type Isthmus struct {
 	proc       *process
 	binary     string
 	registries string
-	security   string // fields of the xDS listener's block
+	security   string   // fields of the xDS listener's block
+	shards     []string // addresses of xDS listeners of a shard each, instead of XDS
 	client     *http.Client
 }
 
@@ -97,11 +98,26 @@ func StartIsthmus(t testing.TB, registries string) *Isthmus {
 // besides its address, such as "tls: {...}".
 func StartSecureIsthmus(t testing.TB, registries, security string) *Isthmus {
 	t.Helper()
-	i := &Isthmus{binary: Binary(t), registries: registries, security: security, client: &http.Client{Timeout: callTime, Transport: &http.Transport{}}}
+	return startIsthmus(t, &Isthmus{registries: registries, security: security})
+}
+
+// StartShardedIsthmus is [StartIsthmus] with an xDS listener for each of n
+// shards, instead of one; see Sources.
+func StartShardedIsthmus(t testing.TB, registries string, n int) *Isthmus {
+	t.Helper()
+	return startIsthmus(t, &Isthmus{registries: registries, shards: make([]string, n)})
+}
+
+func startIsthmus(t testing.TB, i *Isthmus) *Isthmus {
+	t.Helper()
+	i.binary, i.client = Binary(t), &http.Client{Timeout: callTime, Transport: &http.Transport{}}
 	t.Cleanup(i.client.CloseIdleConnections)
 	i.proc = newProcess(t, "isthmus")
 	i.proc.startReady(t, func() {
 		i.XDS, i.Admin = loopback(FreePort(t)), loopback(FreePort(t))
+		for n := range i.shards {
+			i.shards[n] = loopback(FreePort(t))
+		}
 		i.launch(t)
 	}, i.alive(t))
 	return i
@@ -120,7 +136,15 @@ func (i *Isthmus) writeConfig(t testing.TB, name string) string {
 	if i.security != "" {
 		block += ", " + i.security
 	}
-	return i.proc.writeFile(t, name, fmt.Sprintf("listen: {xds: {%s}, admin: %q}\nlog: {level: debug}\nregistries:\n%s\n",
+	block = "{" + block + "}"
+	if len(i.shards) > 0 {
+		var all []string
+		for n, address := range i.shards {
+			all = append(all, fmt.Sprintf("{address: %q, view: {shard: %d/%d}}", address, n, len(i.shards)))
+		}
+		block = "[" + strings.Join(all, ", ") + "]"
+	}
+	return i.proc.writeFile(t, name, fmt.Sprintf("listen: {xds: %s, admin: %q}\nlog: {level: debug}\nregistries:\n%s\n",
 		block, i.Admin, strings.TrimSpace(i.registries)))
 }
 
@@ -151,6 +175,18 @@ func (i *Isthmus) alive(t testing.TB) func() (string, bool) {
 
 // Source returns the program's URL for istiod's configSource.
 func (i *Isthmus) Source() string { return "xds://" + i.XDS }
+
+// Sources returns the URLs of all shards.
+func (i *Isthmus) Sources() (urls []string) {
+	for _, address := range i.shards {
+		urls = append(urls, "xds://"+address)
+	}
+	return urls
+}
+
+// CPU returns the processor time of the program since its start, without
+// plugins, on Linux; elsewhere it returns 0.
+func (i *Isthmus) CPU() time.Duration { return i.proc.cpu() }
 
 // WaitReady waits until every registry has sent its first full listing
 // (/readyz).
