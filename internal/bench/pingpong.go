@@ -3,6 +3,7 @@ package bench
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -47,28 +48,75 @@ func ServeEcho(ctx context.Context, out io.Writer) error {
 // mostPings bounds the rate of a ping-pong, in messages a second.
 const mostPings = 1000
 
+// startEcho starts the other end of the ping-pong, and returns its address.
+func startEcho(ctx context.Context, program string) (address string, cmd *exec.Cmd, err error) {
+	cmd = exec.CommandContext(ctx, program, "bench", "echo")
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return "", nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return "", nil, err
+	}
+	address, err = bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		stopEcho(cmd)
+		return "", nil, fmt.Errorf("the other end of the ping-pong did not start: %w", err)
+	}
+	return strings.TrimSpace(address), cmd, nil
+}
+
+func stopEcho(cmd *exec.Cmd) {
+	_ = cmd.Process.Signal(syscall.SIGTERM)
+	_ = cmd.Wait()
+}
+
+// bareStreams returns the memory that each of n bare gRPC streams takes in a
+// server, in bytes: streams that have received and sent some messages of 100
+// bytes, on as many connections as the sinks have.
+func bareStreams(ctx context.Context, program string, n int) (each float64, err error) {
+	address, cmd, err := startEcho(ctx, program)
+	if err != nil {
+		return 0, err
+	}
+	defer stopEcho(cmd)
+	conns, hangUp, err := dial(address, n)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, hangUp()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	m := wrapperspb.Bytes(make([]byte, 100))
+	before := int64(0)
+	for i, conn := range conns {
+		stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, echoMethod)
+		if err != nil {
+			return 0, err
+		}
+		for range 3 {
+			if err := errors.Join(stream.SendMsg(m), stream.RecvMsg(m)); err != nil {
+				return 0, err
+			}
+		}
+		if i == 0 {
+			before = resident(cmd.Process.Pid)
+		}
+	}
+	return float64(resident(cmd.Process.Pid)-before) / float64(n), nil
+}
+
 // pingPong measures a bare gRPC message of 100 bytes to another process and
 // back, paced like the changes: most of it is the time in which an idle machine
 // wakes up.
 func pingPong(ctx context.Context, program string, rate float64, duration time.Duration) (*hdrhistogram.Histogram, error) {
-	cmd := exec.CommandContext(ctx, program, "bench", "echo")
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	out, err := cmd.StdoutPipe()
+	address, cmd, err := startEcho(ctx, program)
 	if err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	defer func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
-	}()
-	address, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		return nil, fmt.Errorf("the other end of the ping-pong did not start: %w", err)
-	}
-	conn, err := grpc.NewClient(strings.TrimSpace(address), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	defer stopEcho(cmd)
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}

@@ -242,6 +242,20 @@ type meter struct {
 	most  []int64
 }
 
+// resident returns the memory of a process, in bytes; 0 where there is no
+// /proc.
+func resident(pid int) int64 {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0
+	}
+	stat, err := p.Stat()
+	if err != nil {
+		return 0
+	}
+	return int64(stat.ResidentMemory())
+}
+
 // newMeter begins to measure. Where there is no /proc it measures nothing.
 func newMeter(pids map[string]int) *meter {
 	m := &meter{since: time.Now()}

@@ -22,6 +22,8 @@ func Median(results []Result) (m Result) {
 	m.PingPong = percentiles(func(r Result) Percentiles { return r.PingPong })
 	m.Ready = of(func(r Result) float64 { return r.Ready })
 	m.UpdatesPerSecond = of(func(r Result) float64 { return r.UpdatesPerSecond })
+	m.Stream = of(func(r Result) float64 { return r.Stream })
+	m.BareStream = of(func(r Result) float64 { return r.BareStream })
 	m.Updates = int64(of(func(r Result) float64 { return float64(r.Updates) }))
 	m.Responses = int64(of(func(r Result) float64 { return float64(r.Responses) }))
 	m.Bytes = int64(of(func(r Result) float64 { return float64(r.Bytes) }))
@@ -99,6 +101,9 @@ func Write(w io.Writer, o Options, r Result) error {
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	if r.Stream > 0 {
+		fmt.Fprintf(w, "\neach stream takes %.0f kB of the bridge; a bare gRPC stream takes %.0f kB\n", r.Stream/1000, r.BareStream/1000)
 	}
 	if r.Differences > 0 {
 		_, err := fmt.Fprintf(w, "\nNOT EQUAL: sinks hold %d resources otherwise than a new sink\n", r.Differences)

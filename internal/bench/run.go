@@ -49,6 +49,12 @@ type Result struct {
 	Differences int `json:"differences"`
 	// Processes are bridge, plugin and sinks.
 	Processes []Process `json:"processes"`
+	// Stream is the memory of the bridge for each sink, in bytes: by how much
+	// more was resident at most than when there was one sink. BareStream is
+	// that of a bare gRPC stream on as many connections. Both are 0 if there
+	// are fewer than a hundred sinks.
+	Stream     float64 `json:"stream_bytes,omitempty"`
+	BareStream float64 `json:"bare_stream_bytes,omitempty"`
 	// Upstream is what a real registry was seen to do, nil for sim.
 	Upstream *Upstream `json:"upstream,omitempty"`
 }
@@ -147,6 +153,11 @@ func try(ctx context.Context, program string, o Options) (r Result, err error) {
 		return r, err
 	}
 	r.PingPong = percentiles(ping)
+	if o.Sinks >= perConnection {
+		if r.BareStream, err = bareStreams(ctx, program, o.Sinks); err != nil {
+			return r, err
+		}
+	}
 
 	begin := time.Now()
 	var b served
@@ -208,6 +219,13 @@ func try(ctx context.Context, program string, o Options) (r Result, err error) {
 		}
 	}
 	r.Processes = m.end()
+	if o.Sinks >= perConnection && all.before > 0 {
+		for _, p := range r.Processes {
+			if p.Name == "bridge" {
+				r.Stream = float64(p.Memory-all.before) / float64(o.Sinks)
+			}
+		}
+	}
 	if f != nil {
 		if err := f.load(ctx, &r); err != nil {
 			return r, err
@@ -249,6 +267,7 @@ type group struct {
 	running sync.WaitGroup
 	cancel  context.CancelFunc
 	hangUp  []func() error
+	before  int64 // resident in the bridge when there was one sink, in bytes
 }
 
 // end ends all streams and waits for that.
@@ -298,6 +317,7 @@ func (g *group) fill(ctx context.Context, b served, o Options, w *window) error 
 	if err := probe.quiet(ctx); err != nil {
 		return fmt.Errorf("nothing is served: %w", err)
 	}
+	g.before = resident(b.pids()["bridge"])
 	have := first.keys()
 	for i := range o.Sinks {
 		g.sinks = append(g.sinks, newSink(p, part(have, i, o.Names), w, g.latency, g.heard))

@@ -17,6 +17,7 @@ import (
 // was.
 func TestConsul(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	cert := testcert.New(t, "localhost")
 	server := testenv.StartConsul(t, testenv.ConsulConfig{CertFile: cert.Cert, KeyFile: cert.Key})
 	_, err := server.Client.Catalog().Register(&api.CatalogRegistration{Node: "own", Address: "127.0.0.1", Service: &api.AgentService{Service: "own", Port: 80}}, nil)
@@ -41,13 +42,42 @@ func TestNacos(t *testing.T) {
 	measure(t, "nacos", "--address", "http://"+server.Addr)
 }
 
-// measure runs a scenario at a small size.
+// Many streams are measured beside as many bare ones.
+func TestStreams(t *testing.T) {
+	testenv.SkipIfShort(t)
+	t.Parallel()
+	if m := run(t, "streams", "--services", "30", "--instances", "3", "--sinks", "120", "--names", "2"); m.BareStream <= 0 {
+		t.Errorf("measured %+v", m)
+	}
+}
+
+// measure runs a scenario with a real registry.
 func measure(t *testing.T, scenario string, args ...string) {
 	t.Helper()
-	args = append([]string{
-		"bench", scenario, "--services", "30", "--instances", "3", "--sinks", "2", "--rate", "50",
-		"--duration", "1s", "--runs", "1", "--output", "json",
-	}, args...)
+	m := run(t, scenario, append(args, "--services", "30", "--instances", "3", "--sinks", "2")...)
+	if u := m.Upstream; m.Latency.Max <= 0 || u.Notified.Max <= 0 || u.Added.Max <= 0 || u.Connections < 1 {
+		t.Errorf("measured %+v", m)
+	}
+}
+
+type percentiles struct {
+	Max float64 `json:"max_ms"`
+}
+
+type median struct {
+	Updates, Differences int
+	Latency              percentiles
+	BareStream           float64 `json:"bare_stream_bytes"`
+	Upstream             struct {
+		Notified, Added percentiles
+		Connections     int
+	}
+}
+
+// run runs a scenario for a second.
+func run(t *testing.T, scenario string, args ...string) median {
+	t.Helper()
+	args = append([]string{"bench", scenario, "--rate", "50", "--duration", "1s", "--runs", "1", "--output", "json"}, args...)
 	out, err := exec.CommandContext(t.Context(), testenv.Binary(t), args...).Output() //nolint:gosec // a program of this repository
 	if err != nil {
 		if e, ok := err.(*exec.ExitError); ok { //nolint:errorlint // of Output itself
@@ -55,19 +85,7 @@ func measure(t *testing.T, scenario string, args ...string) {
 		}
 		t.Fatal(err)
 	}
-	type percentiles struct {
-		Max float64 `json:"max_ms"`
-	}
-	var result struct {
-		Median struct {
-			Updates, Differences int
-			Latency              percentiles
-			Upstream             struct {
-				Notified, Added percentiles
-				Connections     int
-			}
-		}
-	}
+	var result struct{ Median median }
 	if err := json.Unmarshal(out, &result); err != nil {
 		t.Fatal(err)
 	}
@@ -76,9 +94,7 @@ func measure(t *testing.T, scenario string, args ...string) {
 	if m.Updates < 1 || m.Differences != 0 {
 		t.Errorf("%d updates and %d differences", m.Updates, m.Differences)
 	}
-	if u := m.Upstream; m.Latency.Max <= 0 || u.Notified.Max <= 0 || u.Added.Max <= 0 || u.Connections < 1 {
-		t.Errorf("measured %+v", m)
-	}
+	return m
 }
 
 // BenchmarkConsul prints the tables of the scenario consul: over https, and
