@@ -880,6 +880,7 @@ func cmpBool(a, b bool) int {
 // compareKeys orders keys part by part, widest first.
 func compareKeys(a, b registry.Key) int {
 	return cmp.Or(
+		strings.Compare(a.Peer, b.Peer),
 		strings.Compare(a.Datacenter, b.Datacenter),
 		strings.Compare(a.Partition, b.Partition),
 		strings.Compare(a.Namespace, b.Namespace),

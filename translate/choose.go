@@ -101,6 +101,8 @@ func (c *call) instanceFact(inst *registry.Instance, name string) string {
 		return k.Partition
 	case "__datacenter":
 		return k.Datacenter
+	case "__peer":
+		return k.Peer
 	case "__registry":
 		return c.t.registry
 	case "__tags":

@@ -322,7 +322,7 @@ func (t *Translator) fingerprint(inst *registry.Instance) uint64 {
 
 func hashKey(k *registry.Key) uint64 {
 	x := hashString(k.Name)
-	for _, part := range [...]string{k.Group, k.Namespace, k.Partition, k.Datacenter} {
+	for _, part := range [...]string{k.Group, k.Namespace, k.Partition, k.Datacenter, k.Peer} {
 		x = combine(x, hashString(part))
 	}
 	return x

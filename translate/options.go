@@ -24,7 +24,7 @@ type Options struct {
 	Host      string `json:"host,omitempty" jsonschema_description:"Template of the service's host. What is no legal host is mended and listed. Default: {{.Name}}.{{.Registry}}, unless the adapter has its own."`
 	HostCase  string `json:"host_case,omitempty" jsonschema:"enum=lower,enum=keep" jsonschema_description:"The case of letters of hosts. lower: lower case, as DNS has it. keep: that of the template, for a mesh whose policies name hosts so: a DestinationRule or the destination of a VirtualService applies to a host with the same letters only. Default: lower; keep with the presets whose bridge keeps them."`
 	Namespace string `json:"namespace,omitempty" jsonschema_description:"Template of the namespace of the service's resources. Default: {{.Registry}}."`
-	Name      string `json:"name,omitempty" jsonschema_description:"Template of the name of the service's ServiceEntry within its namespace. Default: the non-empty ones of name, group, namespace, partition, datacenter, joined by dashes."`
+	Name      string `json:"name,omitempty" jsonschema_description:"Template of the name of the service's ServiceEntry within its namespace. Default: the non-empty ones of name, group, namespace, partition, datacenter and PEER-peer, joined by dashes."`
 
 	Aliases []string `json:"aliases,omitempty" jsonschema_description:"Templates of further hosts of the service. Istio needs ports of HTTP or TLS for several hosts: with others the aliases are left out and listed. An empty one is none."`
 
@@ -53,7 +53,7 @@ type Options struct {
 	Location   string `json:"location,omitempty" jsonschema:"enum=internal,enum=external" jsonschema_description:"Whether the services count as part of the mesh. Default: internal."`
 
 	ExportTo        []string `json:"export_to,omitempty" jsonschema_description:"Namespaces that see the services: a name, . (its own), * (all) or ~ (none). Default: the mesh's own default."`
-	SubjectAltNames []string `json:"subject_alt_names,omitempty" jsonschema_description:"Names of which a server certificate must carry one, if clients use TLS."`
+	SubjectAltNames []string `json:"subject_alt_names,omitempty" jsonschema_description:"Names of which a server certificate must carry one, if clients use TLS, besides those that the registry states of a service."`
 	ServiceAccount  string   `json:"service_account,omitempty" jsonschema_description:"Service account of every instance. Clients then use mutual TLS to it: leave it empty for instances without a sidecar. none takes back that of the preset."`
 	// ServiceAccountKey is looked up per instance.
 	ServiceAccountKey string `json:"service_account_key,omitempty" jsonschema_description:"Metadata key of instances that holds the service account. It wins over service_account. none takes back that of the preset."`
@@ -79,7 +79,7 @@ type InstanceOptions struct {
 
 // RelabelOptions holds relabeling rules in the syntax of Prometheus.
 type RelabelOptions struct {
-	Services  []RelabelRule `json:"services,omitempty" jsonschema_description:"Rules over a service. Targets: host, namespace, name; annotation.KEY of the ServiceEntry; any other is a label of the ServiceEntry. Sources: these, and __name, __group, __namespace, __partition, __datacenter, __registry, __tags (,a,b,), __meta_KEY; __instance_meta_KEY is what most instances say."`
+	Services  []RelabelRule `json:"services,omitempty" jsonschema_description:"Rules over a service. Targets: host, namespace, name; annotation.KEY of the ServiceEntry; any other is a label of the ServiceEntry. Sources: these, and __name, __group, __namespace, __partition, __datacenter, __peer, __registry, __tags (,a,b,), __meta_KEY; __instance_meta_KEY is what most instances say."`
 	Instances []RelabelRule `json:"instances,omitempty" jsonschema_description:"Rules over an instance. Targets: labels of the WorkloadEntry, and __region, __zone, __sub_zone. Sources: these, those of the service that begin with __, and __id, __address, __port, __node, __cluster, __health; __meta_KEY and __tags are the instance's own. The labels that the labels block gives are there at the start."`
 }
 

@@ -7,7 +7,7 @@ import "strings"
 // limits.
 var presets = map[string]func(adapter string) Options{
 	"consul": func(string) Options {
-		return Options{Host: `{{.Name}}.service{{with .Namespace}}.{{.}}.ns{{end}}{{with .Partition}}.{{.}}.ap{{end}}{{with .Datacenter}}.{{.}}{{if or $.Namespace $.Partition}}.dc{{end}}{{end}}.consul`}
+		return Options{Host: `{{.Name}}.service{{with .Namespace}}.{{.}}.ns{{end}}{{with .Partition}}.{{.}}.ap{{end}}{{with .Datacenter}}.{{.}}{{if or $.Namespace $.Partition}}.dc{{end}}{{end}}{{with .Peer}}.{{.}}.peer{{end}}.consul`}
 	},
 	"nacos": func(string) Options {
 		return Options{Host: `{{.Name}}.{{.Group | dash}}.{{.Namespace}}.nacos`}

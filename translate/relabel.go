@@ -11,7 +11,7 @@ import (
 // with "_" is the prefix of a key.
 var (
 	serviceFacts = []string{
-		"__name", "__group", "__namespace", "__partition", "__datacenter", "__registry", "__tags", "__meta_", "__instance_meta_", "__tmp",
+		"__name", "__group", "__namespace", "__partition", "__datacenter", "__peer", "__registry", "__tags", "__meta_", "__instance_meta_", "__tmp",
 	}
 	instanceFacts = append([]string{
 		"__id", "__address", "__port", "__node", "__cluster", "__health", "__region", "__zone", "__sub_zone",

@@ -108,10 +108,11 @@ type head struct {
 	selector              string
 	ports                 []servicePort
 	labels                []pair
-	more                  *more // nil for none
-	dns                   bool  // resolution is DNS
-	fractional            bool  // some weight is not a whole number
-	served                bool  // there is a ServiceEntry; otherwise only dns and fractional are set
+	more                  *more    // nil for none
+	subjectAltNames       []string // sorted unless all are configured
+	dns                   bool     // resolution is DNS
+	fractional            bool     // some weight is not a whole number
+	served                bool     // there is a ServiceEntry; otherwise only dns and fractional are set
 }
 
 // hash differs for heads that give different ServiceEntries or WorkloadEntries.
@@ -134,6 +135,10 @@ func (h *head) hash() uint64 {
 		}
 	}
 	x = combinePairs(x, h.labels)
+	x = combine(x, uint64(len(h.subjectAltNames)))
+	for _, name := range h.subjectAltNames {
+		x = combine(x, hashString(name))
+	}
 	if m := h.more; m != nil {
 		x = combinePairs(combinePairs(x, m.annotations), m.subsets)
 		for _, host := range m.aliases {
@@ -444,6 +449,7 @@ func (c *call) makeHead(n *names, instances []*registry.Instance) *head {
 		return &head{dns: h.dns, fractional: h.fractional}
 	}
 	h.selector = SelectorValue(h.name)
+	h.subjectAltNames = c.subjectAltNames()
 	if subsets := c.subsets(instances); n.more != nil || len(subsets) > 0 {
 		h.more = &more{aliases: c.aliases(n, h.ports), subsets: subsets}
 	}
@@ -468,6 +474,23 @@ func (c *call) makeHead(n *names, instances []*registry.Instance) *head {
 	}
 	h.labels = slices.Clone(c.labels.settle()) // the labeler reuses its slice
 	return h
+}
+
+// subjectAltNames returns the configured names and those of the registry.
+func (c *call) subjectAltNames() []string {
+	if len(c.svc.SubjectAltNames) == 0 {
+		return c.t.o.SubjectAltNames
+	}
+	all := slices.Clone(c.t.o.SubjectAltNames)
+	for _, name := range c.svc.SubjectAltNames {
+		if !utf8.ValidString(name) || name == "" {
+			c.about("subjectAltName "+quote(name), "is no text: left out; correct it in the registry")
+			continue
+		}
+		all = append(all, name)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // aliases returns the additional hosts that can be served.
@@ -497,7 +520,7 @@ func (c *call) nameService(prev *Result, instances []*registry.Instance) (n name
 	defer func() { n.findings = slices.Clone(c.findings[before:]) }()
 	t, k := c.t, &c.svc.Key
 	data := &ServiceData{
-		Name: k.Name, Group: k.Group, Namespace: k.Namespace, Partition: k.Partition, Datacenter: k.Datacenter,
+		Name: k.Name, Group: k.Group, Namespace: k.Namespace, Partition: k.Partition, Datacenter: k.Datacenter, Peer: k.Peer,
 		Registry: t.registry, Meta: c.svc.Meta, Tags: c.svc.Tags, instances: instances,
 	}
 	if data.Meta == nil {
@@ -541,7 +564,7 @@ func (c *call) nameService(prev *Result, instances []*registry.Instance) (n name
 	set(&n.namespace, "namespace", namespace, mendNamespace)
 	if name != "" || t.name != nil {
 		set(&n.name, "name", name, func(s string) string { return mendSubdomain(s, maxEntryName) })
-	} else if n.name = entryName(k.Name, k.Group, k.Namespace, k.Partition, k.Datacenter); n.name == "" {
+	} else if n.name = entryName(k.Name, k.Group, k.Namespace, k.Partition, k.Datacenter, peerPart(k)); n.name == "" {
 		c.ofService("its key cannot be made a resource's name: left out; rename the service, or set translate.name")
 		n.ok = false
 	}
@@ -587,7 +610,7 @@ func (c *call) nameAlias(n *names, data *ServiceData, field string, tmpl *templa
 // relabelService applies the rules to a service.
 func (c *call) relabelService(n *names, data *ServiceData, host, namespace, name *string) {
 	v := values{set: map[string]string{
-		"__name": data.Name, "__group": data.Group, "__namespace": data.Namespace, "__partition": data.Partition, "__datacenter": data.Datacenter,
+		"__name": data.Name, "__group": data.Group, "__namespace": data.Namespace, "__partition": data.Partition, "__datacenter": data.Datacenter, "__peer": data.Peer,
 		"__registry": data.Registry, "__tags": tagText(data.Tags), "host": *host, "namespace": *namespace, "name": *name,
 	}}
 	for k, m := range data.Meta {
@@ -632,7 +655,20 @@ func (c *call) isIdle(inst *registry.Instance, prev *Result, health, reason stri
 // instanceName is the full name of an instance's WorkloadEntry.
 func (c *call) instanceName(id string) string {
 	k := &c.svc.Key
-	return c.head.namespace + "/" + c.head.name + "-" + shortHash(instanceHash, k.Name, k.Group, k.Namespace, k.Partition, k.Datacenter, id)
+	parts := []string{k.Name, k.Group, k.Namespace, k.Partition, k.Datacenter, id}
+	if k.Peer != "" { // others keep the names that they had before there were peers
+		parts = append(parts, peerPart(k))
+	}
+	return c.head.namespace + "/" + c.head.name + "-" + shortHash(instanceHash, parts...)
+}
+
+// peerPart returns the part of a resource's name for the key's peer, "" for
+// none. It cannot be mistaken for a datacenter.
+func peerPart(k *registry.Key) string {
+	if k.Peer == "" {
+		return ""
+	}
+	return k.Peer + "-peer"
 }
 
 // entry encodes the ServiceEntry.
@@ -642,7 +678,7 @@ func (t *Translator) entry(h *head) *Encoded {
 		Location:        networking.ServiceEntry_MESH_INTERNAL,
 		Resolution:      networking.ServiceEntry_STATIC,
 		ExportTo:        t.o.ExportTo,
-		SubjectAltNames: t.o.SubjectAltNames,
+		SubjectAltNames: h.subjectAltNames,
 	}
 	if t.o.Location == "external" {
 		spec.Location = networking.ServiceEntry_MESH_EXTERNAL

@@ -11,7 +11,7 @@ import (
 // ServiceData is the input of the templates of host, namespace and name.
 type ServiceData struct {
 	// The parts of the service's key, in the registry's spelling.
-	Name, Group, Namespace, Partition, Datacenter string
+	Name, Group, Namespace, Partition, Datacenter, Peer string
 	// Registry is the configured name of the registry.
 	Registry string
 	// Meta is the registry's metadata of the service, not of its instances.
@@ -76,11 +76,11 @@ func parseTemplate(text string) (*template.Template, error) {
 	// A trial run with every field set detects unknown fields. Other errors
 	// depend on the service and are reported then.
 	_, err = execute(tmpl, &ServiceData{
-		Name: "name", Group: "group", Namespace: "namespace", Partition: "partition", Datacenter: "datacenter",
+		Name: "name", Group: "group", Namespace: "namespace", Partition: "partition", Datacenter: "datacenter", Peer: "peer",
 		Registry: "registry", Meta: map[string]string{"key": "value"}, Tags: []string{"tag"},
 	})
 	if err != nil && strings.Contains(err.Error(), "can't evaluate field") {
-		return nil, fmt.Errorf("%w; there are Name, Group, Namespace, Partition, Datacenter, Registry, Meta, Tags and InstanceMeta", err)
+		return nil, fmt.Errorf("%w; there are Name, Group, Namespace, Partition, Datacenter, Peer, Registry, Meta, Tags and InstanceMeta", err)
 	}
 	return tmpl, nil
 }

@@ -666,8 +666,8 @@ func (s *source) instance() registry.Instance {
 
 func (s *source) service() (registry.Service, []registry.Instance) {
 	svc := registry.Service{
-		Key:  registry.Key{Name: s.text(), Group: s.text(), Namespace: s.text(), Partition: s.text(), Datacenter: s.text()},
-		Meta: s.meta(), Tags: s.texts(3),
+		Key:  registry.Key{Name: s.text(), Group: s.text(), Namespace: s.text(), Partition: s.text(), Datacenter: s.text(), Peer: s.text()},
+		Meta: s.meta(), Tags: s.texts(3), SubjectAltNames: s.texts(3),
 	}
 	if s.n(3) == 2 {
 		svc.Ports = s.ports()

@@ -25,12 +25,18 @@ type Key struct {
 	// services local to the configured registry if no other datacenter is
 	// followed.
 	Datacenter string
+	// Peer is the other registry that the service is imported from (Consul
+	// cluster peering). It is empty for the registry's own services.
+	Peer string
 }
 
 // String returns the non-empty parts of the key from the widest to the
 // narrowest, joined by "/".
 func (k Key) String() string {
 	s := ""
+	if k.Peer != "" {
+		s = k.Peer + ".peer/"
+	}
 	for _, part := range [...]string{k.Datacenter, k.Partition, k.Namespace, k.Group} {
 		if part != "" {
 			s += part + "/"
@@ -50,6 +56,9 @@ type Service struct {
 	Meta map[string]string
 	// Tags are the registry's bare labels of the service.
 	Tags []string
+	// SubjectAltNames are the names of which the certificate of an instance
+	// carries one, if the registry states that its instances require TLS.
+	SubjectAltNames []string
 }
 
 // Instance is one running copy of a service.

@@ -132,6 +132,9 @@ func (g *generator) service() (registry.Service, []registry.Instance) {
 	if g.one(4) {
 		svc.Key.Partition, svc.Key.Datacenter = g.name(), g.name()
 	}
+	if g.one(4) {
+		svc.Key.Peer, svc.SubjectAltNames = g.name(), g.texts(2)
+	}
 	if g.one(2) {
 		svc.Meta = g.meta()
 	}
