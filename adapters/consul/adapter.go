@@ -21,6 +21,9 @@ const (
 	// Every change of the catalog wakes a listing, whose cost to the server
 	// grows with the number of services.
 	listEvery = time.Second
+	// peeringEvery is the longest wait for a new list of imported services,
+	// whose changes Consul does not wake queries for.
+	peeringEvery = 2 * time.Second
 	// doubtfulWait bounds the wait of a query after an answer that the token
 	// may not read in full.
 	doubtfulWait = 15 * time.Second
@@ -164,8 +167,8 @@ func (c *clients) closeIdle() {
 	c.slots = nil
 }
 
-// scopes returns one scope for each configured datacenter and namespace. All
-// are awaited before any starts.
+// scopes returns one scope for each configured datacenter and namespace, and
+// for each peer. All are awaited before any starts.
 func (a *Adapter) scopes(st *state, catalog plugin.Catalog) []*scope {
 	orNone := func(names []string) []string {
 		if len(names) == 0 {
@@ -176,8 +179,11 @@ func (a *Adapter) scopes(st *state, catalog plugin.Catalog) []*scope {
 	var scopes []*scope
 	for _, dc := range orNone(a.config.Datacenters) {
 		for _, ns := range orNone(a.config.Namespaces) {
-			scopes = append(scopes, newScope(a, st, catalog, len(scopes), dc, ns))
+			scopes = append(scopes, newScope(a, st, catalog, len(scopes), dc, ns, ""))
 		}
+	}
+	for _, peer := range a.config.Peers {
+		scopes = append(scopes, newScope(a, st, catalog, len(scopes), "", "", peer))
 	}
 	return scopes
 }

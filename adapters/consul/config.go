@@ -31,6 +31,10 @@ type Config struct {
 	Namespaces  []string `json:"namespaces,omitempty" jsonschema_description:"Namespaces to follow (Consul Enterprise). Empty: the token's own; then keys carry no namespace."`
 	Partition   string   `json:"partition,omitempty" jsonschema_description:"Admin partition to follow (Consul Enterprise). Empty: the agent's own; then keys carry no partition."`
 
+	Peers []string `json:"peers,omitempty" jsonschema_description:"Cluster peers whose services, as imported by the agent's cluster, are followed too, by the names of the peerings. Their hosts name the peer: web.service.PEER.peer.consul. The token then needs peering = \"read\" as well. Default: none."`
+
+	Connect bool `json:"connect,omitempty" jsonschema_description:"Publish each service at the addresses of its sidecars in Consul's own mesh, with the SPIFFE name of their certificates as the subjectAltNames of its ServiceEntry, for gateways that have a certificate of that mesh. Services without a sidecar are left out. Default: false."`
+
 	Services plugin.Selection  `json:"services,omitempty" jsonschema_description:"Which services to follow, by name. The servers' own service, consul, is left out unless exclude says otherwise."`
 	Kinds    []string          `json:"kinds,omitempty" jsonschema_description:"Kinds of instances to take: typical, connect-proxy, mesh-gateway, terminating-gateway, ingress-gateway, api-gateway. Default: [typical], which leaves out the proxies and gateways of Consul's own mesh."`
 	Tags     []string          `json:"tags,omitempty" jsonschema_description:"Tags that an instance must have, all of them."`
@@ -125,6 +129,16 @@ func (c Config) Validate() error {
 	}
 	names("datacenters", c.Datacenters)
 	names("namespaces", c.Namespaces)
+	names("peers", c.Peers)
+	if len(c.Peers) > 0 && len(c.Namespaces) > 0 {
+		bad("peers", "are of the default namespace; follow them in a registry without namespaces")
+	}
+	if c.Connect && len(c.Peers) > 0 {
+		bad("connect", "the sidecars of imported services are behind mesh gateways; follow peers in a registry without connect")
+	}
+	if c.Connect && len(c.Kinds) > 0 && !slices.Equal(c.Kinds, DefaultConfig.Kinds) {
+		bad("kinds", "is not used with connect; remove one of them")
+	}
 	if c.Partition == "*" {
 		bad("partition", "wildcards are not supported here; use one registry per partition")
 	}
@@ -174,6 +188,8 @@ func (c Config) validatePeering(bad func(field, format string, args ...any)) {
 		{"datacenters", len(c.Datacenters) > 0},
 		{"namespaces", len(c.Namespaces) > 0},
 		{"partition", c.Partition != ""},
+		{"peers", len(c.Peers) > 0},
+		{"connect", c.Connect},
 		{"filter", c.Filter != ""},
 		{"accept_filtered", c.AcceptFiltered},
 	} {
@@ -186,8 +202,10 @@ func (c Config) validatePeering(bad func(field, format string, args ...any)) {
 	}
 }
 
-// scopes returns the number of followed datacenters and namespaces.
-func (c Config) scopes() int { return max(len(c.Datacenters), 1) * max(len(c.Namespaces), 1) }
+// scopes returns the number of followed datacenters and namespaces, and peers.
+func (c Config) scopes() int {
+	return max(len(c.Datacenters), 1)*max(len(c.Namespaces), 1) + len(c.Peers)
+}
 
 // withDefaults returns the configuration with required values filled in. Empty
 // lists stay empty: an empty exclude list excludes nothing.

@@ -61,18 +61,24 @@ func TestValidate(t *testing.T) {
 		"wait too long":         {func(c *Config) { c.Wait = plugin.Duration(time.Hour) }, []string{"wait"}},
 		"few connections":       {func(c *Config) { c.MaxConnections = 15 }, []string{"max_connections"}},
 		"least connections":     {func(c *Config) { c.MaxConnections = 16 }, nil},
-		"too few for scopes":    {func(c *Config) { c.MaxConnections, c.Datacenters = 23, []string{"a", "b", "c"} }, []string{"max_connections"}},
-		"enough for scopes":     {func(c *Config) { c.MaxConnections, c.Datacenters = 24, []string{"a", "b", "c"} }, nil},
+		"too few for scopes":    {func(c *Config) { c.MaxConnections, c.Datacenters = 25, []string{"a", "b", "c"} }, []string{"max_connections"}},
+		"enough for scopes":     {func(c *Config) { c.MaxConnections, c.Datacenters = 26, []string{"a", "b", "c"} }, nil},
 		"few, and need no more": {func(c *Config) { c.Address, c.MaxConnections, c.Datacenters = "https://x", 16, []string{"a", "b"} }, nil},
 		"mode":                  {func(c *Config) { c.Mode = "grpc" }, []string{"mode"}},
 		"peering without mode":  {func(c *Config) { c.Peering.TokenFile = "/t" }, []string{"peering"}},
 		"peering":               {func(c *Config) { c.Mode, c.Peering = "peering", PeeringConfig{"/t", "/s"} }, nil},
 		"peering without files": {func(c *Config) { c.Mode = "peering" }, []string{"peering.token_file", "peering.secret_file"}},
 		"one file for both":     {func(c *Config) { c.Mode, c.Peering = "peering", PeeringConfig{"/t", "/t"} }, []string{"peering.secret_file"}},
+		"peers":                 {func(c *Config) { c.Peers = []string{"a", "b"} }, nil},
+		"peers, odd":            {func(c *Config) { c.Peers = []string{"a", "a", "*", ""} }, []string{"peers[1]", "peers[2]", "peers[3]"}},
+		"peers of namespaces":   {func(c *Config) { c.Peers, c.Namespaces = []string{"a"}, []string{"n"} }, []string{"peers"}},
+		"connect":               {func(c *Config) { c.Connect = true }, nil},
+		"connect of peers":      {func(c *Config) { c.Connect, c.Peers = true, []string{"a"} }, []string{"connect"}},
+		"connect and kinds":     {func(c *Config) { c.Connect, c.Kinds = true, []string{"connect-proxy"} }, []string{"kinds"}},
 		"peering and queries": {func(c *Config) {
 			c.Mode, c.Peering = "peering", PeeringConfig{"/t", "/s"}
-			c.Address, c.Token, c.Filter, c.Kinds, c.TLS.CAFile = "https://h", "t", "a == b", []string{"mesh-gateway"}, "/c"
-		}, []string{"address", "token", "tls", "filter", "kinds"}},
+			c.Address, c.Token, c.Filter, c.Kinds, c.TLS.CAFile, c.Peers = "https://h", "t", "a == b", []string{"mesh-gateway"}, "/c", []string{"p"}
+		}, []string{"address", "token", "tls", "peers", "filter", "kinds"}},
 		"several things": {func(c *Config) { c.Scheme = "x"; c.Address = "http://"; c.Kinds = []string{"x"} }, []string{"scheme", "address", "kinds[0]"}},
 	}
 	for name, test := range tests {

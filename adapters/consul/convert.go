@@ -20,10 +20,11 @@ type converter struct {
 	meta          map[string]string
 	taggedAddress string
 	nodeMeta      plugin.Globs
+	connect       bool
 }
 
 func newConverter(c Config) converter {
-	return converter{kinds: c.Kinds, tags: c.Tags, meta: c.Meta, taggedAddress: c.TaggedAddress, nodeMeta: c.NodeMeta}
+	return converter{kinds: c.Kinds, tags: c.Tags, meta: c.Meta, taggedAddress: c.TaggedAddress, nodeMeta: c.NodeMeta, connect: c.Connect}
 }
 
 // instances converts an answer of /v1/health/service, without instances that
@@ -42,7 +43,7 @@ func (c converter) instances(entries []*api.ServiceEntry) []registry.Instance {
 
 // selects reports whether the configuration selects the instance.
 func (c converter) selects(s *api.AgentService) bool {
-	if !slices.Contains(c.kinds, cmp.Or(string(s.Kind), kindTypical)) {
+	if c.connect && destination(s) == "" || !c.connect && !slices.Contains(c.kinds, cmp.Or(string(s.Kind), kindTypical)) {
 		return false
 	}
 	for _, tag := range c.tags {
@@ -61,8 +62,7 @@ func (c converter) selects(s *api.AgentService) bool {
 // instance converts one entry, whose Node and Service are not nil.
 func (c converter) instance(e *api.ServiceEntry) registry.Instance {
 	i := registry.Instance{
-		// A service ID is unique only on its node.
-		ID:       e.Node.Node + "/" + e.Service.ID,
+		ID:       instanceID(e),
 		Tags:     e.Service.Tags,
 		Meta:     c.instanceMeta(e),
 		Locality: locality(e),
@@ -75,6 +75,10 @@ func (c converter) instance(e *api.ServiceEntry) registry.Instance {
 	i.Weight = weight(e.Service.Weights, status)
 	return i
 }
+
+// instanceID returns the ID of an instance: a service ID is unique only on its
+// node.
+func instanceID(e *api.ServiceEntry) string { return e.Node.Node + "/" + e.Service.ID }
 
 // endpoint returns the address and ports of the instance: of the preferred
 // tagged address, else of the service, else of the node.
@@ -141,6 +145,8 @@ func health(checks api.HealthChecks) (h registry.Health, disabled bool, status s
 	for _, c := range checks {
 		switch {
 		case c == nil:
+		case c.Status == api.HealthMaint: // the checks of an imported instance, as one
+			disabled = true
 		case c.CheckID == api.NodeMaint || strings.HasPrefix(c.CheckID, api.ServiceMaintPrefix):
 			disabled = true
 		default:

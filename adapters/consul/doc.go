@@ -2,12 +2,17 @@
 //
 // # How it watches
 //
-// A scope is one datacenter and namespace. Each scope has one blocking query on
+// A scope is one datacenter and namespace, or what is imported from one cluster
+// peer, whose services the peering states. Each scope has one blocking query on
 // /v1/catalog/services, which lists the services, and one blocking query per
 // service on /v1/health/service/NAME, which returns its instances. A change of
 // one instance therefore costs one small answer, whatever the size of the
 // catalog. A watched service costs one goroutine here, one stream or
 // connection, and about 80 KB on the server.
+//
+// One more query follows the service-defaults entries of a scope, for the
+// protocols of its services. Sidecars of Consul's own mesh are instances of
+// services that are followed anyway; see connect.go.
 //
 // Over plain HTTP each query needs its own connection, so the number of
 // connections is bounded (max_connections). If there are more services, each

@@ -29,13 +29,15 @@ type fakeConsul struct {
 	// http1 makes each query take a connection, as over plain HTTP.
 	http1 bool
 
-	mu       sync.Mutex    // guards everything below
-	index    uint64        // of the services' table
-	checks   uint64        // of the checks' table, which every change of an instance changes too
-	nodes    uint64        // of the nodes' table
-	now      int           // queries under way
-	most     int           // the most of them at a time
-	changed  chan struct{} // closed and replaced at each change of anything below
+	mu       sync.Mutex        // guards everything below
+	index    uint64            // of the services' table
+	checks   uint64            // of the checks' table, which every change of an instance changes too
+	nodes    uint64            // of the nodes' table
+	configs  uint64            // of the table of configuration entries
+	defaults map[string]string // protocols of service-defaults entries
+	now      int               // queries under way
+	most     int               // the most of them at a time
+	changed  chan struct{}     // closed and replaced at each change of anything below
 	services map[string]*fakeService
 	gone     map[string]uint64           // the index at which a service lost its last instance
 	failing  map[string]api.HealthChecks // of nodes, by the path that shows them
@@ -167,13 +169,22 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if q.Has("passing") || q.Has("stale") || q.Has("cached") {
 		f.t.Errorf("%s: passing, stale and cached gain nothing and cost the server", r.URL)
 	}
-	name, isHealth := strings.CutPrefix(r.URL.Path, "/v1/health/service/")
+	path := r.URL.Path
+	if peer := q.Get("peer"); peer != "" { // imported services are in f.services as peer/name
+		for _, begin := range []string{healthPath, lookPath} {
+			path = strings.Replace(path, begin, begin+peer+"/", 1)
+		}
+		if path == r.URL.Path {
+			f.t.Errorf("Consul does not tell %s of peers", r.URL)
+		}
+	}
+	name, isHealth := strings.CutPrefix(path, healthPath)
 	switch {
 	case isHealth, r.URL.Path == listPath:
 	case strings.HasPrefix(r.URL.Path, checksPath) && !q.Has("filter"):
 	case strings.HasPrefix(r.URL.Path, lookPath) && q.Get("tag") == noTag && index == 0:
 	case (r.URL.Path == criticalPath || r.URL.Path == warningPath) && q.Get("filter") == ofNodes:
-	case r.URL.Path == nodesPath:
+	case r.URL.Path == nodesPath, r.URL.Path == defaultsPath, strings.HasPrefix(r.URL.Path, peeringPath):
 	default:
 		f.t.Errorf("unknown call %s %s", r.Method, r.URL)
 		w.WriteHeader(http.StatusNotFound)
@@ -183,7 +194,7 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer end.Stop()
 	for expired, began := wait == 0, true; ; began = false {
 		f.mu.Lock()
-		body, now, filtered := f.look(r.URL.Path, name, q.Get("filter"))
+		body, now, filtered := f.look(path, name, q.Get("filter"))
 		wakes := now > index
 		if probe, ok := strings.CutPrefix(r.URL.Path, checksPath); ok && !began {
 			wakes = f.probed(probe) > index
@@ -229,6 +240,9 @@ const (
 	criticalPath = "/v1/health/state/critical"
 	warningPath  = "/v1/health/state/warning"
 	nodesPath    = "/v1/catalog/nodes"
+	defaultsPath = "/v1/config/service-defaults"
+	peeringPath  = "/v1/peering/"
+	healthPath   = "/v1/health/service/"
 	// checksPath and lookPath begin those of the queries about groups, and of
 	// looks.
 	checksPath = "/v1/health/checks/"
@@ -260,6 +274,15 @@ func (f *fakeConsul) look(path, name, filter string) (body any, index uint64, fi
 	if strings.HasPrefix(path, checksPath) {
 		return []any{}, max(f.index, f.checks), false
 	}
+	if peer, ok := strings.CutPrefix(path, peeringPath); ok {
+		p := api.Peering{Name: peer, State: api.PeeringStateActive}
+		for n := range f.services {
+			if imported, ok := strings.CutPrefix(n, peer+"/"); ok {
+				p.StreamStatus.ImportedServices = append(p.StreamStatus.ImportedServices, imported)
+			}
+		}
+		return p, 1, false
+	}
 	var isLook bool
 	if of, ok := strings.CutPrefix(path, lookPath); ok {
 		name, isLook = of, true
@@ -269,10 +292,18 @@ func (f *fakeConsul) look(path, name, filter string) (body any, index uint64, fi
 		return f.failing[path], max(f.index, f.checks, 1), false
 	case nodesPath:
 		return []any{}, max(f.nodes, 1), false
+	case defaultsPath:
+		entries := []map[string]string{}
+		for name, protocol := range f.defaults {
+			entries = append(entries, map[string]string{"Kind": "service-defaults", "Name": name, "Protocol": protocol})
+		}
+		return entries, max(f.configs, 1), false
 	case listPath:
 		names := map[string][]string{}
 		for n := range f.services {
-			names[n] = []string{}
+			if !strings.Contains(n, "/") {
+				names[n] = []string{}
+			}
 		}
 		return names, f.index, false
 	}

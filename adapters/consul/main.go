@@ -7,12 +7,13 @@ import "github.com/isthmus-mesh/isthmus/plugin"
 //	NAME.service.consul
 //	NAME.service.DATACENTER.consul
 //	NAME.service.NAMESPACE.ns.PARTITION.ap.DATACENTER.dc.consul
+//	NAME.service.PEER.peer.consul
 //
 // without the parts that the key does not have. Consul Enterprise requires the
 // long form if a namespace or partition is named.
 const hostTemplate = `{{.Name}}.service` +
 	`{{with .Namespace}}.{{.}}.ns{{end}}{{with .Partition}}.{{.}}.ap{{end}}` +
-	`{{with .Datacenter}}.{{.}}{{if or $.Namespace $.Partition}}.dc{{end}}{{end}}.consul`
+	`{{with .Datacenter}}.{{.}}{{if or $.Namespace $.Partition}}.dc{{end}}{{end}}{{with .Peer}}.{{.}}.peer{{end}}.consul`
 
 // Main runs the adapter as a plugin, as plugin.Main does, and does not return.
 // version is the version of the program that contains the adapter.

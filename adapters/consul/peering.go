@@ -490,11 +490,7 @@ func entries(nodes []*consulv1.CheckServiceNode) []*api.ServiceEntry {
 			e.Service.Ports = append(e.Service.Ports, api.ServicePort{Name: port.GetName(), Port: int(port.GetPort()), Default: port.GetDefault()})
 		}
 		for _, c := range n.GetChecks() {
-			check := &api.HealthCheck{CheckID: c.GetCheckId(), Status: c.GetStatus()}
-			if check.Status == api.HealthMaint {
-				check.CheckID = api.NodeMaint
-			}
-			e.Checks = append(e.Checks, check)
+			e.Checks = append(e.Checks, &api.HealthCheck{CheckID: c.GetCheckId(), Status: c.GetStatus()})
 		}
 		if node != nil && service != nil {
 			out = append(out, e)

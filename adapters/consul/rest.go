@@ -18,8 +18,9 @@ import (
 
 const (
 	// ownQueries is the number of waiting queries of one scope besides those of
-	// the plan: the listing and the sensors.
-	ownQueries = 4
+	// the plan: the listing, the service-defaults and the sensors. That of
+	// Connect's roots takes one of those that do not wait.
+	ownQueries = 5
 	// manyFetches bounds concurrent queries that do not wait, if they share
 	// connections: the first listing of many services, or all of them after an
 	// outage.
@@ -301,6 +302,10 @@ func (s *scope) look(ctx context.Context, l look) {
 // place or ctx ends.
 func (s *scope) follow(ctx context.Context, g *group) {
 	turns := s.clients.turns
+	if s.peer != "" {
+		s.visit(ctx, g)
+		return
+	}
 	s.sense(ctx, fmt.Sprintf("%s checks %s", s.id, g.prefix), g, 0, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
 		checks, meta, err := c.Health().Checks(g.probe, q)
 		return checks, meta, err
@@ -312,9 +317,34 @@ func (s *scope) follow(ctx context.Context, g *group) {
 	})
 }
 
+// visit takes the place of follow for imported services, whose checks cannot be
+// waited for by prefix: all members are looked at, at an interval.
+func (s *scope) visit(ctx context.Context, g *group) {
+	turns := s.clients.turns
+	for {
+		turns.mu.Lock()
+		keep := turns.plan.keep(g) && !turns.multiplexed.Load()
+		turns.mu.Unlock()
+		if !keep {
+			signal(turns.kick)
+			return
+		}
+		turns.do(func(p *plan) []*turn { p.woke(g, time.Now()); return nil })
+		if !plugin.Pause(ctx, listEvery, nil) {
+			return
+		}
+	}
+}
+
 // serveRests starts the queries that resting watches need besides their groups.
 // They are owned by the scope, which waits for them, and end with ctx.
 func (s *scope) serveRests(ctx context.Context) {
+	if s.peer != "" {
+		// Consul tells neither the nodes nor the checks of imported instances;
+		// see visit, which needs no sweep.
+		s.clients.turns.do(func(p *plan) []*turn { p.setNodes(s.number, map[string]bool{}); return nil })
+		return
+	}
 	start := func(part string, every time.Duration, call sensor, tell func(answer any, begun bool)) {
 		s.wg.Go(func() {
 			select {
@@ -429,6 +459,8 @@ func (s *scope) sense(ctx context.Context, part string, g *group, every time.Dur
 			return
 		case errors.Is(err, errPoked):
 			index = 0
+		case errors.Is(err, errNotOffered):
+			return
 		case err != nil:
 			f := s.located(classify(err, s.target))
 			if f.interrupted && !broken && index > 0 {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -39,9 +40,12 @@ type scope struct {
 	catalog plugin.Catalog
 	wants   func(registry.Key) bool
 
+	sidecars *sidecars // nil unless services are published at these
+
 	number                int // among the scopes of the registry
 	datacenter, namespace string
-	id                    string // names the scope in states, "catalog" or "catalog dc2/ns"
+	peer                  string // whose imported services the scope follows, "" for the catalog's own
+	id                    string // names the scope in states, "catalog", "catalog dc2/ns" or "catalog peer p"
 
 	// arrived must be called with each complete listing.
 	arrived func()
@@ -57,10 +61,12 @@ type scope struct {
 	fresh   listing // the last one requested under listing
 
 	mu        sync.Mutex // guards everything below
+	facts     facts
 	watches   map[string]*watch
-	unaskable map[string]bool // services reported as problems, as HTTP cannot carry their names
-	unwanted  map[string]bool // services that the bridge does not want
-	untried   int             // services of the first listing not requested yet
+	named     map[string][]*watch // watches by name in lower case
+	unaskable map[string]bool     // services reported as problems, as HTTP cannot carry their names
+	unwanted  map[string]bool     // services that the bridge does not want
+	untried   int                 // services of the first listing not requested yet
 	gateOpen  bool
 	first     uint64 // the index of the first listing
 	// epoch counts possible changes of the server. An index is valid only in
@@ -93,27 +99,44 @@ type listing struct {
 	// filtered reports that Consul omitted services that the token may not
 	// read.
 	filtered bool
+	// broken is what keeps a peering from bringing changes, "" for nothing.
+	broken string
 }
 
-func newScope(a *Adapter, st *state, catalog plugin.Catalog, number int, datacenter, namespace string) *scope {
+func newScope(a *Adapter, st *state, catalog plugin.Catalog, number int, datacenter, namespace, peer string) *scope {
 	id := "catalog"
 	if where := strings.Trim(datacenter+"/"+namespace, "/"); where != "" {
 		id += " " + where
 	}
-	return &scope{
+	if peer != "" {
+		id += " peer " + peer
+	}
+	s := &scope{
 		config: a.config, log: a.env.Log, clients: a.clients, convert: a.convert, target: a.clients.target,
 		state: st, catalog: catalog, wants: a.env.Wants,
-		number: number, datacenter: datacenter, namespace: namespace, id: id,
+		number: number, datacenter: datacenter, namespace: namespace, peer: peer, id: id,
 		arrived:   st.listing.Expect(),
 		gate:      make(chan struct{}),
 		listing:   make(chan struct{}, 1),
+		facts:     facts{ready: make(chan struct{})},
 		watches:   map[string]*watch{},
+		named:     map[string][]*watch{},
 		unaskable: map[string]bool{},
 		unwanted:  map[string]bool{},
 		back:      make(chan struct{}),
 		senses:    map[string]context.CancelCauseFunc{},
 		rests:     make(chan struct{}),
 	}
+	switch {
+	case peer != "":
+		close(s.facts.ready)
+	case a.config.Connect:
+		s.sidecars = &sidecars{s: s, of: map[string]*behind{}}
+		s.facts.missing = 2
+	default:
+		s.facts.missing = 1
+	}
+	return s
 }
 
 // run follows the listing of services until ctx ends, and returns after every
@@ -122,6 +145,7 @@ func (s *scope) run(ctx context.Context) {
 	s.slot = s.clients.acquire()
 	defer s.clients.release(s.slot)
 	defer s.wg.Wait()
+	s.followFacts(ctx)
 	s.serveRests(ctx)
 	var (
 		index, epoch uint64
@@ -183,7 +207,7 @@ func (s *scope) run(ctx context.Context) {
 		}
 		broken, away = false, false
 		retry.Reset()
-		if index != l.index {
+		if index != l.index && s.peer == "" {
 			since := l.index
 			if index == 0 || replaced {
 				since = 0
@@ -213,8 +237,8 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 	s.first = cmp.Or(s.first, l.index)
 	var leftOut plugin.Unselected
 	for name := range l.names {
-		if !leftOut.Match(s.config.Services, name) {
-			continue
+		if s.sidecars == nil && !leftOut.Match(s.config.Services, name) {
+			continue // by the name of its service, a sidecar is selected later
 		}
 		if w := s.watches[name]; w != nil {
 			w.seen, w.absent = now, false
@@ -223,7 +247,7 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 		if s.unwanted[name] {
 			continue
 		}
-		if !s.wants(s.key(name)) {
+		if s.sidecars == nil && !s.wants(s.key(name)) {
 			s.unwanted[name] = true
 			continue
 		}
@@ -235,6 +259,8 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 		}
 		w := newWatch(s, name, now)
 		s.watches[name] = w
+		lower := strings.ToLower(name)
+		s.named[lower] = append(s.named[lower], w)
 		s.clients.turns.do(func(p *plan) []*turn { p.join(&w.turn); return nil })
 		if !s.gateOpen {
 			s.untried++
@@ -253,7 +279,12 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 	if doubt != nil {
 		return doubt
 	}
-	leftOut.Tell(s.catalog, "services", strings.Trim(s.datacenter+"/"+s.namespace, "/"))
+	if l.broken != "" {
+		s.state.set(s.id+" peering", &fault{kind: faultUnreachable, err: fmt.Errorf("%s; its services stay as consul last knew them", l.broken)})
+	} else if s.peer != "" {
+		s.state.set(s.id+" peering", nil)
+	}
+	leftOut.Tell(s.catalog, "services", strings.TrimSpace(strings.TrimPrefix(s.id, "catalog")))
 	for name, w := range s.watches {
 		if !l.names[name] && !w.absent {
 			w.absent = true
@@ -274,6 +305,13 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 func (s *scope) doubt(l listing) *fault {
 	const cure = "give the registry a token with service_prefix \"\" read and node_prefix \"\" read"
 	servers := s.hasServers()
+	if s.peer != "" {
+		if len(l.names) == 0 {
+			return s.located(&fault{kind: faultEmpty, err: fmt.Errorf(
+				"consul imports no service from it, so nothing is removed (%s); write an exported-services entry there, with this cluster as a consumer", cmp.Or(l.broken, "the peering is active"))})
+		}
+		return nil
+	}
 	switch {
 	case len(l.names) == 0 && l.filtered:
 		return s.located(&fault{kind: faultFiltered, err: errors.New("the token sees no service at all; " + cure)})
@@ -302,7 +340,10 @@ func (s *scope) hasServers() bool {
 func (s *scope) located(f *fault) *fault {
 	if where := strings.TrimPrefix(s.id, "catalog"); where != "" {
 		g := *f
-		g.err = fmt.Errorf("datacenter or namespace%s: %w", where, f.err)
+		if s.peer == "" {
+			where = " datacenter or namespace" + where
+		}
+		g.err = fmt.Errorf("%s: %w", strings.TrimSpace(where), f.err)
 		return &g
 	}
 	return f
@@ -332,6 +373,9 @@ func (s *scope) list(ctx context.Context, index uint64, wait time.Duration) (lis
 
 // ask is list without cancellation by poke.
 func (s *scope) ask(ctx context.Context, index uint64, wait time.Duration) (listing, error) {
+	if s.peer != "" {
+		return s.askPeering(ctx, index, wait)
+	}
 	l := listing{asked: time.Now()}
 	var names map[string][]string
 	err := s.query(ctx, index, wait, func(q *api.QueryOptions) (*api.QueryMeta, error) {
@@ -348,6 +392,38 @@ func (s *scope) ask(ctx context.Context, index uint64, wait time.Duration) (list
 	}
 	l.names = make(map[string]bool, len(names))
 	for name := range names {
+		l.names[name] = true
+	}
+	return l, nil
+}
+
+// askPeering is ask for the services that are imported from a peer. Consul
+// states their names with the peering, and wakes a query for changes of the
+// peering's own only.
+func (s *scope) askPeering(ctx context.Context, index uint64, wait time.Duration) (listing, error) {
+	l := listing{asked: time.Now()}
+	var peering *api.Peering
+	err := s.query(ctx, index, min(wait, peeringEvery), func(q *api.QueryOptions) (*api.QueryMeta, error) {
+		q.Peer = ""
+		var meta *api.QueryMeta
+		var err error
+		peering, meta, err = s.clients.of(s.slot).Peerings().Read(ctx, s.peer, q)
+		if err == nil && peering == nil {
+			return nil, &fault{kind: faultRequest, err: errors.New("consul has no such peering, so nothing is removed; establish it, or take it out of peers")}
+		}
+		if err == nil {
+			l.index = meta.LastIndex
+		}
+		return meta, err
+	})
+	if err != nil {
+		return listing{}, err
+	}
+	if peering.State != api.PeeringStateActive {
+		l.broken = fmt.Sprintf("the peering is %s", peering.State)
+	}
+	l.names = make(map[string]bool, len(peering.StreamStatus.ImportedServices))
+	for _, name := range peering.StreamStatus.ImportedServices {
 		l.names[name] = true
 	}
 	return l, nil
@@ -371,7 +447,7 @@ func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, cal
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errAnswerTimeout)
 	defer cancel()
 	q := &api.QueryOptions{
-		Datacenter: s.datacenter, Namespace: s.namespace, Partition: s.config.Partition,
+		Datacenter: s.datacenter, Namespace: s.namespace, Partition: s.config.Partition, Peer: s.peer,
 		WaitIndex: index,
 		// A new leader answers any other query with the part of the catalog
 		// that it has restored so far. Later queries block at the index of this
@@ -427,7 +503,16 @@ func (s *scope) confirm(ctx context.Context, after time.Time) (listing, error) {
 
 // key returns the key of a service of this scope.
 func (s *scope) key(name string) registry.Key {
-	return registry.Key{Name: name, Namespace: s.namespace, Partition: s.config.Partition, Datacenter: s.datacenter}
+	return registry.Key{Name: name, Namespace: s.namespace, Partition: s.config.Partition, Datacenter: s.datacenter, Peer: s.peer}
+}
+
+// service returns what Consul states of a service besides its instances.
+func (s *scope) service(name string) registry.Service {
+	svc := registry.Service{Key: s.key(name)}
+	if protocol := s.protocolOf(name); protocol != "" {
+		svc.Meta = map[string]string{protocolKey: protocol}
+	}
+	return svc
 }
 
 // tried records that a service of the first listing was requested.
@@ -455,11 +540,21 @@ func (s *scope) openGateLocked() {
 // a later listing contains the service.
 func (s *scope) forget(w *watch, since time.Time) bool {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if w.seen.After(since) {
+		s.mu.Unlock()
 		return false
 	}
 	delete(s.watches, w.name)
+	lower := strings.ToLower(w.name)
+	if s.named[lower] = slices.DeleteFunc(s.named[lower], func(v *watch) bool { return v == w }); len(s.named[lower]) == 0 {
+		delete(s.named, lower)
+	}
+	if s.sidecars != nil {
+		s.mu.Unlock()
+		s.sidecars.set(w, nil)
+		return true
+	}
+	defer s.mu.Unlock()
 	if w.published {
 		// Under mu, so that it precedes updates by the next watch of the same
 		// name.

@@ -96,7 +96,7 @@ func TestTurns(t *testing.T) {
 		f.mu.Lock()
 		most := f.most
 		f.mu.Unlock()
-		if places := 109; most > 128 || most < places*3/4 {
+		if places := 108; most > 128 || most < places*3/4 {
 			t.Errorf("%d queries at a time, want %d to 128", most, places*3/4)
 		}
 
@@ -111,7 +111,7 @@ func TestTurns(t *testing.T) {
 		if _, calls := r.state(); calls != 0 {
 			t.Errorf("degraded: %q", r.held().Reasons)
 		}
-		if detail := r.held().Detail; !strings.Contains(detail, "300 services share 109 connections") {
+		if detail := r.held().Detail; !strings.Contains(detail, "300 services share 108 connections") {
 			t.Errorf("detail %q", detail)
 		}
 
@@ -143,8 +143,8 @@ func TestTurnsOverHTTP2(t *testing.T) {
 		f.mu.Lock()
 		now := f.now
 		f.mu.Unlock()
-		if now != n+1 {
-			t.Errorf("%d queries wait, want one for each service and one for the listing", now)
+		if now != n+2 {
+			t.Errorf("%d queries wait, want one for each service, one for the listing and one for service-defaults", now)
 		}
 		if n := f.count(criticalPath) + f.count(nodesPath); n != 0 {
 			t.Errorf("%d queries about checks and nodes", n)
@@ -293,11 +293,11 @@ func TestTurnsRandomly(t *testing.T) {
 // many scopes.
 func TestTurnsDivided(t *testing.T) {
 	for _, test := range []struct{ connections, scopes, places, few, total int }{
-		{128, 1, 109, 15, 128},
-		{16, 1, 8, 4, 16},
-		{1000, 1, 948, 48, 1000},
-		{136, 30, 12, 4, 136},
-		{16, 10, 8, 4, 52},
+		{128, 1, 108, 15, 128},
+		{16, 1, 7, 4, 16},
+		{1000, 1, 947, 48, 1000},
+		{165, 30, 11, 4, 165},
+		{16, 10, 7, 4, 61},
 	} {
 		u := newTurns(test.connections, test.scopes)
 		places := u.plan.places

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -27,7 +28,13 @@ type watch struct {
 	// held, for recall.
 	known     []registry.Instance
 	published bool
-	nodes     map[string]int // number of instances by node, selected or not
+	// stated is what the catalog has of the service besides its instances.
+	stated registry.Service
+	// destinations are those of the instances, by ID, only if sidecars are
+	// published. moved reports that the catalog may have others.
+	destinations map[string]destined
+	moved        bool
+	nodes        map[string]int // number of instances by node, selected or not
 	// arrived must be called with each complete answer.
 	arrived func()
 	// index is where the next query waits, valid only in epoch; 0 does not
@@ -87,6 +94,11 @@ func (w *watch) run(ctx context.Context) {
 	turns := w.s.clients.turns
 	defer turns.do(func(p *plan) []*turn { p.leave(&w.turn); return nil })
 	tried := false
+	select {
+	case <-w.s.facts.ready:
+	case <-ctx.Done():
+		return
+	}
 	for {
 		back := w.prepare()
 		if w.index > 0 {
@@ -236,6 +248,11 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 
 	next := w.s.convert.instances(entries)
 	merged, missing := plugin.UnionInstances(next, w.known)
+	if w.s.sidecars != nil {
+		all := destinations(entries, merged, w.destinations)
+		w.moved = w.moved || !maps.Equal(all, w.destinations)
+		w.destinations = all
+	}
 	if waited && (missing > 0 || len(entries) == 0) {
 		// Consul answers waiting queries from streams, which report neither ACL
 		// filtering nor a missing leader. So what is missing counts only in the
@@ -310,6 +327,9 @@ func (w *watch) confirmEmpty(ctx context.Context, meta *api.QueryMeta, asked tim
 	}
 	doubt := w.s.doubt(l)
 	switch {
+	case l.names[w.name] && w.s.peer != "":
+		// A peer may export a service that has no instances.
+		return time.Time{}, nil
 	case l.names[w.name]:
 		// The service may have returned between the two queries; if the answer
 		// stays empty, it is wrong.
@@ -327,7 +347,7 @@ func (w *watch) confirmEmpty(ctx context.Context, meta *api.QueryMeta, asked tim
 		return l.asked, nil
 	case doubt != nil:
 		return time.Time{}, doubt
-	case w.s.clients.auth.anonymous() && !l.names[serversService]:
+	case w.s.peer == "" && w.s.clients.auth.anonymous() && !l.names[serversService]:
 		// Without a token Consul does not report filtering. Its own service
 		// proves that the listing is complete.
 		return time.Time{}, &fault{kind: faultFiltered, err: errors.New(
@@ -359,34 +379,50 @@ func (w *watch) publish(next []registry.Instance) bool {
 		if !w.published {
 			return false
 		}
-		w.set(nil, false)
-		w.s.catalog.Remove(w.key)
+		w.set(registry.Service{}, nil, false)
+		if w.s.sidecars != nil {
+			w.s.sidecars.set(w, nil)
+		} else {
+			w.s.catalog.Remove(w.key)
+		}
 		return true
 	}
-	if w.published && plugin.EqualInstances(w.known, next) {
+	service := registry.Service{Key: w.key}
+	if w.s.sidecars == nil {
+		service = w.s.service(w.name)
+	}
+	if w.published && !w.moved && plugin.EqualInstances(w.known, next) && w.stated.Meta[protocolKey] == service.Meta[protocolKey] {
 		return false
 	}
-	w.set(next, true)
-	w.s.catalog.Set(registry.Service{Key: w.key}, next)
+	w.moved = false
+	w.set(service, next, true)
+	if w.s.sidecars != nil {
+		w.s.sidecars.set(w, next)
+	} else {
+		w.s.catalog.Set(service, next)
+	}
 	return true
 }
 
 // set replaces the state in the catalog. Other goroutines read it by recall.
-func (w *watch) set(known []registry.Instance, published bool) {
+func (w *watch) set(stated registry.Service, known []registry.Instance, published bool) {
 	w.s.mu.Lock()
 	defer w.s.mu.Unlock()
-	w.known, w.published = known, published
+	w.stated, w.known, w.published = stated, known, published
 }
 
 // recall returns a service as it is in the catalog.
 func (s *scope) recall(key registry.Key) (plugin.Snapshot, bool) {
+	if s.sidecars != nil {
+		return s.sidecars.recall(key)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.watches[key.Name]
 	if w == nil || w.key != key || !w.published {
 		return plugin.Snapshot{}, false
 	}
-	return plugin.Snapshot{Service: registry.Service{Key: key}, Instances: w.known}, true
+	return plugin.Snapshot{Service: w.stated, Instances: w.known}, true
 }
 
 // fault sets the fault of the watch; nil clears it.

@@ -260,3 +260,14 @@ func uuid() string {
 // PeeringAddr returns the address for other clusters, host:port. It requires
 // ConsulConfig.Peering.
 func (c *Consul) PeeringAddr() string { return loopback(c.ports.grpcTLS) }
+
+// StartSidecar runs Consul's own proxy as the sidecar of an instance that the
+// agent has registered with one.
+func (c *Consul) StartSidecar(t testing.TB, id string) {
+	t.Helper()
+	args := []string{"connect", "proxy", "-http-addr=" + c.Addr, "-sidecar-for=" + id, "-log-level=warn"}
+	if c.Token != "" {
+		args = append(args, "-token="+c.Token)
+	}
+	newProcess(t, "sidecar-"+id).start(t, nil, c.binary, args...)
+}
