@@ -32,9 +32,12 @@ type Config struct {
 	Region        string        `json:"region,omitempty" jsonschema_description:"The cloud's region: requests are then signed by version 4 of its scheme. Default: version 1."`
 	TLS           TLSConfig     `json:"tls,omitempty" jsonschema_description:"TLS towards the servers: for gRPC if grpc is true, for the HTTP API of servers that are written with https://."`
 
-	Namespaces []string         `json:"namespaces,omitempty" jsonschema_description:"Ids of the namespaces to follow, or [\"*\"] for all, which needs the right to list them. Default: [public]."`
-	Groups     plugin.Globs     `json:"groups,omitempty" jsonschema_description:"Groups to follow, by name or glob (* any run, ? one character). Names alone spare the server's list of everything. Default: [\"*\"]."`
-	Services   plugin.Selection `json:"services,omitempty" jsonschema_description:"Which services to follow, by name."`
+	Namespaces []string     `json:"namespaces,omitempty" jsonschema_description:"Ids of the namespaces to follow, or [\"*\"] for all, which needs the right to list them. Default: [public]."`
+	Groups     plugin.Globs `json:"groups,omitempty" jsonschema_description:"Groups to follow, by name or glob (* any run, ? one character). Names alone spare the server's list of everything. Default: [\"*\"]."`
+	// Groups of the AI registry hold endpoints of tools and agents, which the
+	// clients of that registry look up there.
+	ExcludeGroups plugin.Globs     `json:"exclude_groups,omitempty" jsonschema_description:"Groups not to follow, by name or glob. Default: [mcp-endpoints, agent-endpoints], in which the AI registry of Nacos 3 keeps the endpoints of tools and agents; [] for none."`
+	Services      plugin.Selection `json:"services,omitempty" jsonschema_description:"Which services to follow, by name."`
 
 	Dubbo           bool            `json:"dubbo,omitempty" jsonschema_description:"Follow the services of Dubbo as those of its interfaces, with the hosts and ports that they have from ZooKeeper, and leave out what its consumers register. It needs one namespace. Default: false, services by their names in Nacos."`
 	ClusterLocality string          `json:"cluster_locality,omitempty" jsonschema:"enum=none,enum=region,enum=zone,enum=sub_zone" jsonschema_description:"Part of the locality that an instance's cluster names: region; zone, which needs translate.locality.region too; sub_zone, which needs a region and a zone too (translate.locality.zone_key). The cluster DEFAULT names none. Default: none; the cluster is a label in any case."`
@@ -72,6 +75,7 @@ var DefaultConfig = Config{
 	Protocol:        protocolAuto,
 	Namespaces:      []string{publicNamespace},
 	Groups:          plugin.Globs{"*"},
+	ExcludeGroups:   plugin.Globs{"mcp-endpoints", "agent-endpoints"},
 	ClusterLocality: "none",
 	ListInterval:    plugin.Duration(5 * time.Second),
 	PollInterval:    plugin.Duration(10 * time.Second),
@@ -125,6 +129,14 @@ func (c Config) Validate() error {
 		}
 	}
 	errs = append(errs, c.Groups.Check("groups")...)
+	errs = append(errs, c.ExcludeGroups.Check("exclude_groups")...)
+	if named, ok := c.namedGroups(); ok {
+		for i, g := range named {
+			if c.ExcludeGroups.Match(g) {
+				bad(fmt.Sprintf("groups[%d]", i), "%q is excluded by exclude_groups; take it out there", g)
+			}
+		}
+	}
 	errs = append(errs, c.Services.Check("services")...)
 
 	switch c.ClusterLocality {

@@ -717,6 +717,33 @@ func TestListsThatAreNone(t *testing.T) {
 	}
 }
 
+// TestExcludedGroups shows that services of excluded groups are left out, and
+// that their groups are listed while there are any.
+func TestExcludedGroups(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{ExcludeGroups: DefaultConfig.ExcludeGroups})
+		be.session()
+		tool := serviceID{publicNamespace, "mcp-endpoints", "tool"}
+		want := func(when, want string) {
+			t.Helper()
+			be.b.Look(func(h *plugintest.Held) {
+				if got := h.LeftOut["config.exclude_groups public"]; got != want {
+					t.Errorf("%s: %q, want %q", when, got, want)
+				}
+			})
+			if n := len(be.m.services); n != 1 {
+				t.Errorf("%s: %d services are followed, want 1", when, n)
+			}
+		}
+		be.list(web, tool)
+		want("listed", `services of 1 groups left out by config.exclude_groups: ["mcp-endpoints"]`)
+		be.m.add(serviceID{publicNamespace, "agent-endpoints", "agent"})
+		want("announced", `services of 2 groups left out by config.exclude_groups: ["agent-endpoints" "mcp-endpoints"]`)
+		be.list(web)
+		want("listed again", "")
+	})
+}
+
 // TestLeftOut shows that names that the selection leaves out are listed by
 // their number, as lists and announcements have them.
 func TestLeftOut(t *testing.T) {

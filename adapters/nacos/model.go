@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -105,6 +106,8 @@ type mirror struct {
 	services map[serviceID]*service
 	// unselected are the names that are left out, by namespace.
 	unselected map[string]*plugin.Unselected
+	// excluded are the groups that the configuration excludes, by namespace.
+	excluded map[string]map[string]bool
 	// byKey are the services of one key: two if clients use both names of the
 	// public namespace.
 	byKey map[registry.Key][]*service
@@ -128,7 +131,7 @@ func newMirror(c Config, log *slog.Logger, catalog plugin.Catalog, st *state) *m
 		config: c, log: log, catalog: catalog, state: st, convert: newConverter(c), queue: newQueue(),
 		grace:    plugin.NewGrace(catalog, time.Duration(c.RemoveGrace), func(err error) { st.faults.Set("grace", faultGrace, err) }),
 		services: map[serviceID]*service{}, byKey: map[registry.Key][]*service{},
-		byName: map[groupedName][]*service{}, dropped: map[groupedName]time.Time{}, unselected: map[string]*plugin.Unselected{},
+		byName: map[groupedName][]*service{}, dropped: map[groupedName]time.Time{}, unselected: map[string]*plugin.Unselected{}, excluded: map[string]map[string]bool{},
 	}
 }
 
@@ -188,13 +191,23 @@ func (m *mirror) add(id serviceID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.addLocked(id, time.Now())
-	m.unselectedLocked(id.namespace).Tell(m.catalog, "services", id.namespace)
+	m.tellLeftOutLocked(id.namespace)
 }
 
 // addLocked reports whether the service is new.
 func (m *mirror) addLocked(id serviceID, now time.Time) bool {
 	by, followed := m.config.selectedBy(id.name)
-	if !followed || !m.config.Groups.Match(id.group) || !m.unselectedLocked(id.namespace).Match(m.config.Services, by) {
+	if !followed || !m.config.Groups.Match(id.group) {
+		return false
+	}
+	if m.config.ExcludeGroups.Match(id.group) {
+		if m.excluded[id.namespace] == nil {
+			m.excluded[id.namespace] = map[string]bool{}
+		}
+		m.excluded[id.namespace][id.group] = true
+		return false
+	}
+	if !m.unselectedLocked(id.namespace).Match(m.config.Services, by) {
 		return false
 	}
 	if s := m.services[id]; s != nil {
@@ -226,6 +239,17 @@ func (m *mirror) unselectedLocked(namespace string) *plugin.Unselected {
 	return u
 }
 
+// tellLeftOutLocked lists what the configuration leaves out of a namespace.
+func (m *mirror) tellLeftOutLocked(namespace string) {
+	m.unselectedLocked(namespace).Tell(m.catalog, "services", namespace)
+	const by = "config.exclude_groups"
+	text := ""
+	if groups := slices.Sorted(maps.Keys(m.excluded[namespace])); len(groups) > 0 {
+		text = fmt.Sprintf("services of %d groups left out by %s: %.200q", len(groups), by, groups[:min(len(groups), 5)])
+	}
+	m.catalog.LeftOut(strings.TrimSpace(by+" "+namespace), text)
+}
+
 // missing records that a service was announced as removed, or is not listed.
 func (m *mirror) missing(id serviceID) {
 	m.mu.Lock()
@@ -255,10 +279,11 @@ func (m *mirror) list(namespace string, ids map[serviceID]bool, asked time.Time)
 	defer m.mu.Unlock()
 	now := time.Now()
 	delete(m.unselected, namespace)
+	delete(m.excluded, namespace)
 	for id := range ids {
 		changed = m.addLocked(id, now) || changed
 	}
-	m.unselectedLocked(namespace).Tell(m.catalog, "services", namespace)
+	m.tellLeftOutLocked(namespace)
 	for id, s := range m.services {
 		if id.namespace == namespace && s.listed && !ids[id] && s.seen.Before(asked) {
 			m.missingLocked(s)
@@ -273,11 +298,13 @@ func (m *mirror) addAll(ids map[serviceID]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
+	namespaces := map[string]bool{}
 	for id := range ids {
 		m.addLocked(id, now)
+		namespaces[id.namespace] = true
 	}
-	for namespace, u := range m.unselected {
-		u.Tell(m.catalog, "services", namespace)
+	for namespace := range namespaces {
+		m.tellLeftOutLocked(namespace)
 	}
 }
 
@@ -295,7 +322,7 @@ func (m *mirror) groups(more []string) []string {
 	}
 	out := make([]string, 0, len(groups))
 	for g := range groups {
-		if m.config.Groups.Match(g) {
+		if m.config.Groups.Match(g) && !m.config.ExcludeGroups.Match(g) {
 			out = append(out, g)
 		}
 	}

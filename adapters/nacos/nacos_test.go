@@ -165,6 +165,7 @@ func suite(t *testing.T, server *testenv.Nacos) {
 		side(t, "life of an instance", life)
 		side(t, "groups and namespaces", groups)
 		side(t, "all namespaces", allNamespaces)
+		side(t, "groups of the AI registry", aiRegistry)
 		side(t, "wrong namespace", wrongNamespace)
 		side(t, "wrong namespace stays", wrongNamespaceStays)
 		side(t, "empty namespace", emptyNamespace)
@@ -351,6 +352,22 @@ func wrongNamespace(t *testing.T, server *testenv.Nacos) {
 	empty := follow(t, server, func(c *nacos.Config) { c.Namespaces = []string{"typo"}; c.AcceptEmpty = true })
 	empty.awaitSynced(t)
 	empty.awaitState(t, "")
+}
+
+// aiRegistry shows that the groups of the AI registry are left out unless they
+// are wanted.
+func aiRegistry(t *testing.T, server *testenv.Nacos) {
+	app := server.Client(t)
+	for group, name := range map[string]string{"mcp-endpoints": "tool::1.0.0", "agent-endpoints": "agent::1.0.0", "AI-web": "web"} {
+		app.Register(t, "public", group, name, testenv.NacosUp("10.1.0.1", 80))
+	}
+	groups := plugin.Globs{"*-endpoints", "AI-*"}
+	c := follow(t, server, func(c *nacos.Config) { c.Groups = groups })
+	all := follow(t, server, func(c *nacos.Config) { c.Groups, c.ExcludeGroups = groups, nil })
+	c.awaitSynced(t)
+	all.awaitSynced(t)
+	all.await(t, "all three", func() bool { return len(all.Held.Instances) == 3 })
+	c.await(t, "one", func() bool { return len(c.Held.Instances) == 1 && len(c.Held.Instances["public/AI-web/web"]) == 1 })
 }
 
 // many shows many services, that one change among them is one Set, and that all
