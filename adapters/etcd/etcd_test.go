@@ -49,16 +49,7 @@ func start(t *testing.T, c etcd.Config) (_ *plugintest.Catalog, stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	catalog := plugintest.NewCatalog()
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx, catalog) }()
-	return catalog, sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	return plugintest.Start(t, a)
 }
 
 // key is the key of an instance in layout json.
@@ -477,93 +468,6 @@ func TestFailOver(t *testing.T) {
 	wantLeast(t, c)
 }
 
-// cutter is a proxy that cuts each connection after a number of bytes from the
-// server.
-type cutter struct {
-	listener net.Listener
-	target   string
-	running  sync.WaitGroup
-
-	mu    sync.Mutex
-	after int // less than 0: never
-	conns map[net.Conn]bool
-}
-
-func newCutter(t *testing.T, target string) *cutter {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &cutter{listener: l, target: target, after: -1, conns: map[net.Conn]bool{}}
-	p.running.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			p.running.Go(func() { p.forward(client) })
-		}
-	})
-	t.Cleanup(func() {
-		l.Close()
-		p.cut(0)
-		p.running.Wait()
-	})
-	return p
-}
-
-// cut closes all connections; new ones get n bytes.
-func (p *cutter) cut(n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.after = n
-	for c := range p.conns {
-		c.Close()
-	}
-}
-
-func (p *cutter) forward(client net.Conn) {
-	defer client.Close()
-	server, err := net.Dial("tcp", p.target)
-	if err != nil {
-		return
-	}
-	defer server.Close()
-	p.mu.Lock()
-	left := p.after
-	p.conns[client], p.conns[server] = true, true
-	p.mu.Unlock()
-	defer func() {
-		p.mu.Lock()
-		delete(p.conns, client)
-		delete(p.conns, server)
-		p.mu.Unlock()
-	}()
-	var up sync.WaitGroup
-	defer up.Wait()
-	up.Go(func() { relay(server, client, -1) })
-	relay(client, server, left)
-	client.Close()
-	server.Close()
-}
-
-// relay copies until an end, or until left bytes were copied.
-func relay(to, from net.Conn, left int) {
-	buf := make([]byte, 32<<10)
-	for left != 0 {
-		n, err := from.Read(buf)
-		if left > 0 && n >= left {
-			n, left = left, 0
-		} else if left > 0 {
-			left -= n
-		}
-		if _, failed := to.Write(buf[:n]); failed != nil || err != nil {
-			return
-		}
-	}
-}
-
 // TestCutAtEachPoint cuts the connection after more and more bytes of what the
 // server sends: within its settings, the listing, the watch and what comes
 // then.
@@ -577,17 +481,17 @@ func TestCutAtEachPoint(t *testing.T) {
 	for n := range 20 {
 		server.Put(t, key("other", fmt.Sprint("other-", n)), value(n))
 	}
-	proxy := newCutter(t, server.Addr)
-	c := follow(t, etcd.Config{Endpoints: []string{"http://" + proxy.listener.Addr().String()}, Timeout: short, RemoveGrace: plugin.Duration(time.Millisecond)})
+	proxy := testenv.NewCutter(t, server.Addr)
+	c := follow(t, etcd.Config{Endpoints: []string{"http://" + proxy.Addr()}, Timeout: short, RemoveGrace: plugin.Duration(time.Millisecond)})
 	c.AwaitIDs(t, within, "the first list", "web", "web-1 web-2")
 	c.ForgetLeast()
 	for _, n := range []int{0, 1, 15, 40, 80, 120, 200, 400, 800, 1200, 1600, 2000, 2100, 2200, 2400, 2800, 3200} {
 		var reasons int
 		c.Look(func(h *plugintest.Held) { reasons = len(h.Reasons) })
-		proxy.cut(n)
+		proxy.Cut(n)
 		c.Await(t, within, fmt.Sprint("cut after ", n), func(h *plugintest.Held) bool { return len(h.Reasons) >= reasons+3 || h.Degraded != "" })
 		server.Put(t, key("web", "web-3"), value(n%250))
-		proxy.cut(-1)
+		proxy.Cut(-1)
 		c.AwaitIDs(t, within, fmt.Sprint("whole after ", n), "web", "web-1 web-2 web-3")
 		c.AwaitDegraded(t, within, fmt.Sprint("whole after ", n), "")
 		server.Delete(t, key("web", "web-3"))

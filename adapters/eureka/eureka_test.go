@@ -40,7 +40,7 @@ func follow(t *testing.T, c eureka.Config) *plugintest.Catalog {
 }
 
 // followUntil is follow until stop.
-func followUntil(t *testing.T, c eureka.Config) (catalog *plugintest.Catalog, stop func()) {
+func followUntil(t *testing.T, c eureka.Config) (_ *plugintest.Catalog, stop func()) {
 	t.Helper()
 	d := eureka.DefaultConfig
 	d.Servers, d.HTTP, d.Interval, d.ServiceBy = c.Servers, c.HTTP, plugin.Duration(time.Second), c.ServiceBy
@@ -51,17 +51,7 @@ func followUntil(t *testing.T, c eureka.Config) (catalog *plugintest.Catalog, st
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	catalog = plugintest.NewCatalog()
-	done := make(chan error, 1)
-	// Ends with ctx; stop waits for it.
-	go func() { done <- a.Run(ctx, catalog) }()
-	return catalog, func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	}
+	return plugintest.Start(t, a)
 }
 
 func web(n int) testenv.EurekaInstance {

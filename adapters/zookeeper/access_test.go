@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -199,92 +198,6 @@ func TestSeveralServers(t *testing.T) {
 	c.AwaitIDs(t, within, "it is followed", greeter, ids(1, 2))
 }
 
-// cutter passes on what a server sends, until so many bytes of a connection.
-type cutter struct {
-	listener net.Listener
-	target   string
-	running  sync.WaitGroup
-
-	mu    sync.Mutex // guards the fields below
-	after int        // -1: all
-	conns map[net.Conn]bool
-}
-
-func newCutter(t *testing.T, target string) *cutter {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &cutter{listener: l, target: target, after: -1, conns: map[net.Conn]bool{}}
-	p.running.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			p.running.Go(func() { p.forward(client) })
-		}
-	})
-	t.Cleanup(func() {
-		l.Close()
-		p.cut(0)
-		p.running.Wait()
-	})
-	return p
-}
-
-// cut closes all connections; new ones get n bytes.
-func (p *cutter) cut(n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.after = n
-	for c := range p.conns {
-		c.Close()
-	}
-}
-
-func (p *cutter) forward(client net.Conn) {
-	defer client.Close()
-	server, err := net.Dial("tcp", p.target)
-	if err != nil {
-		return
-	}
-	defer server.Close()
-	p.mu.Lock()
-	left := p.after
-	p.conns[client], p.conns[server] = true, true
-	p.mu.Unlock()
-	defer func() {
-		p.mu.Lock()
-		delete(p.conns, client)
-		delete(p.conns, server)
-		p.mu.Unlock()
-	}()
-	var up sync.WaitGroup
-	defer up.Wait()
-	up.Go(func() { relay(server, client, -1) })
-	relay(client, server, left)
-	client.Close()
-	server.Close()
-}
-
-// relay copies until an end, or until left bytes were copied.
-func relay(to, from net.Conn, left int) {
-	buf := make([]byte, 32<<10)
-	for left != 0 {
-		n, err := from.Read(buf)
-		if left > 0 && n >= left {
-			n, left = left, 0
-		} else if left > 0 {
-			left -= n
-		}
-		if _, failed := to.Write(buf[:n]); failed != nil || err != nil {
-			return
-		}
-	}
-}
-
 // TestCutAtEachPoint cuts the connection after more and more bytes of what the
 // server sends: within the first answer, the watches, the listing and what
 // comes then.
@@ -296,17 +209,17 @@ func TestCutAtEachPoint(t *testing.T) {
 		server.Put(t, provider(n, ""), "")
 		server.Put(t, fmt.Sprint("/services/web/web-", n), curator(n, ""))
 	}
-	proxy := newCutter(t, server.Addr)
-	c := follow(t, zookeeper.Config{Servers: []string{proxy.listener.Addr().String()}, Timeout: short, RemoveGrace: plugin.Duration(time.Millisecond)})
+	proxy := testenv.NewCutter(t, server.Addr)
+	c := follow(t, zookeeper.Config{Servers: []string{proxy.Addr()}, Timeout: short, RemoveGrace: plugin.Duration(time.Millisecond)})
 	c.AwaitIDs(t, within, "the first list", greeter, ids(0, 1, 2, 3, 4))
 	c.AwaitSynced(t, within)
 	c.ForgetLeast()
 	for n := 0; n < 3600; n = n*4/3 + 7 {
 		var reasons int
 		c.Look(func(h *plugintest.Held) { reasons = len(h.Reasons) })
-		proxy.cut(n)
+		proxy.Cut(n)
 		c.Await(t, within, fmt.Sprint("cut after ", n), func(h *plugintest.Held) bool { return len(h.Reasons) >= reasons+3 || h.Degraded != "" })
-		proxy.cut(-1)
+		proxy.Cut(-1)
 		server.Put(t, provider(9, ""), "")
 		c.AwaitIDs(t, within, fmt.Sprint("whole after ", n), greeter, ids(0, 1, 2, 3, 4, 9))
 		c.AwaitDegraded(t, within, fmt.Sprint("whole after ", n), "")

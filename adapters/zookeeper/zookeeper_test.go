@@ -1,7 +1,6 @@
 package zookeeper_test
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/url"
@@ -43,16 +42,7 @@ func start(t *testing.T, c zookeeper.Config) (_ *plugintest.Catalog, stop func()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	catalog := plugintest.NewCatalog()
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx, catalog) }()
-	return catalog, sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	return plugintest.Start(t, a)
 }
 
 const iface = "org.example.Greeter"

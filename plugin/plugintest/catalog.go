@@ -1,6 +1,7 @@
 package plugintest
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -286,4 +287,21 @@ func (h *Held) String() string {
 		fmt.Fprintf(&b, "\n%s: %.200s", key, h.IDs(key))
 	}
 	return b.String()
+}
+
+// Start runs an adapter on a new catalog until stop is called, which returns
+// once Run has. Another call of stop does nothing.
+func Start(t testing.TB, adapter plugin.Adapter) (_ *Catalog, stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	catalog := NewCatalog()
+	done := make(chan error, 1)
+	// Ends with ctx; stop waits for it.
+	go func() { done <- adapter.Run(ctx, catalog) }()
+	return catalog, sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
 }
