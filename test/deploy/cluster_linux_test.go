@@ -236,15 +236,16 @@ func (c *cluster) chart(t *testing.T) {
 	}
 	begin := time.Now()
 	out := c.sh(t, string(block[1]))
-	_, notes, _ := strings.Cut(out, "  configSources:\n")
-	notes, _, ok := strings.Cut(notes, "\n\n")
+	_, mesh, _ := strings.Cut(out, "\n  configSources:\n")
+	mesh, _, ok := strings.Cut(mesh, "\n\n")
 	if !ok {
 		t.Fatalf("no configSources in %s", out)
 	}
+	mesh = strings.ReplaceAll("configSources:\n"+mesh, "\n  ", "\n")
 	// istiod exits if a source cannot be reached at its start, and is started
 	// again by a cluster.
 	c.ready(t)
-	istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: "configSources:\n" + notes, Kubeconfig: c.kube.Kubeconfig})
+	istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: mesh, Kubeconfig: c.kube.Kubeconfig})
 	istiod.WaitReady(t)
 	envoy := testenv.StartEnvoy(t, istiod)
 	answers := func(name string) {
