@@ -117,6 +117,10 @@ func TestJudge(t *testing.T) {
 			"a sink that is behind", join(truth("dc1/a", 1, false), delta(1), some("1", []Resource{a1}), ack(1, weType, "1"), truth("dc1/a", 2, false), Event{Kind: Settled}),
 			[]finding{{Convergence, 7}},
 		},
+		{"a return without a revision", join(
+			truth("dc1/a", 1, false), delta(1), some("1", []Resource{res("dc1/a", "v1", 0)}), ack(1, weType, "1"), truth("dc1/a", 2, true), some("2", nil, "dc1/a"), ack(1, weType, "2"),
+			truth("dc1/a", 3, false), some("3", []Resource{res("dc1/a", "v3", 0)}), ack(1, weType, "3"), Event{Kind: Settled},
+		), nil},
 		{"a sink that was never answered", join(delta(1), Event{Kind: Settled}), []finding{{Convergence, 3}}},
 		{"two sinks that differ", join(
 			sotw(1, seType), sotw(2, seType), full(1, seType, "1", "A", entry("v1", 0)), full(2, seType, "1", "B", entry("v2", 0)), Event{Kind: Settled},
