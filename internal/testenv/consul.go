@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -129,6 +130,13 @@ func (c *Consul) ready() (seen string, ok bool) {
 // CPU returns the processor time of the server since its start, on Linux;
 // elsewhere it returns 0.
 func (c *Consul) CPU() time.Duration { return c.proc.cpu() }
+
+// Pause stops the server as SIGSTOP does: its connections stay and nothing is
+// answered.
+func (c *Consul) Pause() { c.proc.signal(syscall.SIGSTOP) }
+
+// Continue ends a pause.
+func (c *Consul) Continue() { c.proc.signal(syscall.SIGCONT) }
 
 // Kill ends the server as kill -9 does.
 func (c *Consul) Kill() { c.proc.kill() }

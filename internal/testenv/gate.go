@@ -1,10 +1,11 @@
 package testenv
 
 import (
-	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // Gate forwards TCP connections to a server while it is open. While shut, it
@@ -15,6 +16,8 @@ type Gate struct {
 	Addr string
 
 	target string
+	delay  atomic.Int64  // of what is forwarded, in nanoseconds
+	end    chan struct{} // closed at the end of the test
 
 	mu       sync.Mutex
 	listener net.Listener // nil while shut
@@ -25,8 +28,9 @@ type Gate struct {
 // NewGate returns a gate to the server at target. It is shut.
 func NewGate(t testing.TB, target string) *Gate {
 	t.Helper()
-	g := &Gate{Addr: loopback(FreePort(t)), target: target, conns: map[net.Conn]struct{}{}}
+	g := &Gate{Addr: loopback(FreePort(t)), target: target, conns: map[net.Conn]struct{}{}, end: make(chan struct{})}
 	t.Cleanup(func() {
+		close(g.end)
 		g.Shut()
 		g.running.Wait()
 	})
@@ -74,6 +78,9 @@ func (g *Gate) Shut() {
 	}
 }
 
+// Delay makes what is forwarded in either direction from now on arrive later.
+func (g *Gate) Delay(d time.Duration) { g.delay.Store(int64(d)) }
+
 // LocalPorts returns the local ports of the connections to the server, by which
 // the server may identify them.
 func (g *Gate) LocalPorts() []int {
@@ -104,7 +111,7 @@ func (g *Gate) forward(l net.Listener, client net.Conn) {
 	g.mu.Unlock()
 	var both sync.WaitGroup
 	pipe := func(to, from net.Conn) {
-		_, _ = io.Copy(to, from)
+		g.copy(to, from)
 		to.Close()
 		from.Close()
 	}
@@ -115,4 +122,47 @@ func (g *Gate) forward(l net.Listener, client net.Conn) {
 	delete(g.conns, client)
 	delete(g.conns, server)
 	g.mu.Unlock()
+}
+
+// copy forwards one direction until either side closes its connection. At most
+// 256 pieces wait for their time; then it reads no further.
+func (g *Gate) copy(to, from net.Conn) {
+	type piece struct {
+		data []byte
+		due  time.Time
+	}
+	pieces := make(chan piece, 256)
+	var writer sync.WaitGroup
+	writer.Go(func() { // ends when the reader does
+		broken := false
+		for p := range pieces {
+			if broken {
+				continue
+			}
+			if wait := time.Until(p.due); wait > 0 {
+				timer := time.NewTimer(wait)
+				select {
+				case <-timer.C:
+				case <-g.end:
+					timer.Stop()
+				}
+			}
+			if _, err := to.Write(p.data); err != nil {
+				broken = true
+				from.Close() // ends the reader
+			}
+		}
+	})
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		if n > 0 {
+			pieces <- piece{append([]byte(nil), buffer[:n]...), time.Now().Add(time.Duration(g.delay.Load()))}
+		}
+		if err != nil {
+			break
+		}
+	}
+	close(pieces)
+	writer.Wait()
 }

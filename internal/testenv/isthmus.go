@@ -78,12 +78,16 @@ type Isthmus struct {
 	// XDS is the address of its xDS server, Admin that of its admin API.
 	// Restarts keep them.
 	XDS, Admin string
+	// ViewXDS is the address of the xDS server of the view, see
+	// StartIsthmusWithView.
+	ViewXDS string
 
 	proc       *process
 	binary     string
 	registries string
 	security   string   // fields of the xDS listener's block
 	shards     []string // addresses of xDS listeners of a shard each, instead of XDS
+	view       string   // of a second listener, empty for none
 	client     *http.Client
 }
 
@@ -108,13 +112,20 @@ func StartShardedIsthmus(t testing.TB, registries string, n int) *Isthmus {
 	return startIsthmus(t, &Isthmus{registries: registries, shards: make([]string, n)})
 }
 
+// StartIsthmusWithView is [StartIsthmus] with a second xDS listener, at
+// Isthmus.ViewXDS, that serves a view such as "{registries: [dc1]}".
+func StartIsthmusWithView(t testing.TB, registries, view string) *Isthmus {
+	t.Helper()
+	return startIsthmus(t, &Isthmus{registries: registries, view: view})
+}
+
 func startIsthmus(t testing.TB, i *Isthmus) *Isthmus {
 	t.Helper()
 	i.binary, i.client = Binary(t), &http.Client{Timeout: callTime, Transport: &http.Transport{}}
 	t.Cleanup(i.client.CloseIdleConnections)
 	i.proc = newProcess(t, "isthmus")
 	i.proc.startReady(t, func() {
-		i.XDS, i.Admin = loopback(FreePort(t)), loopback(FreePort(t))
+		i.XDS, i.Admin, i.ViewXDS = loopback(FreePort(t)), loopback(FreePort(t)), loopback(FreePort(t))
 		for n := range i.shards {
 			i.shards[n] = loopback(FreePort(t))
 		}
@@ -143,6 +154,9 @@ func (i *Isthmus) writeConfig(t testing.TB, name string) string {
 			all = append(all, fmt.Sprintf("{address: %q, view: {shard: %d/%d}}", address, n, len(i.shards)))
 		}
 		block = "[" + strings.Join(all, ", ") + "]"
+	}
+	if i.view != "" {
+		block = fmt.Sprintf("[%s, {address: %q, view: %s}]", block, i.ViewXDS, i.view)
 	}
 	return i.proc.writeFile(t, name, fmt.Sprintf("listen: {xds: %s, admin: %q}\nlog: {level: debug}\nregistries:\n%s\n",
 		block, i.Admin, strings.TrimSpace(i.registries)))

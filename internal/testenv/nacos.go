@@ -549,6 +549,13 @@ func (n *Nacos) loader() (path, method string) {
 	return "/v2/core/loader", http.MethodGet
 }
 
+// Pause stops the server as SIGSTOP does: its connections stay and nothing is
+// answered.
+func (n *Nacos) Pause() { n.proc.signal(syscall.SIGSTOP) }
+
+// Continue ends a pause.
+func (n *Nacos) Continue() { n.proc.signal(syscall.SIGCONT) }
+
 // Kill ends the server as kill -9 does.
 func (n *Nacos) Kill() { n.proc.kill() }
 

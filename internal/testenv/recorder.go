@@ -80,7 +80,8 @@ type Recorder struct {
 	listeners map[string]*listener.Listener
 	routes    map[string]*route.RouteConfiguration
 	hosts     map[string][]string // addresses by host, of the newest name table
-	ended     error               // why the stream ended; nil while it is open
+	onChange  func(clusterName string, endpoints []string)
+	ended     error // why the stream ended; nil while it is open
 }
 
 // recorderNode is the recorder's node ID.
@@ -232,6 +233,7 @@ func (r *Recorder) record(res *discovery.DiscoveryResponse) error {
 				p.Endpoints = map[string]int{}
 			}
 			p.Endpoints[name] = len(r.endpointsLocked(name))
+			r.tellLocked(name)
 		case *listener.Listener:
 			name = m.Name
 			r.listeners[name] = m
@@ -244,11 +246,34 @@ func (r *Recorder) record(res *discovery.DiscoveryResponse) error {
 		p.Names = append(p.Names, name)
 	}
 	if res.TypeUrl == cdsType {
-		maps.DeleteFunc(r.endpoints, func(name string, _ *endpoint.ClusterLoadAssignment) bool { return r.clusters[name] == nil })
+		for name := range r.endpoints {
+			if r.clusters[name] == nil {
+				delete(r.endpoints, name)
+				r.tellLocked(name)
+			}
+		}
 	}
 	slices.Sort(p.Names)
 	r.pushes = append(r.pushes, p)
 	return nil
+}
+
+// OnEndpoints calls f with the endpoints of each cluster, in the format of
+// WaitEndpoints, now and whenever they arrive; nil for a cluster that is gone. f
+// must not call the recorder.
+func (r *Recorder) OnEndpoints(f func(clusterName string, endpoints []string)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.onChange = f
+	for name := range r.endpoints {
+		r.tellLocked(name)
+	}
+}
+
+func (r *Recorder) tellLocked(clusterName string) {
+	if r.onChange != nil {
+		r.onChange(clusterName, r.endpointsLocked(clusterName))
+	}
 }
 
 func (r *Recorder) edsClusters() []string {
@@ -439,7 +464,7 @@ func (r *Recorder) endpointsLocked(clusterName string) []string {
 }
 
 // WaitEndpoints waits until the cluster has exactly the wanted endpoints, in
-// the format of Endpoints.
+// the format "IP:PORT", see endpointsLocked.
 func (r *Recorder) WaitEndpoints(t testing.TB, clusterName string, want ...string) {
 	t.Helper()
 	want = slices.Sorted(slices.Values(want))
