@@ -1,11 +1,17 @@
 package reliability
 
 import (
+	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,55 +22,129 @@ import (
 
 var (
 	rounds = flag.Int("rounds", 1, "how many times each fault happens")
-	frozen = flag.Duration("frozen", 2*time.Second, "how long a process is stopped, or a registry unreachable")
-	sim    = flag.String("sim", "{services: 200, instances: 5, changes_per_second: 10}", "config block of the registry beside Consul")
+	worlds = flag.Int("worlds", 1, "how many worlds the faults happen in, side by side")
+	until  = flag.Duration("until", 0, "no fault begins after this time; 0 is no limit")
+	frozen = flag.Duration("frozen", 2*time.Second, "how long a process is stopped by SIGSTOP")
+	lasts  = flag.Duration("lasts", time.Second, "how long any other fault lasts")
+	sim    = flag.String("sim", "{services: 200, instances: 5, changes_per_second: 10}", "config block of the registry beside the others")
 	seed   = flag.Uint64("seed", 1, "decides the changes")
-	which  = flag.String("faults", "of the", "which faults happen, a regular expression")
+	which  = flag.String("faults", "", "which faults happen, a regular expression; empty is a few that are quick")
 	write  = flag.Bool("write", false, "write docs/reliability.md")
 )
 
 // fault is something that happens under churn.
 type fault struct {
-	name string
-	do   func(w *world)
+	name  string
+	do    func(w *world)
+	quick bool // it happens in `make test`
+	// seldom is how many rounds there are between two times, for what occupies
+	// the machine.
+	seldom int
 }
 
 // faults are in the order of docs/reliability.md.
 var faults = []fault{
-	{"SIGKILL of the plugin", func(w *world) { w.signal(w.bridge.Registry(w.t, "dc1").PID, syscall.SIGKILL) }},
-	{"SIGKILL of the bridge", func(w *world) {
-		w.bridge.Kill9()
+	{name: "SIGKILL of the plugin of Consul", quick: true, do: func(w *world) { w.signal(w.bridge.Registry(w.t, "dc1").PID, syscall.SIGKILL) }},
+	{name: "SIGKILL of the plugin of Nacos", do: func(w *world) { w.signal(w.bridge.Registry(w.t, "dc2").PID, syscall.SIGKILL) }},
+	{name: "SIGKILL of the bridge", quick: true, do: func(w *world) { w.restart(w.bridge.Kill9, w.known) }},
+	{name: "SIGTERM of the bridge", do: func(w *world) { w.restart(func() { w.bridge.Stop(w.t) }, w.known) }},
+	{name: "SIGKILL of Consul", do: func(w *world) {
+		w.without(0, func() {
+			w.consul.Kill()
+			w.consul.Restart(w.t)
+		})
+	}},
+	{name: "SIGKILL of Nacos", seldom: 4, do: func(w *world) {
+		w.without(1, func() {
+			w.nacos.Kill()
+			w.churn(10)
+			w.nacos.Restart(w.t)
+			w.again()
+		})
+	}},
+
+	{name: "SIGSTOP of the plugin of Consul", do: func(w *world) { w.freeze(w.bridge.Registry(w.t, "dc1").PID) }},
+	{name: "SIGSTOP of the plugin of Nacos", do: func(w *world) { w.freeze(w.bridge.Registry(w.t, "dc2").PID) }},
+	{name: "SIGSTOP of the bridge", do: func(w *world) { w.freeze(parent(w.t, w.bridge.Registry(w.t, "dc1").PID)) }},
+	{name: "SIGSTOP of Consul", do: func(w *world) {
+		w.without(0, func() {
+			w.consul.Pause()
+			w.churn(10)
+			w.pass(*frozen)
+			w.consul.Continue()
+			w.consul.WaitReady(w.t)
+		})
+	}},
+	{name: "SIGSTOP of Nacos", do: func(w *world) {
+		w.without(1, func() {
+			w.nacos.Pause()
+			w.churn(10)
+			w.pass(*frozen)
+			w.nacos.Continue()
+			w.again()
+		})
+	}},
+	{name: "SIGSTOP of istiod", do: func(w *world) {
+		w.istiod.Pause()
 		w.churn(10)
-		w.add(&verify.Event{Kind: verify.Start, Since: w.known})
-		w.bridge.Restart(w.t)
+		w.pass(*frozen)
+		w.istiod.Continue()
 	}},
-	{"SIGTERM of the bridge", func(w *world) {
-		w.bridge.Stop(w.t)
+
+	{name: "Consul unreachable", do: func(w *world) { w.partition(w.registries[0].gate) }},
+	{name: "Nacos unreachable", do: func(w *world) { w.partition(w.registries[1].gate) }},
+	{name: "sinks cut off", do: func(w *world) { w.partition(w.gates...) }},
+	{name: "the bridge starts while Consul is unreachable", quick: true, do: func(w *world) { w.startWithout(w.registries[0].gate) }},
+	{name: "the bridge starts while Nacos is unreachable", do: func(w *world) { w.startWithout(w.registries[1].gate) }},
+	{name: "100 ms to Consul and back", do: func(w *world) { w.latency(w.registries[0].gate) }},
+	{name: "100 ms to Nacos and back", do: func(w *world) { w.latency(w.registries[1].gate) }},
+	{name: "100 ms to the sinks and back", do: func(w *world) { w.latency(w.gates...) }},
+
+	{name: "Consul answers with errors", do: func(w *world) { w.answering(fails) }},
+	{name: "Consul answers with nothing, at a new index", do: func(w *world) { w.answering(isEmpty) }},
+	{name: "Consul's answers are filtered", quick: true, do: func(w *world) { w.answering(isFiltered) }},
+	{name: "Consul's answers break off", do: func(w *world) { w.answering(isTruncated) }},
+	{name: "Consul's answers are cut short", do: func(w *world) { w.answering(endsEarly) }},
+	{name: "Consul answers a second late", do: func(w *world) { w.answering(isSlow) }},
+	{name: "Consul's index goes back", do: func(w *world) {
+		w.answers.back()
+		w.churn(20)
+		w.pass(*lasts)
+	}},
+	{name: "the token is revoked, and restored", do: func(w *world) {
+		w.token.revoke(w)
 		w.churn(10)
-		w.add(&verify.Event{Kind: verify.Start, Since: w.known})
-		w.bridge.Restart(w.t)
+		w.pass(*lasts)
+		w.token.grant(w, w.token.acl.SecretID)
 	}},
-	{"SIGKILL of Consul", func(w *world) {
-		w.consul.Kill()
-		w.consul.Restart(w.t)
-	}},
-	{"SIGSTOP of the plugin", func(w *world) { w.freeze(w.bridge.Registry(w.t, "dc1").PID) }},
-	{"SIGSTOP of the bridge", func(w *world) { w.freeze(w.bridgePID()) }},
-	{"Consul unreachable", func(w *world) {
-		w.gate.Shut()
+
+	{name: "the disk is full, and SIGKILL of the bridge", do: func(w *world) {
+		filler := filepath.Join(filepath.Dir(w.state), "filler")
+		w.fill(filler)
 		w.churn(10)
-		w.pass()
-		w.gate.Open(w.t)
+		w.pass(*lasts)
+		w.restart(w.bridge.Kill9, w.known)
+		if err := os.Remove(filler); err != nil {
+			w.t.Fatal(err)
+		}
 	}},
-	{"the bridge starts while Consul is unreachable", func(w *world) {
-		w.gate.Shut()
-		w.bridge.Kill9()
-		w.add(&verify.Event{Kind: verify.Start, Since: w.known})
-		w.bridge.Restart(w.t)
+	{name: "the state is cut off at a multiple of 4 KiB", quick: true, do: func(w *world) {
+		// What is restored is the state of any time since the world began.
+		w.restart(func() {
+			w.bridge.Stop(w.t)
+			w.truncate()
+		}, w.began)
+	}},
+
+	{name: "the configuration is edited, and edited back", quick: true, do: func(w *world) {
+		w.edit(consulGrace+time.Second, `- {name: more, type: sim, config: {services: 3, instances: 1}, translate: {namespace: more}}`, true)
 		w.churn(10)
-		w.pass()
-		w.gate.Open(w.t)
+		w.edit(consulGrace, "", false)
 	}},
+
+	{name: "sinks that never acknowledge", quick: true, do: func(w *world) { w.beside(silent) }},
+	{name: "sinks that refuse everything", do: func(w *world) { w.beside(refusing) }},
+	{name: "sinks that connect again in a loop", do: func(w *world) { w.beside(restless) }},
 }
 
 func (w *world) signal(pid int, s syscall.Signal) {
@@ -75,8 +155,8 @@ func (w *world) signal(pid int, s syscall.Signal) {
 }
 
 // pass lets a fault last.
-func (w *world) pass() {
-	timer := time.NewTimer(*frozen)
+func (w *world) pass(d time.Duration) {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -88,74 +168,280 @@ func (w *world) freeze(pid int) {
 	w.t.Helper()
 	w.signal(pid, syscall.SIGSTOP)
 	w.churn(10)
-	w.pass()
+	w.pass(*frozen)
 	// A plugin that was silent for too long is gone.
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil && err != syscall.ESRCH { //nolint:errorlint // of the system call itself
 		w.t.Fatal(err)
 	}
 }
 
+// restart ends the bridge and starts it. All that the registries had at a time
+// is on disk.
+func (w *world) restart(end func(), since time.Time) {
+	w.t.Helper()
+	end()
+	w.churn(10)
+	w.started(since)
+	w.bridge.Restart(w.t)
+}
+
+// without runs f while a registry cannot be changed.
+func (w *world) without(n int, f func()) {
+	w.registries[n].down = true
+	f()
+	w.registries[n].down = false
+}
+
+func (w *world) partition(gates ...*testenv.Gate) {
+	w.t.Helper()
+	for _, g := range gates {
+		g.Shut()
+	}
+	w.churn(10)
+	w.pass(*lasts)
+	for _, g := range gates {
+		g.Open(w.t)
+	}
+}
+
+func (w *world) startWithout(g *testenv.Gate) {
+	w.t.Helper()
+	g.Shut()
+	w.restart(w.bridge.Kill9, w.known)
+	w.churn(10)
+	w.pass(*lasts)
+	g.Open(w.t)
+}
+
+func (w *world) latency(gates ...*testenv.Gate) {
+	w.t.Helper()
+	for _, g := range gates {
+		g.Delay(100 * time.Millisecond)
+	}
+	w.churn(10)
+	w.pass(*lasts)
+	for _, g := range gates {
+		g.Delay(0)
+	}
+}
+
+// answering replaces Consul's answers. Changes end the queries that wait.
+func (w *world) answering(replace func(*http.Response, []byte) []byte) {
+	w.t.Helper()
+	w.answers.set(replace)
+	w.churn(20)
+	w.pass(*lasts)
+	w.answers.set(nil)
+}
+
+// fill occupies all that is left of the disk of the last good state.
+func (w *world) fill(filler string) {
+	w.t.Helper()
+	f, err := os.Create(filler)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer f.Close()
+	for piece := make([]byte, 64<<10); ; {
+		if _, err := f.Write(piece); errors.Is(err, syscall.ENOSPC) {
+			if len(piece) == 1 {
+				return
+			}
+			piece = piece[:len(piece)/2]
+		} else if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// truncate cuts off the end of the last good state.
+func (w *world) truncate() {
+	w.t.Helper()
+	files, err := filepath.Glob(filepath.Join(w.state, "state-*.isthmus"))
+	if err != nil || len(files) == 0 {
+		w.t.Fatalf("the state is in %q, %v", files, err)
+	}
+	for _, name := range files {
+		info, err := os.Stat(name)
+		if err == nil {
+			err = os.Truncate(name, w.rand.Int64N(info.Size()/4096+1)*4096)
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// edit changes the configuration, with or without the registry "more", and
+// waits until the bridge has taken it.
+func (w *world) edit(grace time.Duration, more string, there bool) {
+	w.t.Helper()
+	w.bridge.Configure(w.t, w.configuration(grace, more))
+	testenv.Eventually(w.t, 2*testenv.Patience, "the bridge to load its configuration again", func() (string, bool) {
+		code, text := w.bridge.Get(w.t, "/api/v1/registries")
+		return fmt.Sprintf("%d %.600s", code, text), code == http.StatusOK && regexp.MustCompile(`"name":\s*"more"`).MatchString(text) == there
+	})
+}
+
+// again makes sure that Nacos has all instances: after an outage their clients
+// register them again.
+func (w *world) again() {
+	w.t.Helper()
+	for s := range w.nacosN {
+		w.registerNacos(s)
+	}
+}
+
 // outcome is a row of docs/reliability.md.
 type outcome struct {
-	times, wrong, other int
-	converged           []time.Duration
+	times, wrong, other, stuck int
+	converged                  []time.Duration
+}
+
+// run is what all worlds share.
+type run struct {
+	faults []fault
+	end    time.Time // no fault begins after it; zero is no limit
+
+	mu       sync.Mutex
+	queue    []int // of faults
+	outcomes []outcome
+}
+
+func newRun(chosen []fault) *run {
+	r := &run{faults: chosen, outcomes: make([]outcome, len(chosen))}
+	for round := range *rounds {
+		var these []int
+		for n, f := range chosen {
+			if f.seldom == 0 || round%f.seldom == 0 {
+				these = append(these, n)
+			}
+		}
+		if *rounds > 1 {
+			rand.New(rand.NewPCG(*seed, uint64(round))).Shuffle(len(these), func(i, j int) { these[i], these[j] = these[j], these[i] })
+		}
+		r.queue = append(r.queue, these...)
+	}
+	if *until > 0 {
+		r.end = time.Now().Add(*until)
+	}
+	return r
+}
+
+// next returns a fault, or false at the end.
+func (r *run) next() (n int, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.queue) == 0 || !r.end.IsZero() && time.Now().After(r.end) {
+		return 0, false
+	}
+	n, r.queue = r.queue[0], r.queue[1:]
+	return n, true
+}
+
+// happen makes a fault happen in a world, and judges.
+func (r *run) happen(w *world, n int) {
+	f, stuck := r.faults[n], true
+	var took time.Duration
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		o := &r.outcomes[n]
+		o.times++
+		if stuck {
+			o.stuck++
+		} else {
+			o.converged = append(o.converged, took)
+		}
+		for _, v := range w.found() {
+			w.t.Errorf("%s: %v", f.name, v)
+			if v.Guarantee == verify.NoRemovalWithoutCause {
+				o.wrong++
+			} else {
+				o.other++
+			}
+		}
+	}()
+	w.churn(10)
+	f.do(w)
+	w.churn(10)
+	took = w.converge(f.name)
+	before := time.Now()
+	w.churn(5)
+	w.converge("changes after " + f.name)
+	w.bridge.WaitKept(w.t)
+	w.known, stuck = before, false
+	w.t.Logf("%s: all sinks have everything after %v", f.name, took.Round(10*time.Millisecond))
 }
 
 // No fault, under churn, violates a guarantee; in particular nothing is removed
-// from any sink that is in Consul, and the end of each fault is that all sinks
-// have what Consul has.
+// from any sink that is in its registry, and the end of each fault is that all
+// sinks have what the registries have.
 func TestChaos(t *testing.T) {
 	testenv.SkipIfShort(t)
-	w := newWorld(t, *sim)
-	w.known = time.Now()
-	w.converge("the start")
-	chosen := selected(regexp.MustCompile(*which).MatchString)
-	outcomes := make([]outcome, len(chosen))
-	for round := range *rounds {
-		for n, f := range chosen {
-			o := &outcomes[n]
-			w.churn(10)
-			f.do(w)
-			w.churn(10)
-			o.converged = append(o.converged, w.converge(f.name))
-			before := time.Now()
-			w.churn(5)
-			w.converge("changes after " + f.name)
-			w.bridge.WaitKept(t)
-			w.known = before
-			o.times++
-			for _, v := range w.found() {
-				t.Errorf("round %d, %s: %v", round+1, f.name, v)
-				if v.Guarantee == verify.NoRemovalWithoutCause {
-					o.wrong++
-				} else {
-					o.other++
+	chosen := selected()
+	r := newRun(chosen)
+	t.Run("worlds", func(t *testing.T) {
+		for n := range *worlds {
+			t.Run(fmt.Sprint(n+1), func(t *testing.T) {
+				if *worlds > 1 {
+					t.Parallel()
 				}
-			}
+				o := options{sim: *sim, seed: *seed + uint64(n), state: filepath.Join(t.TempDir(), "state")}
+				if slices.ContainsFunc(chosen, func(f fault) bool { return strings.HasPrefix(f.name, "the disk is full") }) {
+					dir, _ := testenv.MountTmpfs(t, "size=256m")
+					o.state = filepath.Join(dir, "state")
+				}
+				w := newWorld(t, o)
+				w.known = time.Now()
+				w.converge("the start")
+				w.bridge.WaitKept(t)
+				for n, ok := r.next(); ok; n, ok = r.next() {
+					r.happen(w, n)
+				}
+			})
 		}
-	}
-	table := rows(chosen, outcomes)
+	})
+	table := r.rows()
 	t.Log("\n" + table)
-	if *write && !t.Failed() {
-		page(t, "Faults", "`make chaos`", fmt.Sprintf(`Consul has %d services; the configuration of sim is
-%s.
+	if *write {
+		page(t, "Faults", "`make chaos`", fmt.Sprintf(`Consul has 20 services, Nacos 12, the configuration of sim is
+%s,
+in each of %d worlds side by side.
 
-Before, during and after each fault instances come, change and go; a process is
-stopped, and Consul unreachable, for %v. The time to converge is that from the
-end of the fault and of the changes until all sinks have what Consul has.
+Before, during and after each fault instances come, change and go. A process is
+stopped for %v, any other fault lasts %v, and what is missing after an
+outage is kept for %v with Consul, %v with Nacos (remove_grace). The time to converge is that
+from the end of the fault and of the changes until all sinks have what the
+registries have; it contains what is left of that time where an instance went
+while its registry could not be followed.
 %s, two shared cores, 24 GB.
 
-%s`, services, "`"+*sim+"`", *frozen, time.Now().Format(time.DateOnly), table))
+%s`, "`"+*sim+"`", *worlds, *frozen, *lasts, consulGrace, nacosGrace, time.Now().Format(time.DateOnly), table))
 	}
 }
 
-func rows(faults []fault, outcomes []outcome) string {
+func (r *run) rows() string {
 	var b strings.Builder
-	b.WriteString("| fault | times | removed wrongly | other violations | converged, median | slowest |\n|---|---|---|---|---|---|\n")
-	for n, o := range outcomes {
-		slices.Sort(o.converged)
-		fmt.Fprintf(&b, "| %s | %d | %d | %d | %v | %v |\n", faults[n].name, o.times, o.wrong, o.other,
-			o.converged[len(o.converged)/2].Round(10*time.Millisecond), o.converged[len(o.converged)-1].Round(10*time.Millisecond))
+	b.WriteString("| fault | times | removed wrongly | other violations | not converged | converged, median | slowest |\n|---|---|---|---|---|---|---|\n")
+	for n, o := range r.outcomes {
+		median, slowest := "", ""
+		if len(o.converged) > 0 {
+			slices.Sort(o.converged)
+			median = fmt.Sprint(o.converged[len(o.converged)/2].Round(10 * time.Millisecond))
+			slowest = fmt.Sprint(o.converged[len(o.converged)-1].Round(10 * time.Millisecond))
+		}
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d | %s | %s |\n", r.faults[n].name, o.times, o.wrong, o.other, o.stuck, median, slowest)
 	}
 	return b.String()
+}
+
+// selected returns the faults that are to happen.
+func selected() []fault {
+	match := func(f fault) bool { return f.quick }
+	if *which != "" {
+		pattern := regexp.MustCompile(*which)
+		match = func(f fault) bool { return pattern.MatchString(f.name) }
+	}
+	return slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return !match(f) })
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,8 +12,8 @@ import (
 )
 
 var (
-	lasts = flag.Duration("for", 0, "how long TestSoak runs")
-	every = flag.Duration("every", 5*time.Second, "how often TestSoak measures, after changes that all sinks must have")
+	length = flag.Duration("for", 0, "how long TestSoak runs")
+	every  = flag.Duration("every", 5*time.Second, "how often TestSoak measures, after changes that all sinks must have")
 )
 
 // sample is what the bridge and the plugin of Consul use.
@@ -52,20 +51,21 @@ func mean(samples []sample, value func(sample) float64) float64 {
 	return sum / float64(len(samples))
 }
 
-// Under churn every sink keeps having what Consul has, and neither memory nor
-// goroutines nor open files grow from the second quarter to the last.
+// Under churn every sink keeps having what the registries have, and neither
+// memory nor goroutines nor open files grow from the second quarter to the
+// last.
 func TestSoak(t *testing.T) {
-	if *lasts == 0 {
+	if *length == 0 {
 		t.Skip("make soak runs it")
 	}
-	w := newWorld(t, *sim)
+	w := newWorld(t, options{sim: *sim, seed: *seed, state: filepath.Join(t.TempDir(), "state")})
 	w.converge("the start")
 	var samples []sample
 	var slowest time.Duration
 	changes := 0
 	tick := time.NewTicker(*every)
 	defer tick.Stop()
-	for end := time.Now().Add(*lasts); time.Now().Before(end); {
+	for end := time.Now().Add(*length); time.Now().Before(end); {
 		select {
 		case <-tick.C:
 		case <-t.Context().Done():
@@ -105,13 +105,13 @@ func TestSoak(t *testing.T) {
 			t.Errorf("%s: %.1f in the second quarter, %.1f in the last", row.name, a, b)
 		}
 	}
-	text := fmt.Sprintf(`%v with %d changes of %d services in Consul, every few seconds some, and sim
-beside it with
+	text := fmt.Sprintf(`%v with %d changes of 20 services in Consul and 12 in Nacos, every few seconds
+some, and sim beside them with
 %s:
-after each of %d rounds of changes every sink had what Consul had, the slowest
-time after %v. %s, two shared cores, 24 GB.
+after each of %d rounds of changes every sink had what the registries had, the
+slowest time after %v. %s, two shared cores, 24 GB.
 
-%s`, *lasts, changes, services, "`"+*sim+"`", len(samples), slowest.Round(10*time.Millisecond), time.Now().Format(time.DateOnly), &table)
+%s`, *length, changes, "`"+*sim+"`", len(samples), slowest.Round(10*time.Millisecond), time.Now().Format(time.DateOnly), &table)
 	t.Log("\n" + text)
 	if *write && !t.Failed() {
 		page(t, "Soak", "`make soak FOR=2h`", text)
@@ -121,9 +121,11 @@ time after %v. %s, two shared cores, 24 GB.
 const head = `# Reliability
 
 How the bridge holds its [guarantees](guarantees.md) with real programs: a
-Consul behind a gate, the registry sim beside it, a bridge, and four sinks, two
-of delta and two of state-of-the-world xDS, whose streams are judged with the
-log of what was changed in Consul.
+Consul and a Nacos that can be cut off, delayed and, of Consul, made to give
+other answers; the registry sim beside them; a bridge; and sinks that can be cut
+off and delayed, of delta and of state-of-the-world xDS, and an istiod with a
+proxy behind it. The streams of the sinks, and the endpoints that the proxy
+receives, are judged with the log of what was changed in the registries.
 `
 
 // page replaces a section of docs/reliability.md.
@@ -140,9 +142,10 @@ func page(t *testing.T, title, command, text string) {
 		sections[name] = strings.Trim(body, "\n")
 	}
 	sections[title] = "Written by " + command + ".\n\n" + strings.TrimSpace(text)
+	sections["Public threads"] = strings.TrimSpace(threadRows())
 	var b strings.Builder
 	b.WriteString(head)
-	for _, name := range []string{"Faults", "Soak"} {
+	for _, name := range []string{"Faults", "Public threads", "Constant work", "Soak"} {
 		if body, ok := sections[name]; ok {
 			b.WriteString("\n## " + name + "\n\n" + body + "\n")
 		}
@@ -150,9 +153,4 @@ func page(t *testing.T, title, command, text string) {
 	if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil { //nolint:gosec // a page of the docs
 		t.Fatal(err)
 	}
-}
-
-// selected returns the faults whose names match.
-func selected(match func(string) bool) []fault {
-	return slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return !match(f.name) })
 }

@@ -1,0 +1,212 @@
+package reliability
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/watch"
+)
+
+var window = flag.Duration("window", 0, "how long TestConstantWork measures each thing")
+
+// steady is a Consul of 1,000 services with 10 instances each, behind a proxy
+// that counts requests, and a bridge with four sinks.
+type steady struct {
+	t        *testing.T
+	consul   *testenv.Consul
+	gate     *testenv.Gate
+	requests atomic.Int64
+	bridge   *testenv.Isthmus
+	pid      int // of the bridge
+	revision int
+}
+
+const (
+	steadyServices = 1000
+	steadyEach     = 10
+)
+
+// work is what was spent in a window.
+type work struct {
+	bridge, plugin time.Duration
+	requests       int64
+}
+
+// cpu returns the processor time of a process since its start.
+func cpu(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The 12th and 13th field after the name, in hundredths of a second.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
+func (s *steady) instance(service, n int) testenv.ConsulInstance {
+	return testenv.ConsulInstance{
+		Service: fmt.Sprintf("s%d", service), ID: fmt.Sprintf("s%d-%d", service, n), Address: fmt.Sprintf("10.%d.%d.%d", 16+service/250, service%250, n+1), Port: 8080,
+		Meta: map[string]string{"revision": strconv.Itoa(s.revision)},
+	}
+}
+
+// registerAll registers every instance with a new revision.
+func (s *steady) registerAll() {
+	s.t.Helper()
+	s.revision++
+	all := make([]testenv.ConsulInstance, 0, steadyServices*steadyEach)
+	for n := range steadyEach {
+		for service := range steadyServices {
+			all = append(all, s.instance(service, n))
+		}
+	}
+	s.consul.Register(s.t, all...)
+}
+
+// measure returns what is spent while f runs, for one window, under changes of
+// one percent a minute.
+func (s *steady) measure(f func()) work {
+	s.t.Helper()
+	plugin := s.bridge.Registry(s.t, "dc1").PID
+	before := work{cpu(s.t, s.pid), cpu(s.t, plugin), s.requests.Load()}
+	end := time.NewTimer(*window)
+	defer end.Stop()
+	tick := time.NewTicker(time.Minute / (steadyServices * steadyEach / 100))
+	defer tick.Stop()
+	f()
+	for n := 0; ; n++ {
+		select {
+		case <-tick.C:
+			s.revision++
+			s.consul.Register(s.t, s.instance(n*7%steadyServices, 0))
+			continue
+		case <-end.C:
+		case <-s.t.Context().Done():
+		}
+		break
+	}
+	return work{cpu(s.t, s.pid) - before.bridge, cpu(s.t, plugin) - before.plugin, s.requests.Load() - before.requests}
+}
+
+// storm connects sinks that stay until ctx ends, and waits until each has had a
+// first response.
+func (s *steady) storm(ctx context.Context, sinks int, group *sync.WaitGroup) {
+	var first sync.WaitGroup
+	for range sinks {
+		first.Add(1)
+		group.Go(func() { // ends with ctx
+			had := sync.OnceFunc(first.Done)
+			defer had()
+			conn, err := grpc.NewClient(s.bridge.XDS, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(256<<20)))
+			if err != nil {
+				s.t.Error(err)
+				return
+			}
+			defer conn.Close()
+			stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+			request := &discovery.DeltaDiscoveryRequest{TypeUrl: entryType}
+			for err == nil {
+				if err = stream.Send(request); err != nil {
+					break
+				}
+				var r *discovery.DeltaDiscoveryResponse
+				if r, err = stream.Recv(); err == nil {
+					had()
+					request = &discovery.DeltaDiscoveryRequest{TypeUrl: entryType, ResponseNonce: r.GetNonce()}
+				}
+			}
+			if ctx.Err() == nil {
+				s.t.Errorf("a sink of the storm: %v", err)
+			}
+		})
+	}
+	first.Wait()
+}
+
+// What a total outage of the registry, a restart of all its instances and a
+// storm of sinks cost, beside a calm time.
+func TestConstantWork(t *testing.T) {
+	if *window == 0 {
+		t.Skip("make constant-work runs it")
+	}
+	s := &steady{t: t, consul: testenv.StartConsul(t, testenv.ConsulConfig{Persistent: true, ExtraHCL: "limits { http_max_conns_per_client = 8000 }"})}
+	proxy := newAnswers(t, s.consul.Addr)
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.requests.Add(1)
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(front.Close)
+	s.gate = testenv.NewGate(t, front.Listener.Addr().String())
+	s.gate.Open(t)
+	s.registerAll()
+	s.bridge = testenv.StartIsthmus(t, fmt.Sprintf("- {name: dc1, type: consul, config: {address: \"http://%s\", mode: address, max_connections: 1200}, translate: {namespace: dc1}}\n", s.gate.Addr))
+	s.bridge.WaitReady(t)
+	s.pid = parent(t, s.bridge.Registry(t, "dc1").PID)
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		group.Wait()
+	})
+	for range 4 {
+		group.Go(func() { // ends with cancel
+			if err := watch.Run(ctx, watch.Options{Address: s.bridge.XDS, Shape: "inline", Types: []string{entryType}}, io.Discard); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	s.measure(func() {}) // what is left of the start
+	calm := s.measure(func() {})
+	type row struct {
+		name string
+		work
+	}
+	rows := []row{{"calm", calm}}
+	add := func(name string, f func()) { rows = append(rows, row{name, s.measure(f)}) }
+	add("Consul cannot be reached", s.gate.Shut)
+	add("Consul is back", func() { s.gate.Open(t) })
+	s.bridge.WaitPhase(t, "dc1", "live")
+	s.measure(func() {}) // the end of it
+	add("all 10,000 instances register again, changed", s.registerAll)
+	s.measure(func() {})
+	add("1,000 sinks connect", func() { s.storm(ctx, 1000, &group) })
+	add("1,004 sinks stay", func() {})
+
+	var b strings.Builder
+	b.WriteString("| in one window | CPU of the bridge | CPU of the plugin | requests to Consul |\n|---|---|---|---|\n")
+	for _, r := range rows {
+		fmt.Fprintf(&b, "| %s | %.2f s, %.1fx | %.2f s, %.1fx | %d, %.1fx |\n", r.name, r.bridge.Seconds(), times(r.bridge, calm.bridge),
+			r.plugin.Seconds(), times(r.plugin, calm.plugin), r.requests, float64(r.requests)/float64(max(calm.requests, 1)))
+	}
+	t.Log("\n" + b.String())
+	if *write {
+		page(t, "Constant work", "`make constant-work`", fmt.Sprintf(`Consul has %d services with %d instances each over plain HTTP (max_connections:
+1200), of which one percent a minute change all the time; four sinks of delta xDS follow. A window is %v. %s, two shared cores, 24 GB.
+
+%s`, steadyServices, steadyEach, *window, time.Now().Format(time.DateOnly), &b))
+	}
+}
+
+func times(d, calm time.Duration) float64 {
+	return float64(d) / float64(max(calm, 10*time.Millisecond))
+}
