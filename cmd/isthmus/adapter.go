@@ -16,6 +16,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/eureka"
 	"github.com/isthmus-mesh/isthmus/adapters/exec"
 	"github.com/isthmus-mesh/isthmus/adapters/file"
+	"github.com/isthmus-mesh/isthmus/adapters/kubernetes"
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/adapters/sim"
 	"github.com/isthmus-mesh/isthmus/adapters/static"
@@ -25,16 +26,17 @@ import (
 // adapters are the built-in ones, by name: the only list of them. Each runs as
 // a plugin, with the version of the program, and does not return.
 var adapters = map[string]func(version string){
-	"consul":    consul.Main,
-	"dns":       dns.Main,
-	"etcd":      etcd.Main,
-	"eureka":    eureka.Main,
-	"exec":      exec.Main,
-	"file":      file.Main,
-	"nacos":     nacos.Main,
-	"sim":       sim.Main,
-	"static":    static.Main,
-	"zookeeper": zookeeper.Main,
+	"consul":     consul.Main,
+	"dns":        dns.Main,
+	"etcd":       etcd.Main,
+	"eureka":     eureka.Main,
+	"exec":       exec.Main,
+	"file":       file.Main,
+	"kubernetes": kubernetes.Main,
+	"nacos":      nacos.Main,
+	"sim":        sim.Main,
+	"static":     static.Main,
+	"zookeeper":  zookeeper.Main,
 }
 
 // builtIn returns the names of the built-in adapters.

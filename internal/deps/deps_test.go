@@ -59,6 +59,10 @@ var rules = []rule{
 		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testcert", "internal/testenv", "internal/testwait"},
 	},
 	{
+		folder: "adapters/kubernetes", own: []string{"plugin", "plugin/registry", "plugin/collection"}, others: anyone,
+		tests: []string{"plugin/plugintest", "internal/testenv"},
+	},
+	{
 		folder: "adapters/zookeeper", own: []string{"plugin", "plugin/registry", "internal/dubbo"}, others: anyone,
 		tests: []string{"plugin/plugintest", "internal/testcert", "internal/testenv"},
 	},

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httputil"
+	"net/url"
 	"sync"
 	"testing"
 
@@ -86,6 +88,38 @@ func startHTTP(t testing.TB, l net.Listener, b Backend) Backend {
 		}
 	}, http.ErrServerClosed)
 	return b
+}
+
+// Outside returns a backend under an address of the machine that is none of
+// loopback, by which a server in between reaches it. It answers with an error
+// once the backend has stopped.
+func Outside(t testing.TB, b Backend) Backend {
+	t.Helper()
+	address := ""
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && address == "" && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
+			address = n.IP.String()
+		}
+	}
+	if address == "" {
+		t.Fatalf("the machine has no IPv4 address but those of loopback: %v", all)
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: b.Addr()})
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	proxy.Transport = transport
+	srv := &http.Server{Handler: proxy}
+	outside := Backend{Name: b.Name, Address: address, Port: l.Addr().(*net.TCPAddr).Port}
+	outside.stop = serve(t, b.Name, func() error { return srv.Serve(l) }, func() { srv.Close() }, http.ErrServerClosed)
+	return outside
 }
 
 // StartGRPCBackend starts a gRPC backend (grpc.testing.TestService, UnaryCall)

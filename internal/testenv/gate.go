@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,7 @@ type Gate struct {
 
 	mu       sync.Mutex
 	listener net.Listener // nil while shut
+	cut      int64        // see CutAfter; 0 if connections are whole
 	conns    map[net.Conn]struct{}
 	running  sync.WaitGroup
 }
@@ -63,6 +65,17 @@ func (g *Gate) Open(t testing.TB) {
 			g.running.Go(func() { g.forward(l, client) })
 		}
 	})
+}
+
+// CutAfter closes all connections. Later ones are closed after the server has
+// sent n bytes, or with 0 are whole again.
+func (g *Gate) CutAfter(n int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.cut = n
+	for c := range g.conns {
+		c.Close()
+	}
 }
 
 // Shut closes all connections and refuses new ones.
@@ -108,15 +121,25 @@ func (g *Gate) forward(l net.Listener, client net.Conn) {
 		return
 	}
 	g.conns[client], g.conns[server] = struct{}{}, struct{}{}
+	cut := g.cut
 	g.mu.Unlock()
 	var both sync.WaitGroup
-	pipe := func(to, from net.Conn) {
-		g.copy(to, from)
-		to.Close()
-		from.Close()
+	closeBoth := func() {
+		client.Close()
+		server.Close()
+	}
+	pipe := func(to net.Conn, from io.Reader) {
+		g.copy(to, from, closeBoth)
+		closeBoth()
 	}
 	both.Go(func() { pipe(server, client) })
-	both.Go(func() { pipe(client, server) })
+	both.Go(func() {
+		if cut > 0 {
+			pipe(client, io.LimitReader(server, cut))
+			return
+		}
+		pipe(client, server)
+	})
 	both.Wait()
 	g.mu.Lock()
 	delete(g.conns, client)
@@ -124,9 +147,10 @@ func (g *Gate) forward(l net.Listener, client net.Conn) {
 	g.mu.Unlock()
 }
 
-// copy forwards one direction until either side closes its connection. At most
-// 256 pieces wait for their time; then it reads no further.
-func (g *Gate) copy(to, from net.Conn) {
+// copy forwards one direction until either side closes its connection; end
+// is called when it cannot write. At most 256 pieces wait for their time; then
+// it reads no further.
+func (g *Gate) copy(to net.Conn, from io.Reader, end func()) {
 	type piece struct {
 		data []byte
 		due  time.Time
@@ -149,7 +173,7 @@ func (g *Gate) copy(to, from net.Conn) {
 			}
 			if _, err := to.Write(p.data); err != nil {
 				broken = true
-				from.Close() // ends the reader
+				end() // of the reader
 			}
 		}
 	})

@@ -305,6 +305,20 @@ func (k *Kube) finish(t testing.TB) {
 	if k.cfg.Monitoring {
 		files = append(files, MonitoringCRDsTool)
 	}
+	k.applyKinds(t, files...)
+}
+
+// ApplyIstio adds the custom resource definitions of Istio, as
+// KubeConfig.Istio does.
+func (k *Kube) ApplyIstio(t testing.TB) {
+	t.Helper()
+	k.applyKinds(t, IstioCRDsTool)
+}
+
+// applyKinds adds custom resource definitions and waits until their kinds are
+// there.
+func (k *Kube) applyKinds(t testing.TB, files ...Tool) {
+	t.Helper()
 	for _, f := range files {
 		b, err := os.ReadFile(f.fetch(t))
 		if err != nil {

@@ -3,10 +3,12 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
@@ -131,4 +133,82 @@ func TestZooKeeperScales(t *testing.T) {
 			s.run(t)
 		})
 	}
+}
+
+// Calls follow the endpoints of a Service of another cluster, and what Istio
+// has there.
+func TestKubernetesScales(t *testing.T) {
+	testenv.SkipIfShort(t)
+	kube := testenv.StartKube(t, testenv.KubeConfig{Istio: true})
+	backends := map[string]testenv.Backend{}
+	apply := func(object func(all []testenv.Backend) string) {
+		var all []testenv.Backend
+		for _, name := range slices.Sorted(maps.Keys(backends)) {
+			all = append(all, backends[name])
+		}
+		kube.Apply(t, object(all))
+	}
+	follow := func(object func(all []testenv.Backend) string) (add, remove func(testenv.Backend)) {
+		clear(backends)
+		add = func(b testenv.Backend) {
+			backends[b.Name] = b
+			apply(object)
+		}
+		remove = func(b testenv.Backend) {
+			delete(backends, b.Name)
+			apply(object)
+		}
+		return add, remove
+	}
+	const registry = "- {name: kube, type: kubernetes, config: {kubeconfig_file: %q, follow: %s, select: {exclude: [default/kubernetes]}}}"
+
+	t.Run("services", func(t *testing.T) {
+		kube.Apply(t, "{apiVersion: v1, kind: Service, metadata: {name: shop, namespace: default}, spec: {ports: [{name: http, port: 80}]}}")
+		// A slice has one port for all of its endpoints, and none of loopback.
+		add, remove := follow(func(all []testenv.Backend) string {
+			text := ""
+			for _, name := range []string{"one", "two", "three"} {
+				endpoints, port := "", 1
+				for _, b := range all {
+					if b.Name == name {
+						endpoints, port = fmt.Sprintf("{addresses: [%s]}", b.Address), b.Port
+					}
+				}
+				text += fmt.Sprintf(`
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: shop-%s, namespace: default, labels: {kubernetes.io/service-name: shop}}
+addressType: IPv4
+ports: [{name: http, port: %d}]
+endpoints: [%s]
+---
+`, name, port, endpoints)
+			}
+			return text
+		})
+		scaling{
+			registries: fmt.Sprintf(registry, kube.Kubeconfig, "services"),
+			host:       "shop.default.svc.clusterset.local", port: 80,
+			add:    func(b testenv.Backend) { add(testenv.Outside(t, b)) },
+			remove: func(b testenv.Backend) { remove(b) },
+		}.run(t)
+	})
+	t.Run("istio", func(t *testing.T) {
+		add, remove := follow(func(all []testenv.Backend) string {
+			endpoints := make([]string, 0, len(all))
+			for _, b := range all {
+				endpoints = append(endpoints, fmt.Sprintf("{address: %s, ports: {http: %d}}", b.Address, b.Port))
+			}
+			return fmt.Sprintf(`
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: store, namespace: default}
+spec: {hosts: [store.example.org], addresses: [240.0.0.9], location: MESH_INTERNAL, resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [%s]}
+`, strings.Join(endpoints, ", "))
+		})
+		scaling{
+			registries: fmt.Sprintf(registry, kube.Kubeconfig, "istio"),
+			host:       "store.example.org", port: 80, add: add, remove: remove,
+		}.run(t)
+	})
 }

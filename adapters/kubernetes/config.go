@@ -1,0 +1,145 @@
+package kubernetes
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/isthmus-mesh/isthmus/plugin"
+)
+
+// Config is the config block of a registry of type kubernetes. Missing fields
+// default to DefaultConfig.
+type Config struct {
+	Follow string `json:"follow,omitempty" jsonschema:"enum=services,enum=istio" jsonschema_description:"What of the cluster is followed: services, with their endpoints; or istio, Istio's own kinds, which are published as they are. Default: services."`
+
+	KubeconfigFile string     `json:"kubeconfig_file,omitempty" jsonschema_description:"Kubeconfig with the server and the user, read again for every session. Default: none; server, token_file and tls hold, whose defaults are those of a pod in the cluster."`
+	Context        string     `json:"context,omitempty" jsonschema_description:"Context of the kubeconfig. Default: its current one."`
+	Server         string     `json:"server,omitempty" jsonschema_description:"URL of the API server. Default: https://kubernetes.default.svc."`
+	TokenFile      string     `json:"token_file,omitempty" jsonschema_description:"File that holds the token of a service account, read again for every request. Default: that of the pod, unless tls has a client certificate."`
+	TLS            plugin.TLS `json:"tls,omitempty" jsonschema_description:"TLS towards the server. Default: the authority that the pod is given."`
+
+	Namespaces []string         `json:"namespaces,omitempty" jsonschema_description:"Namespaces to follow, each with requests of its own, for which a Role in each suffices. Default: all, which takes a ClusterRole."`
+	Labels     string           `json:"labels,omitempty" jsonschema_description:"Selector by labels of Services, or of the resources of Istio, as kubectl has it: app in (a,b),!canary. Default: all."`
+	Select     plugin.Selection `json:"select,omitempty" jsonschema_description:"Which of them to follow, by namespace/name."`
+	Revision   string           `json:"revision,omitempty" jsonschema_description:"For follow: istio, the revision (label istio.io/rev) whose resources are published, and those without the label. Default: all."`
+
+	Timeout     plugin.Duration `json:"timeout,omitempty" jsonschema_description:"How long a request may take, and how long a server may be silent on an open connection, 1s to 10m. Default: 30s."`
+	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage or a sudden loss what is missing is kept. 0s removes at once. Default: 1m."`
+	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that a new listing must still have to be believed at once. With less, what is missing is kept for remove_grace. 0 believes every share. Default: 0.5."`
+	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Say true where a cluster without any endpoint, or without any resource of Istio, is right. Otherwise an empty one removes nothing."`
+}
+
+// Values of Config.Follow.
+const (
+	followServices = "services"
+	followIstio    = "istio"
+)
+
+// What a pod is given for the API server.
+const (
+	podServer = "https://kubernetes.default.svc"
+	podFiles  = "/var/run/secrets/kubernetes.io/serviceaccount/"
+)
+
+// DefaultConfig holds the defaults that a configuration is decoded over.
+var DefaultConfig = Config{
+	Follow:      followServices,
+	Timeout:     plugin.Duration(30 * time.Second),
+	RemoveGrace: plugin.Duration(time.Minute),
+	MinShare:    0.5,
+}
+
+// isName matches the name of a namespace.
+var isName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// Validate returns all errors of the configuration, as *plugin.FieldError
+// joined.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, &plugin.FieldError{Field: field, Reason: fmt.Sprintf(format, args...)})
+	}
+	if !slices.Contains([]string{"", followServices, followIstio}, c.Follow) {
+		bad("follow", "%q is none of services, istio", c.Follow)
+	}
+	if c.KubeconfigFile != "" {
+		for field, set := range map[string]bool{"server": c.Server != "", "token_file": c.TokenFile != "", "tls": c.TLS != plugin.TLS{}} {
+			if set {
+				bad(field, "kubeconfig_file is set too, which says it; keep one of them")
+			}
+		}
+	} else if c.Context != "" {
+		bad("context", "is that of a kubeconfig; set kubeconfig_file")
+	}
+	if c.Server != "" {
+		errs = append(errs, checkServer("server", c.Server)...)
+	}
+	errs = append(errs, c.TLS.Check("tls")...)
+	for i, ns := range c.Namespaces {
+		at := fmt.Sprintf("namespaces[%d]", i)
+		if !isName.MatchString(ns) {
+			bad(at, "%q is no name of a namespace; for patterns use select", ns)
+		} else if slices.Contains(c.Namespaces[:i], ns) {
+			bad(at, "%q is listed twice", ns)
+		}
+	}
+	errs = append(errs, c.Select.Check("select")...)
+	if c.Revision != "" && c.Follow != followIstio {
+		bad("revision", "is for follow: istio")
+	}
+	errs = append(errs, c.Timeout.Check("timeout", time.Second, 10*time.Minute)...)
+	errs = append(errs, c.RemoveGrace.Check("remove_grace", 0, time.Hour)...)
+	if !(c.MinShare >= 0 && c.MinShare <= 1) {
+		bad("min_share", "%v is outside 0 to 1", c.MinShare)
+	}
+	return errors.Join(errs...)
+}
+
+// checkServer checks a URL of an API server.
+func checkServer(field, server string) []error {
+	errs := plugin.CheckServers(field, []string{server})
+	for i, err := range errs {
+		if e, ok := errors.AsType[*plugin.FieldError](err); ok {
+			errs[i] = &plugin.FieldError{Field: field, Reason: e.Reason}
+		}
+	}
+	return errs
+}
+
+// access returns what the adapter needs of its machine.
+func (c Config) access() plugin.Access {
+	k, err := c.cluster()
+	if err != nil {
+		return plugin.Access{AnyPort: true} // New says what is wrong
+	}
+	return plugin.Access{Read: k.files(), Ports: plugin.URLPorts([]string{k.server.String()})}
+}
+
+// cluster returns the server and the user that the configuration names, files
+// read as they are now.
+func (c Config) cluster() (*cluster, error) {
+	if c.KubeconfigFile != "" {
+		k, err := readKubeconfig(c.KubeconfigFile, c.Context)
+		if err != nil {
+			return nil, &plugin.FieldError{Field: "kubeconfig_file", Reason: err.Error()}
+		}
+		return k, nil
+	}
+	u, err := url.Parse(cmp.Or(c.Server, podServer))
+	if err != nil {
+		return nil, err // Validate has found it
+	}
+	k := &cluster{server: u, tokenFile: c.TokenFile, tls: c.TLS}
+	if k.tokenFile == "" && c.TLS.CertFile == "" {
+		k.tokenFile = podFiles + "token"
+	}
+	if c.Server == "" && c.TLS == (plugin.TLS{}) {
+		k.tls.CAFile = podFiles + "ca.crt"
+	}
+	return k, nil
+}
