@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -424,13 +423,20 @@ func testIstio(t *testing.T, k *testenv.Kube, config Config) {
 	})
 }
 
-// TestKinds follows a cluster that gets Istio's kinds only later.
-func TestKinds(t *testing.T) {
+// TestBare follows a cluster without controllers.
+func TestBare(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
 	k := testenv.StartKube(t, testenv.KubeConfig{})
-	c, _ := start(t, Config{KubeconfigFile: k.Kubeconfig, Follow: followIstio, AcceptEmpty: true}, func(a *Adapter) { a.rediscover = 100 * time.Millisecond })
+	t.Run("cut at each point", func(t *testing.T) { testCut(t, k) })
+	t.Run("kinds", func(t *testing.T) { testKinds(t, k) })
+}
+
+// testKinds follows a cluster that gets Istio's kinds only later.
+func testKinds(t *testing.T, k *testenv.Kube) {
+	c, stop := start(t, Config{KubeconfigFile: k.Kubeconfig, Follow: followIstio, AcceptEmpty: true}, func(a *Adapter) { a.rediscover = 100 * time.Millisecond })
 	c.Await(t, within, "none of the kinds", func(h *plugintest.Held) bool { return h.Synced && strings.Contains(h.Problems["kinds"], "none") })
+	defer stop()
 	k.ApplyIstio(t)
 	k.Apply(t, entryNamed("kept", "", "kept.example.org"))
 	c.Await(t, within, "the kinds", func(h *plugintest.Held) bool {
@@ -494,13 +500,10 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestCutAtEachPoint cuts the connection after more and more bytes of what a
+// testCut cuts the connection after more and more bytes of what a
 // server sends: within the handshake, the listings, the watches and what comes
 // then. Nothing is lost, and nothing is left of a session that ended.
-func TestCutAtEachPoint(t *testing.T) {
-	testenv.SkipIfShort(t)
-	t.Parallel()
-	k := testenv.StartKube(t, testenv.KubeConfig{})
+func testCut(t *testing.T, k *testenv.Kube) {
 	seed(t, k)
 	gate := testenv.NewGate(t, k.Addr)
 	gate.Open(t)
@@ -541,40 +544,7 @@ func TestKubernetesMany(t *testing.T) {
 	const services, each = 10_000, 10
 	k := testenv.StartKube(t, testenv.KubeConfig{Args: []string{"--max-requests-inflight=1000", "--max-mutating-requests-inflight=1000"}})
 	begin := time.Now()
-	var workers sync.WaitGroup
-	next := make(chan int)
-	for range 8 {
-		workers.Go(func() {
-			for n := range next {
-				name := fmt.Sprintf("app-%d", n)
-				var endpoints []map[string]any
-				for i := range each {
-					endpoints = append(endpoints, map[string]any{"addresses": []string{fmt.Sprintf("10.%d.%d.%d", n/250, n%250, i+1)}})
-				}
-				for path, body := range map[string]any{
-					"/api/v1/namespaces/default/services": map[string]any{
-						"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": name},
-						"spec": map[string]any{"clusterIP": "None", "ports": []any{map[string]any{"name": "http", "port": 80}}},
-					},
-					"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices": map[string]any{
-						"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": endpoints,
-						"metadata": map[string]any{"name": name, "labels": map[string]string{ofService: name}},
-						"ports":    []any{map[string]any{"name": "http", "port": 8080}},
-					},
-				} {
-					if answer, code, err := k.Do(t.Context(), http.MethodPost, path, "", "", body); err != nil || code != http.StatusCreated {
-						t.Errorf("status %d, error %v: %.200s", code, err, answer)
-						return
-					}
-				}
-			}
-		})
-	}
-	for n := range services {
-		next <- n
-	}
-	close(next)
-	workers.Wait()
+	k.Load(t, services, each)
 	t.Logf("created in %v", time.Since(begin).Round(time.Second))
 	heap := func() uint64 {
 		var m runtime.MemStats

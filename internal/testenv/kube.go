@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -20,8 +21,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	yamlv3 "go.yaml.in/yaml/v3"
 	"sigs.k8s.io/yaml"
@@ -558,6 +561,112 @@ func (k *Kube) KubeconfigOf(t testing.TB, user map[string]any) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// Load creates headless Services app-0, app-1 and so on in the namespace
+// default, with an EndpointSlice of that name with some endpoints each.
+func (k *Kube) Load(t testing.TB, services, each int) {
+	t.Helper()
+	next := make(chan int)
+	var workers sync.WaitGroup
+	// More of them gain nothing. They end with the last service.
+	for range 8 {
+		workers.Go(func() {
+			for n := range next {
+				name := fmt.Sprintf("app-%d", n)
+				for path, body := range map[string]any{
+					"/api/v1/namespaces/default/services": map[string]any{
+						"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": name},
+						"spec": map[string]any{"clusterIP": "None", "ports": []any{map[string]any{"name": "http", "port": 80}}},
+					},
+					kubeSlices: KubeSlice(n, each, 0),
+				} {
+					if answer, code, err := k.Do(t.Context(), http.MethodPost, path, "", "", body); err != nil || code != http.StatusCreated {
+						t.Errorf("kube: create %s: status %d, error %v: %.500s", name, code, err, answer)
+						return
+					}
+				}
+			}
+		})
+	}
+	for n := range services {
+		select {
+		case next <- n:
+		case <-t.Context().Done():
+		}
+	}
+	close(next)
+	workers.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// kubeSlices is the path of the EndpointSlices of the namespace default.
+const kubeSlices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+
+// KubeSlice is the EndpointSlice app-N of [Kube.Load]. After a change, one of
+// its endpoints has another address.
+func KubeSlice(n, each, change int) any {
+	var endpoints []any
+	for i := range each {
+		host := i + 1
+		if i == 0 && change > 0 {
+			host = 100 + change%100
+		}
+		endpoints = append(endpoints, map[string]any{"addresses": []string{fmt.Sprintf("10.%d.%d.%d", n/250, n%250, host)}})
+	}
+	name := fmt.Sprintf("app-%d", n)
+	return map[string]any{
+		"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": endpoints,
+		"metadata": map[string]any{"name": name, "labels": map[string]string{"kubernetes.io/service-name": name}},
+		"ports":    []any{map[string]any{"name": "http", "port": 8080}},
+	}
+}
+
+// Change replaces an EndpointSlice of [Kube.Load]: see [KubeSlice].
+func (k *Kube) Change(t testing.TB, n, each, change int) {
+	t.Helper()
+	k.must(t, http.MethodPut, fmt.Sprintf("%s/app-%d", kubeSlices, n), "", KubeSlice(n, each, change))
+}
+
+// Watch returns when each change of an EndpointSlice of the namespace default
+// arrives at a watch of its own.
+func (k *Kube) Watch(t testing.TB) <-chan time.Time {
+	t.Helper()
+	var list struct {
+		Metadata struct{ ResourceVersion string }
+	}
+	if err := json.Unmarshal(k.must(t, http.MethodGet, kubeSlices+"?limit=1", "", nil), &list); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, k.URL+kubeSlices+"?watch=true&resourceVersion="+list.Metadata.ResourceVersion, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+k.Token)
+	client := &http.Client{Transport: k.client.Transport} // without a limit of time
+	res, err := client.Do(req) //nolint:bodyclose // the goroutine below closes it
+	if err != nil || res.StatusCode != http.StatusOK {
+		t.Fatalf("kube: watch: %v %v", res, err)
+	}
+	arrived, done := make(chan time.Time, 16), make(chan struct{})
+	// Owned by the test; ends with ctx.
+	go func() {
+		defer close(done)
+		defer res.Body.Close()
+		lines := bufio.NewScanner(res.Body)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			arrived <- time.Now()
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return arrived
 }
 
 // Kill ends the server as kill -9 does. Its data stays.
