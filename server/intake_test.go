@@ -168,7 +168,7 @@ func TestHostPace(t *testing.T) {
 				t.Errorf("after %d: %v", i+1, slowed)
 			}
 		}
-		// Who comes in so great a number that the wait would be long is sent away.
+		// Who would have to wait for long is sent away.
 		var closed int
 		var all sync.WaitGroup
 		for range 1000 {

@@ -33,8 +33,8 @@ const (
 	// maxReviewed bounds the tokens that are remembered, the right ones and the
 	// others each.
 	maxReviewed = 10_000
-	// maxAnswer bounds an answer of the API server, maxMessage what is logged of
-	// its reason, in bytes.
+	// maxAnswer bounds an answer of the API server, maxMessage what is logged
+	// of its reason, in bytes.
 	maxAnswer, maxMessage = 1 << 20, 300
 )
 
@@ -50,7 +50,8 @@ var errReview = errors.New("the API server of Kubernetes cannot be asked whose t
 
 // reviewer finds the service accounts of tokens by TokenReview of
 // authentication.k8s.io/v1: one POST, whose answer is all that is needed of the
-// API, and which no client library makes shorter. It is safe for concurrent use.
+// API, and which no client library makes shorter. It is safe for concurrent
+// use.
 type reviewer struct {
 	block  config.TokenReview
 	server *watched[*apiServer]
@@ -279,8 +280,8 @@ func readReview(code int, text []byte, token, audience string) (string, error) {
 	return answer.Status.User.Username, nil
 }
 
-// wantsReview reports whether a rule asks for a service account that the caller may
-// have.
+// wantsReview reports whether a rule asks for a service account that the caller
+// may have.
 func (p *Policy) wantsReview(c *Caller) bool {
 	if p.review == nil || c.Token == "" {
 		return false

@@ -312,8 +312,8 @@ func TestHostile(t *testing.T) {
 			t.Errorf("%s: the bridge took %d MB, want at most %d MB", a.name, memory/1e6, most/1_000_000)
 		}
 		if *long > 0 {
-			// The attacker shares the machine, so that a part of what he does to
-			// the sinks is that he is busy.
+			// The attacker shares the machine: a part of what the sinks see is
+			// that he is busy.
 			b.Burn = used
 			stop := b.attack(t, burner)
 			alone := percentile(b.measure(t, lasts, plain, secure), 99)
