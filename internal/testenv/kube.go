@@ -647,7 +647,7 @@ func (k *Kube) Watch(t testing.TB) <-chan time.Time {
 	}
 	req.Header.Set("Authorization", "Bearer "+k.Token)
 	client := &http.Client{Transport: k.client.Transport} // without a limit of time
-	res, err := client.Do(req) //nolint:bodyclose // the goroutine below closes it
+	res, err := client.Do(req)                            //nolint:bodyclose // the goroutine below closes it
 	if err != nil || res.StatusCode != http.StatusOK {
 		t.Fatalf("kube: watch: %v %v", res, err)
 	}

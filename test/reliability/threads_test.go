@@ -21,30 +21,40 @@ var threads = []struct {
 	tests  []string // folder and function
 }{
 	{
-		[]string{"slime-io/slime#389"}, "one request that fails deletes all services and instances of a server",
+		[]string{"slime-io/slime#389"},
+		"one request that fails deletes all services and instances of a server",
 		[]string{"Consul answers with errors", "Consul's answers break off", "Nacos unreachable"},
 		[]string{"adapters/consul TestErrorsRemoveNothing", "adapters/consul TestOneServiceFails"},
 	},
 	{
-		[]string{"hashicorp/consul-k8s#280", "hashicorp/consul-k8s#319", "hashicorp/consul-k8s#4714"}, "a restart removes what is alive, as removal begins before the set is complete",
+		[]string{"hashicorp/consul-k8s#280", "hashicorp/consul-k8s#319", "hashicorp/consul-k8s#4714"},
+		"a restart removes what is alive, as removal begins before the set is complete",
 		[]string{"SIGKILL of the bridge", "SIGKILL of the plugin of Consul", "the bridge starts while Consul is unreachable"},
 		[]string{"test/e2e TestRestartAgainstEmptyConsul", "test/e2e TestRestartingConsulIsNotWhole"},
 	},
 	{
-		[]string{"hashicorp/consul-k8s#579"}, "two replicas remove what the other has",
-		nil, []string{"test/e2e TestReplicas"},
+		[]string{"hashicorp/consul-k8s#579"},
+		"two replicas remove what the other has",
+		nil,
+		[]string{"test/e2e TestReplicas"},
 	},
 	{
-		[]string{"kgateway-dev/kgateway#9873"}, "an edit of the configuration resets the endpoints from Consul for seconds",
-		[]string{"the configuration is edited, and edited back"}, nil,
+		[]string{"kgateway-dev/kgateway#9873"},
+		"an edit of the configuration resets the endpoints from Consul for seconds",
+		[]string{"the configuration is edited, and edited back"},
+		nil,
 	},
 	{
-		[]string{"alibaba/nacos#4470", "alibaba/nacos#10209"}, "a Nacos that was restarted pushes empty lists until its clients have registered again",
-		[]string{"SIGKILL of Nacos"}, []string{"test/nacos TestEmptiedNacosIsHeldBack"},
+		[]string{"alibaba/nacos#4470", "alibaba/nacos#10209"},
+		"a Nacos that was restarted pushes empty lists until its clients have registered again",
+		[]string{"SIGKILL of Nacos"},
+		[]string{"test/nacos TestEmptiedNacosIsHeldBack"},
 	},
 	{
-		[]string{"higress-group/higress#1546", "higress-group/higress#1566"}, "the last instance that goes stays in the mesh",
-		nil, []string{"test/e2e TestConsulChangeReachesProxy", "test/nacos TestEmptiedNacosIsHeldBack"},
+		[]string{"higress-group/higress#1546", "higress-group/higress#1566"},
+		"the last instance that goes stays in the mesh",
+		nil,
+		[]string{"test/e2e TestConsulChangeReachesProxy", "test/nacos TestEmptiedNacosIsHeldBack"},
 	},
 }
 
