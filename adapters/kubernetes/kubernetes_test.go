@@ -141,7 +141,8 @@ spec: {selector: {app: live}, ports: [{name: http, port: 80, targetPort: 8080}, 
 			}) || fmt.Sprintf("%+v", i.Ports) == "[{Name:rpc Number:90 Protocol:http2} {Name:http Number:8080 Protocol:}]"
 		})
 		c.Look(func(h *plugintest.Held) {
-			if got := fmt.Sprintf("%+v", h.Services["default/live"]); got != "{Key:default/live Ports:[{Name:http Number:80 Protocol:} {Name:rpc Number:90 Protocol:http2}] Meta:map[team:blue] Tags:[]}" {
+			live := h.Services["default/live"]
+			if got := fmt.Sprintf("%+v %v", live.Ports, live.Meta); got != "[{Name:http Number:80 Protocol:} {Name:rpc Number:90 Protocol:http2}] map[team:blue]" {
 				t.Errorf("the service is %s", got)
 			}
 		})
