@@ -16,5 +16,5 @@ func TestMain(m *testing.M) {
 	}
 	// Package testenv has a goroutine of its own from the start, which on Linux
 	// starts the servers.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/isthmus-mesh/isthmus/internal/testenv.init.func1.1"))
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/isthmus-mesh/isthmus/internal/testenv.startAll"))
 }

@@ -18,14 +18,17 @@ var starter = sync.OnceValue(func() chan func() {
 	// Owned by the process and ended with it. Linux sends the parent-death
 	// signal when the starting *thread* ends (prctl(2), PR_SET_PDEATHSIG), so
 	// one permanent thread starts all processes.
-	go func() {
-		runtime.LockOSThread()
-		for call := range calls {
-			call()
-		}
-	}()
+	go startAll(calls)
 	return calls
 })
+
+// startAll has a name of its own for the tests that look for goroutines.
+func startAll(calls <-chan func()) {
+	runtime.LockOSThread()
+	for call := range calls {
+		call()
+	}
+}
 
 // start starts cmd from a thread that lives as long as the test process.
 func start(cmd *exec.Cmd) error {
