@@ -259,8 +259,8 @@ func (r *Recorder) record(res *discovery.DiscoveryResponse) error {
 }
 
 // OnEndpoints calls f with the endpoints of each cluster, in the format of
-// WaitEndpoints, now and whenever they arrive; nil for a cluster that is gone. f
-// must not call the recorder.
+// WaitEndpoints, now and whenever they arrive; nil for a cluster that is gone.
+// It must not call the recorder.
 func (r *Recorder) OnEndpoints(f func(clusterName string, endpoints []string)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
