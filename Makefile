@@ -137,7 +137,7 @@ chaos: tools ## every fault ROUNDS times in WORLDS worlds side by side, each bes
 		-frozen 30s -lasts 3s -write -sim '$(SIM)'
 
 .PHONY: constant-work
-constant-work: tools ## what an outage, a restart of 10,000 instances and a storm of 1,000 sinks cost; writes docs/reliability.md
+constant-work: tools ## what an outage and a restart of 10,000 instances cost; writes docs/reliability.md
 	$(GO) test -count=1 -run '^TestConstantWork$$' -timeout 1h -v ./test/reliability -window 30s -write
 
 .PHONY: soak
