@@ -2,6 +2,7 @@ package consul
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -603,6 +604,42 @@ func TestStreamHidesInstances(t *testing.T) {
 		time.Sleep(time.Minute)
 		wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:81 passing"}})
 		wantState(t, r, "")
+	})
+}
+
+// TestOlderAnswer shows that an answer to a query that waited, at an index below
+// that of the last one, changes nothing: the answer at index 0 decides.
+func TestOlderAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t)
+		f.set("web", entry("web", "web-1", 80))
+		r, _ := startFake(t, f)
+		synctest.Wait()
+		f.set("web", entry("web", "web-1", 81))
+		time.Sleep(time.Minute)
+		before, _, _ := r.counts()
+		older := false
+		f.setAnswer(func(w http.ResponseWriter, r *http.Request) bool {
+			if older || r.URL.Path != healthPath+"web" || r.URL.Query().Get("index") == "" {
+				return false
+			}
+			older = true
+			w.Header().Set("X-Consul-Index", "50")
+			w.Header().Set("X-Consul-Lastcontact", "0")
+			w.Header().Set("X-Consul-Knownleader", "false")
+			w.Header().Set("X-Consul-Query-Backend", "streaming")
+			_ = json.NewEncoder(w).Encode([]*api.ServiceEntry{entry("web", "web-1", 80)})
+			return true
+		})
+		f.cut(healthPath + "web")
+		time.Sleep(time.Minute)
+		if !older {
+			t.Fatal("the older answer was not asked for")
+		}
+		wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:81 passing"}})
+		if now, _, _ := r.counts(); now != before {
+			t.Errorf("%d updates, want none", now-before)
+		}
 	})
 }
 

@@ -122,7 +122,7 @@ func TestTurnsOfImported(t *testing.T) {
 		const n = 300
 		f := crowd(t, n)
 		for i := range n {
-			f.set("beta/svc"+strconv.Itoa(i), entry("svc", "i", 80))
+			f.set("beta@svc"+strconv.Itoa(i), entry("svc", "i", 80))
 		}
 		r, _ := startFake(t, f, func(c *Config) { c.Peers = []string{"beta"} })
 		time.Sleep(10 * time.Second)
@@ -131,13 +131,13 @@ func TestTurnsOfImported(t *testing.T) {
 		}
 		for i := range n {
 			f.set("svc"+strconv.Itoa(i), entry("svc", "i", 81))
-			f.set("beta/svc"+strconv.Itoa(i), entry("svc", "i", 81))
+			f.set("beta@svc"+strconv.Itoa(i), entry("svc", "i", 81))
 		}
 		time.Sleep(3 * time.Second)
 		if got := r.ports(81); got != 2*n {
 			t.Errorf("%d services of %d have changed", got, 2*n)
 		}
-		f.set("beta/svc1")
+		f.set("beta@svc1")
 		time.Sleep(30 * time.Second)
 		if _, removes, _ := r.counts(); removes != 1 {
 			t.Errorf("%d removes, want 1", removes)

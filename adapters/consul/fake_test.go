@@ -170,9 +170,9 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.t.Errorf("%s: passing, stale and cached gain nothing and cost the server", r.URL)
 	}
 	path := r.URL.Path
-	if peer := q.Get("peer"); peer != "" { // imported services are in f.services as peer/name
+	if peer := q.Get("peer"); peer != "" { // imported services are in f.services as peer@name
 		for _, begin := range []string{healthPath, lookPath} {
-			path = strings.Replace(path, begin, begin+peer+"/", 1)
+			path = strings.Replace(path, begin, begin+peer+"@", 1)
 		}
 		if path == r.URL.Path {
 			f.t.Errorf("Consul does not tell %s of peers", r.URL)
@@ -277,7 +277,7 @@ func (f *fakeConsul) look(path, name, filter string) (body any, index uint64, fi
 	if peer, ok := strings.CutPrefix(path, peeringPath); ok {
 		p := api.Peering{Name: peer, State: api.PeeringStateActive}
 		for n := range f.services {
-			if imported, ok := strings.CutPrefix(n, peer+"/"); ok {
+			if imported, ok := strings.CutPrefix(n, peer+"@"); ok {
 				p.StreamStatus.ImportedServices = append(p.StreamStatus.ImportedServices, imported)
 			}
 		}
@@ -301,7 +301,7 @@ func (f *fakeConsul) look(path, name, filter string) (body any, index uint64, fi
 	case listPath:
 		names := map[string][]string{}
 		for n := range f.services {
-			if !strings.Contains(n, "/") {
+			if !strings.Contains(n, "@") {
 				names[n] = []string{}
 			}
 		}

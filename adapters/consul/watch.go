@@ -235,6 +235,14 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 	if meta.LastIndex < w.highest[streamed] {
 		w.lastOutage = time.Now()
 		w.s.suspect()
+		if waited {
+			// Older than what is known, or of another server: the answer at
+			// index 0 decides, and Consul is asked there again as
+			// https://developer.hashicorp.com/consul/api-docs/features/blocking
+			// wants it.
+			w.highest[streamed] = meta.LastIndex
+			return false, false, errAgain
+		}
 	}
 	w.index, w.wait = meta.LastIndex, 0
 	w.streamed = streamed
