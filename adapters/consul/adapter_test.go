@@ -607,8 +607,8 @@ func TestStreamHidesInstances(t *testing.T) {
 	})
 }
 
-// TestOlderAnswer shows that an answer to a query that waited, at an index below
-// that of the last one, changes nothing: the answer at index 0 decides.
+// TestOlderAnswer shows that an answer to a query that waited, at an index that
+// went down, changes nothing: the answer at index 0 decides.
 func TestOlderAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(t)
