@@ -704,9 +704,3 @@ func (k *Kube) Freeze() { k.proc.signal(syscall.SIGSTOP) }
 
 // Thaw ends Freeze.
 func (k *Kube) Thaw() { k.proc.signal(syscall.SIGCONT) }
-
-// Metrics returns the server's own metrics.
-func (k *Kube) Metrics(t testing.TB) string {
-	t.Helper()
-	return string(k.must(t, http.MethodGet, "/metrics", "", nil))
-}
