@@ -618,12 +618,11 @@ func TestOlderAnswer(t *testing.T) {
 		f.set("web", entry("web", "web-1", 81))
 		time.Sleep(time.Minute)
 		before, _, _ := r.counts()
-		older := false
+		var older atomic.Bool
 		f.setAnswer(func(w http.ResponseWriter, r *http.Request) bool {
-			if older || r.URL.Path != healthPath+"web" || r.URL.Query().Get("index") == "" {
+			if r.URL.Path != healthPath+"web" || r.URL.Query().Get("index") == "" || !older.CompareAndSwap(false, true) {
 				return false
 			}
-			older = true
 			w.Header().Set("X-Consul-Index", "50")
 			w.Header().Set("X-Consul-Lastcontact", "0")
 			w.Header().Set("X-Consul-Knownleader", "false")
@@ -633,7 +632,7 @@ func TestOlderAnswer(t *testing.T) {
 		})
 		f.cut(healthPath + "web")
 		time.Sleep(time.Minute)
-		if !older {
+		if !older.Load() {
 			t.Fatal("the older answer was not asked for")
 		}
 		wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:81 passing"}})
