@@ -131,6 +131,10 @@ func TestJudge(t *testing.T) {
 		{"one content, two versions", join(
 			sotw(1, seType), sotw(2, seType), full(1, seType, "1", "A", entry("v1", 0)), full(2, seType, "1", "B", Resource{Name: "dc1/web", Version: "v2", Sum: "other", Content: "content-v1"}),
 		), []finding{{EqualVersionsEqualBytes, 6}}},
+		{"one content of another instance", join(
+			sotw(1, seType), full(1, seType, "1", "A", withEndpoints(res("dc1/web", "v1", 0), Endpoint{"10.0.0.1:80", 0})), ack(1, seType, "1"),
+			full(1, seType, "2", "B", withEndpoints(Resource{Name: "dc1/web", Version: "v2", Sum: "other", Content: "content-v1"}, Endpoint{"10.0.0.1:80", 0})),
+		), nil},
 		{
 			"one version of two collections", join(sotw(1, seType), sotw(2, seType), full(1, seType, "1", "A", entry("v1", 0)), full(2, seType, "1", "A", entry("v2", 0))),
 			[]finding{{EqualVersionsEqualBytes, 6}},
