@@ -40,16 +40,18 @@ func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 
 			gate.Open(t)
 			istiod.WaitReady(t)
-			shards := istiod.EndpointShards(t)
-			missing := 0
-			for s := range services {
-				if len(shards[fmt.Sprintf("svc-%d.service.consul", s)]) != perService {
-					missing++
+			// Istiod says so once it has received everything, while it may still be
+			// at work on it.
+			testenv.Eventually(t, testenv.Patience, "istiod has all endpoints", func() (string, bool) {
+				shards := istiod.EndpointShards(t)
+				missing := 0
+				for s := range services {
+					if len(shards[fmt.Sprintf("svc-%d.service.consul", s)]) != perService {
+						missing++
+					}
 				}
-			}
-			if missing > 0 {
-				t.Errorf("istiod says ready while %d of %d services lack endpoints", missing, services)
-			}
+				return fmt.Sprintf("%d of %d services lack some", missing, services), missing == 0
+			})
 
 			recorder := testenv.StartRecorder(t, istiod)
 			recorder.WaitSubscribed(t)
