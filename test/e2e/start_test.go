@@ -40,8 +40,8 @@ func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 
 			gate.Open(t)
 			istiod.WaitReady(t)
-			// Istiod says so once it has received everything, and may still be at
-			// work on it.
+			// Istiod says so once it has received everything, and may still
+			// be at work on it.
 			testenv.Eventually(t, testenv.Patience, "istiod has all endpoints", func() (string, bool) {
 				shards := istiod.EndpointShards(t)
 				missing := 0
