@@ -151,7 +151,8 @@ that name; it is an error if the variable is not set. ` + "`" + `${NAME:-default
 for the default if it is not set or empty, and ` + "`" + `$${` + "`" + ` for a plain ` + "`" + `${` + "`" + `. A number of
 the tables of the file may be a variable, too. In the block of an adapter a
 value with a variable is text, unless a tag says that it is a number:
-` + "`" + `services: !!int "${SERVICES:-100}"` + "`" + `, or ` + "`" + `!!float` + "`" + `.
+` + "`" + `services: !!int "${SERVICES:-100}"` + "`" + `, or ` + "`" + `!!float` + "`" + `. Inside ` + "`{...}`" + ` it needs the
+quotes too, since YAML ends a plain value at a brace.
 
 Relative paths start at the working directory of the bridge.
 
