@@ -147,6 +147,31 @@ func (p *process) signal(sig syscall.Signal) {
 	if err := syscall.Kill(-r.cmd.Process.Pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		p.t.Errorf("%s: signal %v: %v", p.name, sig, err)
 	}
+	// A thread stops when it runs next, and until then it may answer.
+	if sig == syscall.SIGSTOP {
+		for end := time.Now().Add(30 * time.Second); !stopped(r.cmd.Process.Pid); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				p.t.Errorf("%s: has not stopped", p.name)
+				return
+			}
+		}
+	}
+}
+
+// stopped reports whether all threads of a process are stopped, or gone.
+func stopped(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, thread := range threads {
+		stat, err := os.ReadFile(thread)
+		if err != nil {
+			continue
+		}
+		// PID (NAME) STATE ...; a name may have parentheses.
+		if i := bytes.LastIndexByte(stat, ')'); i < 0 || i+2 >= len(stat) || !bytes.ContainsRune([]byte("TtZX"), rune(stat[i+2])) {
+			return false
+		}
+	}
+	return true
 }
 
 // kill kills the process and waits for it. If the process had already ended,

@@ -85,6 +85,14 @@ subjects: [{kind: ServiceAccount, namespace: isthmus, name: isthmus}]
 		t.Errorf("%d outcomes, %v", n, err)
 	}
 
+	// An account that is deleted. What the API server itself remembers passes
+	// meanwhile, and is waited for below.
+	gone := kube.ServiceAccount(t, "tools", "gone", "isthmus")
+	if _, err := open(t, address, plain, gone); err != nil {
+		t.Fatalf("before it is deleted: %v", err)
+	}
+	kube.Delete(t, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {namespace: tools, name: gone}\n", "")
+
 	t.Run("a bridge that may not ask", func(t *testing.T) {
 		g, _, log := newGate(t, accounts(powerless, "tools/*"))
 		if _, err := open(t, serve(t, g), plain, watcher); status.Code(err) != codes.Unavailable {
@@ -153,6 +161,16 @@ subjects: [{kind: ServiceAccount, namespace: isthmus, name: isthmus}]
 		if err := ends.RecvMsg(new(emptypb.Empty)); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("the stream of another: %v", err)
 		}
+	})
+
+	reviewer := g.policy.Load().review
+	testwait.Eventually(t, patience, "the account that was deleted gets in no more, once it is asked about again", func() (string, bool) {
+		reviewer.mu.Lock()
+		clear(reviewer.accounts) // a minute passes
+		clear(reviewer.strangers)
+		reviewer.mu.Unlock()
+		_, err := open(t, address, plain, gone)
+		return fmt.Sprint(err), status.Code(err) == codes.PermissionDenied
 	})
 
 	kube.Kill()
