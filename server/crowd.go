@@ -11,7 +11,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
 	"github.com/isthmus-mesh/isthmus/server/access"
@@ -123,7 +125,7 @@ func (c *countedConn) Close() error {
 }
 
 // tap holds up a connection that opens streams faster than any sink does, as to
-// reset them at once. It runs in the goroutine that reads the connection, so
+// reset them at once, and those of an address that opens many at once. It runs in the goroutine that reads the connection, so
 // that only that one waits.
 func (c *crowd) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	p, ok := peer.FromContext(ctx)
@@ -135,6 +137,9 @@ func (c *crowd) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	c.mu.Unlock()
 	if pace != nil && pace.wait(ctx) {
 		c.slowed("streams", p.Addr.String())
+	}
+	if err := c.intake.of(p.Addr.String()).open(); err != nil {
+		return ctx, status.Error(codes.Unavailable, "too many streams are opened from this address; try again")
 	}
 	return ctx, nil
 }

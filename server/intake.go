@@ -29,17 +29,22 @@ const (
 	// refill is the time in which an address may again have as many connections
 	// and headers at once.
 	refill = 10 * time.Second
-	// paceTime bounds how long a connection is held up; beyond it is closed.
+	// hostStreamRate is how many streams an IP address opens in a second, after the
+	// first hostStreamBurst: a stream takes 0.1 ms of a processor to open, and what
+	// other sinks wait for waits behind all that are opened at once.
+	hostStreamRate, hostStreamBurst = 1000, 500
+	// paceTime bounds how long a connection is held up; beyond it is closed, or
+	// what it sent is refused.
 	paceTime = 5 * time.Second
 	// maxHosts bounds the addresses without a connection that are remembered.
 	maxHosts = 10_000
 )
 
-// hostPace holds up an address that connects or sends headers faster than any
-// sinks do.
+// hostPace holds up an address that connects, opens streams or sends headers
+// faster than any sinks do.
 type hostPace struct {
-	connections, headers *rate.Limiter
-	open                 int // connections, guarded by intake.mu
+	connections, streams, headers *rate.Limiter
+	open                          int // connections, guarded by intake.mu
 }
 
 // waste returns what a DATA frame takes in memory besides its bytes: gRPC keeps
@@ -91,7 +96,10 @@ func (n *intake) paceOf(host string) *hostPace {
 			return rate.NewLimiter(rate.Limit(float64(burst)/refill.Seconds()), burst)
 		}
 		// One Read has at most the 32 KiB that gRPC reads at a time.
-		h = &hostPace{connections: pace(n.peer), headers: pace(max(headerShare*n.peer, 64<<10))}
+		h = &hostPace{
+			connections: pace(n.peer), headers: pace(max(headerShare*n.peer, 64<<10)),
+			streams: rate.NewLimiter(hostStreamRate, hostStreamBurst),
+		}
 		n.hosts[host] = h
 	}
 	h.open++
@@ -204,6 +212,15 @@ func (c *intakeConn) Read(b []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// open waits for the turn of a stream that the connection opens. It returns an
+// error if that would take too long.
+func (c *intakeConn) open() error {
+	if c == nil {
+		return nil
+	}
+	return c.intake.hold(c.gone, c.pace.streams, 1, "streams", c.host)
 }
 
 // hold waits until k of something may pass. It returns an error, and counts

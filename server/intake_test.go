@@ -247,3 +247,63 @@ func FuzzIntake(f *testing.F) {
 		}
 	})
 }
+
+// Ten connections of an address that open streams without end have the pace of
+// one address together; another address has its own, and what would wait for
+// longer than a sink is patient is refused.
+func TestHostStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		slowed := map[string]int{}
+		n := newIntake(1<<20, 100, func(string) {}, func(what, peer string) {
+			mu.Lock()
+			defer mu.Unlock()
+			slowed[what+" "+peer]++
+		})
+		connect := func(host string) *intakeConn {
+			c := n.enter(from{host: host}, host, n.paceOf(host))
+			t.Cleanup(func() { _ = c.Close() })
+			return c
+		}
+		opened := 0
+		var all sync.WaitGroup
+		for range 10 {
+			c := connect("10.0.0.1")
+			all.Go(func() {
+				for range 300 {
+					if err := c.open(); err != nil {
+						t.Errorf("a stream that waits for its turn: %v", err)
+					}
+					mu.Lock()
+					opened++
+					mu.Unlock()
+				}
+			})
+		}
+		began := time.Now()
+		other := connect("10.0.0.2")
+		time.Sleep(time.Second)
+		mu.Lock()
+		if want := hostStreamBurst + hostStreamRate; opened < want-10 || opened > want+10 {
+			t.Errorf("%d streams were opened in a second, want %d", opened, want)
+		}
+		mu.Unlock()
+		at := time.Now()
+		if err := other.open(); err != nil || time.Since(at) != 0 || slowed["streams 10.0.0.2"] != 0 {
+			t.Errorf("a stream of another address: %v after %v", err, time.Since(at))
+		}
+		all.Wait()
+		if took := time.Since(began); took > 3*time.Second || slowed["streams 10.0.0.1"] == 0 {
+			t.Errorf("3000 streams took %v, slowed %v", took, slowed)
+		}
+		for range 13 {
+			n.paceOf("10.0.0.1").streams.ReserveN(time.Now(), hostStreamBurst)
+		}
+		if err := connect("10.0.0.1").open(); err == nil {
+			t.Error("a stream that would wait for six seconds is not refused")
+		}
+		if err := (*intakeConn)(nil).open(); err != nil {
+			t.Errorf("on a connection that is not counted: %v", err)
+		}
+	})
+}
