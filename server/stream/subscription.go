@@ -17,13 +17,14 @@ type Subscription struct {
 	Name string
 
 	counters  *counters
-	began     time.Time // of the newest response
-	ackedAt   time.Time // of the newest ACK
-	size      int       // of the newest response, header included
-	full      bool      // the newest response replaced the collection
-	notBefore time.Time // of the next full response
-	warned    bool      // about the size of a response
-	upTo      uint64    // the revision at which the sink had everything
+	began     time.Time     // of the newest response
+	ackedAt   time.Time     // of the newest ACK
+	size      int           // of the newest response, header included
+	full      bool          // the newest response replaced the collection
+	interval  time.Duration // of responses of that size
+	notBefore time.Time     // of the next full response
+	warned    bool          // about the size of a response
+	upTo      uint64        // the revision at which the sink had everything
 
 	// after and revision bound the changes of the newest response.
 	after, revision uint64
@@ -75,8 +76,19 @@ func (s *Subscription) Answer(nonce string, refusal *Refusal, incremental bool, 
 			log.Debug("acknowledged", slog.String("collection", Clip(s.Status().Collection)), slog.String("nonce", nonce), slog.Duration("took", now.Sub(s.began)))
 		}
 	}
-	s.counters.duration.Observe(now.Sub(s.began).Seconds())
+	took := now.Sub(s.began)
+	s.counters.duration.Observe(took.Seconds())
+	s.notBefore = now.Add(rest(s.interval, took))
 	return true
+}
+
+// rest returns how long a sink is left alone after it answered a full response:
+// twice the time that it took, so that a sink which works on a response until
+// its ACK does so for a third of the time at most. The interval of the size
+// bounds it on both sides: a sink that acknowledges before it works is not
+// flooded, and one that takes long for another reason is not starved.
+func rest(interval, took time.Duration) time.Duration {
+	return min(max(2*took, interval/4), 4*interval)
 }
 
 // LogRefusal logs a NACK.
@@ -112,7 +124,7 @@ func (s *Subscription) Idle(revision uint64) {
 func (s *Subscription) Respond(r *view.Response, header []byte, interval func(size int) time.Duration, now time.Time, log *slog.Logger) *Message {
 	s.after, s.revision = s.confirmed(), uint64(r.Revision)
 	s.began, s.full, s.size = now, r.Full, len(header)+r.Size
-	s.notBefore = now.Add(interval(s.size))
+	s.interval = interval(s.size)
 	s.counters.responses.Inc()
 	s.counters.bytes.Add(float64(s.size))
 	if log.Enabled(context.Background(), slog.LevelDebug) {

@@ -35,9 +35,9 @@ var (
 	ErrResume = errors.New("all of the collection is more than 4 MiB; the sink has to reconnect with the versions that it holds, to get the rest in parts")
 )
 
-// Interval returns the least time between two full responses of a size to one
-// sink: 100 ms per MB, none below 100 kB. istiod needs about 30 ms of CPU per
-// MB, so a constantly changing registry costs at most a third of a core.
+// Interval returns the time for which a full response of a size occupies a
+// sink, 100 ms per MB, none below 100 kB; package stream paces responses by it.
+// istiod needs about 30 ms of CPU per MB.
 func Interval(size int) time.Duration {
 	if size < 100_000 {
 		return 0

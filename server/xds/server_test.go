@@ -169,37 +169,46 @@ func TestSplicesDecode(t *testing.T) {
 	}
 }
 
-// A response of 1 MB is followed by the next one 100 ms later at the earliest,
-// however fast its ACK; what changed meanwhile is in it. A response that is
-// late already goes out with the ACK.
+// The time after an ACK in which no next response is sent is twice what the
+// sink took for it, but within a quarter and four times the interval of the
+// size. What changes meanwhile is in that response; a change after it goes out
+// at once.
 func TestPacing(t *testing.T) {
 	bubble(t, func(t *testing.T, w *servertest.World, _ *Server, client discovery.AggregatedDiscoveryServiceClient) {
 		fill(w, 1000)
 		stream := openSotW(t, client, entriesV1)
-		first := recv(t, stream)
+		newest := recv(t, stream)
+		for i, tt := range []struct {
+			took, waits float64 // intervals
+		}{{0, 0.25}, {0.1, 0.25}, {0.5, 1}, {1, 2}, {1.5, 3}, {2, 4}, {50, 4}, {0, 0.25}} {
+			interval := view.Interval(proto.Size(newest) - 100)
+			if interval < 50*time.Millisecond {
+				t.Fatalf("the response has %d bytes only", proto.Size(newest))
+			}
+			of := func(intervals float64) time.Duration { return time.Duration(intervals * float64(interval)) }
+			w.Entry("ns/s0", "a.example.org") // while it is in flight
+			<-time.After(of(tt.took))
+			ack(t, stream, newest)
+			begun := time.Now()
+			synctest.Wait()
+			last := fmt.Sprintf("b%d.example.org", i)
+			w.Entry("ns/s0", last)
+			newest = recv(t, stream)
+			want := of(tt.waits)
+			if waited := time.Since(begun); waited < want || waited > want+10*time.Millisecond {
+				t.Errorf("after %v intervals of %v until the ACK the next response came after %v, want about %v", tt.took, interval, waited, want)
+			}
+			if !slices.ContainsFunc(newest.GetResources(), func(a *anypb.Any) bool { return bytes.Contains(a.GetValue(), []byte(last)) }) {
+				t.Error("the next response lacks what changed last")
+			}
+		}
+		ack(t, stream, newest)
+		<-time.After(time.Hour)
 		begun := time.Now()
-		ack(t, stream, first)
-		least := view.Interval(proto.Size(first) - 100)
-		if least < 50*time.Millisecond {
-			t.Fatalf("the response has %d bytes only", proto.Size(first))
-		}
-		w.Entry("ns/s0", "a.example.org")
-		synctest.Wait()
-		w.Entry("ns/s0", "b.example.org")
-		second := recv(t, stream)
-		if took := time.Since(begun); took < least || took > least+10*time.Millisecond {
-			t.Errorf("the next response came after %v, want about %v", took, least)
-		}
-		if !slices.ContainsFunc(second.GetResources(), func(a *anypb.Any) bool { return bytes.Contains(a.GetValue(), []byte("b.example.org")) }) {
-			t.Error("the next response lacks what changed last")
-		}
-		<-time.After(time.Second)
 		w.Entry("ns/s0", "c.example.org")
-		begun = time.Now()
-		ack(t, stream, second)
 		recv(t, stream)
-		if took := time.Since(begun); took != 0 {
-			t.Errorf("a response that was due already came %v after the ACK", took)
+		if waited := time.Since(begun); waited != 0 {
+			t.Errorf("the first change after a rest waited %v", waited)
 		}
 	})
 }
