@@ -50,9 +50,9 @@ type Result struct {
 	// Processes are bridge, plugin and sinks.
 	Processes []Process `json:"processes"`
 	// Stream is the memory of the bridge for each sink, in bytes: by how much
-	// more was resident at most than when there was one sink. BareStream is
-	// that of a bare gRPC stream on as many connections. Both are 0 if there
-	// are fewer than a hundred sinks.
+	// more was resident at most than in a run with one sink. BareStream is that
+	// of a bare gRPC stream on as many connections. Both are 0 if there are
+	// fewer than a hundred sinks.
 	Stream     float64 `json:"stream_bytes,omitempty"`
 	BareStream float64 `json:"bare_stream_bytes,omitempty"`
 	// Upstream is what a real registry was seen to do, nil for sim.
@@ -79,7 +79,19 @@ const (
 	// patience how long that is waited for.
 	settle   = 2 * time.Second
 	patience = 10 * time.Minute
+	// mostAlone is how long changes go on with one sink, to compare the memory.
+	mostAlone = 5 * time.Second
 )
+
+// bridge is the memory of the bridge, in bytes; 0 for none.
+func (r *Result) bridge() int64 {
+	for _, p := range r.Processes {
+		if p.Name == "bridge" {
+			return p.Memory
+		}
+	}
+	return 0
+}
 
 // served is what the sinks connect to.
 type served interface {
@@ -153,9 +165,15 @@ func try(ctx context.Context, program string, o Options) (r Result, err error) {
 		return r, err
 	}
 	r.PingPong = percentiles(ping)
+	var alone Result
 	if o.Sinks >= perConnection {
 		if r.BareStream, err = bareStreams(ctx, program, o.Sinks); err != nil {
 			return r, err
+		}
+		one := o
+		one.Sinks, one.Duration, one.Profile = 1, min(o.Duration, mostAlone), ""
+		if alone, err = run(ctx, program, one); err != nil {
+			return r, fmt.Errorf("with one sink: %w", err)
 		}
 	}
 
@@ -219,12 +237,8 @@ func try(ctx context.Context, program string, o Options) (r Result, err error) {
 		}
 	}
 	r.Processes = m.end()
-	if o.Sinks >= perConnection && all.before > 0 {
-		for _, p := range r.Processes {
-			if p.Name == "bridge" {
-				r.Stream = float64(p.Memory-all.before) / float64(o.Sinks)
-			}
-		}
+	if before := alone.bridge(); before > 0 {
+		r.Stream = float64(r.bridge()-before) / float64(o.Sinks-1)
 	}
 	if f != nil {
 		if err := f.load(ctx, &r); err != nil {
@@ -267,7 +281,6 @@ type group struct {
 	running sync.WaitGroup
 	cancel  context.CancelFunc
 	hangUp  []func() error
-	before  int64 // resident in the bridge when there was one sink, in bytes
 }
 
 // end ends all streams and waits for that.
@@ -317,7 +330,6 @@ func (g *group) fill(ctx context.Context, b served, o Options, w *window) error 
 	if err := probe.quiet(ctx); err != nil {
 		return fmt.Errorf("nothing is served: %w", err)
 	}
-	g.before = resident(b.pids()["bridge"])
 	have := first.keys()
 	for i := range o.Sinks {
 		g.sinks = append(g.sinks, newSink(p, part(have, i, o.Names), w, g.latency, g.heard))

@@ -55,6 +55,19 @@ func TestNamesWake(t *testing.T) {
 	if woken["a"] != 0 || woken["b"] != 1 {
 		t.Errorf("after a dropped it: woken %v", woken)
 	}
+	take()
+	all["b"].Drop("ns/2", "ns/3") // never asked for the second
+	all["c"].Add("ns/3")          // again
+	woken["c"] = 1                // what is asked for again is answered again
+	take()
+	apply(st, set(t, "ns/2", "z"), set(t, "ns/3", "z"))
+	v.Follow()
+	if woken["b"] != 0 || woken["c"] != 1 {
+		t.Errorf("after b dropped it: woken %v", woken)
+	}
+	if of := v.named[all["c"].kind].of; len(of) != 2 {
+		t.Errorf("%d names are followed, want ns/1 and ns/3", len(of))
+	}
 	for _, s := range all {
 		s.Close()
 	}

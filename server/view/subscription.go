@@ -540,9 +540,14 @@ func (s *Subscription) named() (r Response, ok bool, err error) {
 	held := s.state == Held
 	marked, at := s.view.changes(s)
 	for name := range marked {
-		if _, asked := s.names[name]; asked {
-			s.ask(name)
+		if _, asked := s.names[name]; !asked {
+			delete(marked, name)
+		} else if s.pending != nil {
+			s.pending[name] = struct{}{}
 		}
+	}
+	if s.pending == nil {
+		s.pending = marked
 	}
 	s.cursor, s.begun, s.listing, s.before = state.At(at), true, false, nil
 	s.answer(&r)
@@ -569,6 +574,9 @@ func (s *Subscription) answer(r *Response) {
 		}
 		delete(s.options.Versions, name)
 		delete(s.pending, name)
+	}
+	if len(s.pending) == 0 {
+		s.pending = nil // a map keeps the memory of what was in it
 	}
 }
 

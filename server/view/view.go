@@ -168,8 +168,45 @@ func (v *View) release(p *pages) {
 // named follows a kind for all subscriptions to names of it. View.mu guards it.
 type named struct {
 	cursor state.Cursor
-	of     map[string]map[*Subscription]struct{} // subscriptions by name
-	subs   map[*Subscription]struct{}            // subscriptions to any name
+	of     map[string]askers          // subscriptions by name
+	most   int                        // names in of since it was made
+	subs   map[*Subscription]struct{} // subscriptions to any name
+}
+
+// askers are the subscriptions to a name: one, which needs no memory of its own
+// and is what most names have, or a set.
+type askers struct {
+	one  *Subscription
+	more map[*Subscription]struct{} // nil for one
+}
+
+// with returns the askers and one more.
+func (a askers) with(s *Subscription) askers {
+	switch {
+	case a.more != nil:
+		a.more[s] = struct{}{}
+	case a.one == nil || a.one == s:
+		a.one = s
+	default:
+		a = askers{more: map[*Subscription]struct{}{a.one: {}, s: {}}}
+	}
+	return a
+}
+
+// leave removes a subscription from a set, and reports whether it was the last.
+func (a askers) leave(s *Subscription) (last bool) {
+	delete(a.more, s)
+	return len(a.more) == 0 && (a.one == nil || a.one == s)
+}
+
+// changed marks the name as changed for all of them. The caller holds View.mu.
+func (a askers) changed(name string) {
+	if a.one != nil {
+		a.one.changed(name)
+	}
+	for s := range a.more {
+		s.changed(name)
+	}
 }
 
 // askAtOnce is the number of names registered per hold of [View.mu], so that a
@@ -191,19 +228,15 @@ func (v *View) askSome(s *Subscription, names []string) {
 	if n == nil {
 		n = &named{
 			cursor: state.At(v.data.Revision()),
-			of:     make(map[string]map[*Subscription]struct{}), subs: make(map[*Subscription]struct{}),
+			of:     make(map[string]askers), subs: make(map[*Subscription]struct{}),
 		}
 		v.named[s.kind] = n
 	}
 	n.subs[s] = struct{}{}
 	for _, name := range names {
-		of := n.of[name]
-		if of == nil {
-			of = make(map[*Subscription]struct{}, 1)
-			n.of[name] = of
-		}
-		of[s] = struct{}{}
+		n.of[name] = n.of[name].with(s)
 	}
+	n.most = max(n.most, len(n.of))
 }
 
 // drop unregisters names of a subscription.
@@ -221,11 +254,16 @@ func (v *View) dropSome(s *Subscription, names []string) {
 		return
 	}
 	for _, name := range names {
-		if of := n.of[name]; of != nil {
-			if delete(of, s); len(of) == 0 {
-				delete(n.of, name)
-			}
+		if n.of[name].leave(s) {
+			delete(n.of, name)
 		}
+	}
+	// A map keeps the memory of what was in it. A copy that is rare and small
+	// delays no other subscription.
+	if n.most > 64*max(len(n.of), askAtOnce) {
+		of := make(map[string]askers, len(n.of))
+		maps.Copy(of, n.of)
+		n.of, n.most = of, len(of)
 	}
 }
 
@@ -255,16 +293,12 @@ func (v *View) Follow() {
 
 func (v *View) followLocked(kind state.Kind, n *named) {
 	for c := range v.data.Changes(kind, &n.cursor) {
-		for s := range n.of[c.Name] {
-			s.changed(c.Name)
-		}
+		n.of[c.Name].changed(c.Name)
 	}
 	if n.cursor.Lost {
 		n.cursor = state.At(v.data.Revision())
 		for name, of := range n.of {
-			for s := range of {
-				s.changed(name)
-			}
+			of.changed(name)
 		}
 	}
 }

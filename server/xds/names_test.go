@@ -167,8 +167,8 @@ func TestMillionNames(t *testing.T) {
 	report("while a stream asks for a million names", during)
 	held := liveHeap() - before
 	t.Logf("a million names: %d B each", held/MaxNames)
-	if held > 512*MaxNames {
-		t.Errorf("%d bytes for a million names, more than 512 each", held)
+	if held > 256*MaxNames {
+		t.Errorf("%d bytes for a million names, more than 256 each", held)
 	}
 
 	rounds = make(chan struct{})
