@@ -144,6 +144,7 @@ func newScenario(s bench.Scenario) *cobra.Command {
 	sizeFlags(f, &o, output)
 	f.Var(protocol, "protocol", "protocol of the sinks")
 	f.IntVar(&o.Names, "names", o.Names, "how many workloads each sink asks for; 0: everything")
+	f.IntVar(&o.Shards, "shards", 0, "how many listeners share the services, and the sinks; 0: one listener with everything")
 	f.StringVar(&o.Profile, "profile", "", "write profiles of the bridge into this `FOLDER`, for go tool pprof")
 	if o.Registry != "" {
 		f.StringVar(&o.Address, "address", o.Address, "`URL` of the server; its own services stay, those of the benchmark are removed at the end")

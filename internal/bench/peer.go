@@ -115,7 +115,7 @@ func startPeer(ctx context.Context, p Peer, o Options) (*peer, error) {
 	return started, nil
 }
 
-func (p *peer) address(Options) string { return p.at }
+func (p *peer) address(Options, int) string { return p.at }
 
 func (p *peer) change(_ context.Context, o Options) error {
 	_, err := fmt.Fprintf(p.in, "run %g %d\n", o.Rate, o.total())

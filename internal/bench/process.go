@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -27,6 +28,7 @@ type bridge struct {
 	cmd           *exec.Cmd
 	file          string // its configuration
 	xds, mcp, adm string // addresses
+	shards        []string
 	mu            sync.Mutex
 	plugin        int      // process, of the plugin started last
 	lines         []string // last lines of the log
@@ -39,7 +41,7 @@ type bridge struct {
 // real one, for which changing has no meaning. Nothing changes if it is false.
 // The changes are of kinds that leave an instance behind, which carries their
 // time.
-func configuration(dir string, o Options, changing bool) string {
+func configuration(dir string, shards []string, o Options, changing bool) string {
 	block := map[string]any{"stamp": true}
 	switch {
 	case len(o.Flags) > 0 && changing:
@@ -61,8 +63,16 @@ func configuration(dir string, o Options, changing bool) string {
 		registry = o.upstream.server.registry()
 	}
 	registry["name"] = "bench"
+	var xds any = "127.0.0.1:0"
+	if len(shards) > 0 {
+		var all []any
+		for i, address := range shards {
+			all = append(all, map[string]any{"address": address, "view": map[string]any{"shard": fmt.Sprintf("%d/%d", i, len(shards))}})
+		}
+		xds = all
+	}
 	text, _ := json.Marshal(map[string]any{ // text and numbers only
-		"listen":     map[string]any{"xds": "127.0.0.1:0", "admin": "127.0.0.1:0", "mcp": "127.0.0.1:0"},
+		"listen":     map[string]any{"xds": xds, "admin": "127.0.0.1:0", "mcp": "127.0.0.1:0"},
 		"log":        map[string]any{"format": "json"},
 		"admin":      map[string]any{"pprof": o.Profile != ""},
 		"state":      map[string]any{"dir": filepath.Join(dir, "state")},
@@ -77,6 +87,10 @@ const never = "--mockPushDelay=1000000000000000"
 // startBridge starts a program as a bridge, in a folder of its own.
 func startBridge(ctx context.Context, program, dir string, o Options) (*bridge, error) {
 	b := &bridge{file: filepath.Join(dir, "isthmus.yaml"), ended: make(chan struct{}), pluginStarted: make(chan struct{}, 100)}
+	var err error
+	if b.shards, err = freePorts(o.Shards); err != nil {
+		return nil, err
+	}
 	if err := b.configure(o, false); err != nil {
 		return nil, err
 	}
@@ -109,10 +123,23 @@ func startBridge(ctx context.Context, program, dir string, o Options) (*bridge, 
 	}
 }
 
+// freePorts returns addresses on which nothing listens.
+func freePorts(n int) (addresses []string, err error) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		addresses = append(addresses, l.Addr().String())
+	}
+	return addresses, nil
+}
+
 // configure writes the bridge's file, which a running bridge reads again.
 func (b *bridge) configure(o Options, changing bool) error {
 	next := b.file + ".next"
-	if err := os.WriteFile(next, []byte(configuration(filepath.Dir(b.file), o, changing)), 0o600); err != nil {
+	if err := os.WriteFile(next, []byte(configuration(filepath.Dir(b.file), b.shards, o, changing)), 0o600); err != nil {
 		return err
 	}
 	return os.Rename(next, b.file)
@@ -179,9 +206,12 @@ func (b *bridge) change(ctx context.Context, o Options) error {
 }
 
 // address is where sinks of a protocol connect to.
-func (b *bridge) address(o Options) string {
+func (b *bridge) address(o Options, listener int) string {
 	if strings.HasPrefix(o.Protocol, mcp) {
 		return b.mcp
+	}
+	if o.Shards > 0 {
+		return b.shards[listener]
 	}
 	return b.xds
 }

@@ -95,8 +95,8 @@ func (r *Result) bridge() int64 {
 
 // served is what the sinks connect to.
 type served interface {
-	// address is where sinks connect to.
-	address(o Options) string
+	// address is where the sinks of a listener connect to.
+	address(o Options, listener int) string
 	// change lets changes begin.
 	change(ctx context.Context, o Options) error
 	// pids are its processes, by name.
@@ -317,33 +317,52 @@ func startSinks(ctx context.Context, b served, o Options, w *window, heard *atom
 }
 
 func (g *group) fill(ctx context.Context, b served, o Options, w *window) error {
-	p := o.protocol()
-	// The first sink shows what there is.
-	first := newSink(p, nil, w, g.latency, g.heard)
-	probe := &group{heard: g.heard, sinks: []*sink{first}}
-	probing, cancel := context.WithCancel(ctx)
-	probe.cancel = cancel
-	defer probe.end()
-	if err := probe.start(probing, b.address(o), first); err != nil {
-		return err
-	}
-	if err := probe.quiet(ctx); err != nil {
+	// The first sinks show what there is.
+	first, end, err := g.probe(ctx, b, o, w)
+	defer end()
+	if err != nil {
 		return fmt.Errorf("nothing is served: %w", err)
 	}
-	have := first.keys()
+	n := o.listeners()
+	have := make([][]string, n)
+	for l := range n {
+		have[l] = first[l].keys()
+	}
+	of := make([][]*sink, n)
 	for i := range o.Sinks {
-		g.sinks = append(g.sinks, newSink(p, part(have, i, o.Names), w, g.latency, g.heard))
+		l := i % n
+		s := newSink(o.protocol(), part(have[l], i/n, o.Names), w, g.latency, g.heard)
+		g.sinks, of[l] = append(g.sinks, s), append(of[l], s)
 	}
-	if err := g.start(ctx, b.address(o), g.sinks...); err != nil {
-		return err
+	for l, sinks := range of {
+		if err := g.start(ctx, b.address(o, l), sinks...); err != nil {
+			return err
+		}
 	}
-	want := len(have)
 	return g.await(ctx, func() bool {
-		return !slices.ContainsFunc(g.sinks, func(s *sink) bool {
-			n, _ := s.size()
-			return s.names == nil && n < want || n < len(s.names)
-		})
+		for i, s := range g.sinks {
+			if size, _ := s.size(); s.names == nil && size < len(have[i%n]) || size < len(s.names) {
+				return false
+			}
+		}
+		return true
 	})
+}
+
+// probe returns a new sink of each listener that has all there is. They end
+// with end, which is never nil.
+func (g *group) probe(ctx context.Context, b served, o Options, w *window) (fresh []*sink, end func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	probe := &group{heard: g.heard, cancel: cancel}
+	g.heard.Store(0)
+	for l := range o.listeners() {
+		s := newSink(o.protocol(), nil, w, g.latency, g.heard)
+		probe.sinks = append(probe.sinks, s)
+		if err := probe.start(ctx, b.address(o, l), s); err != nil {
+			return nil, probe.end, err
+		}
+	}
+	return probe.sinks, probe.end, probe.quiet(ctx)
 }
 
 // keys returns the types and names of what the sink holds, sorted.
@@ -424,23 +443,16 @@ func (g *group) oldest() (at int64) {
 // compare returns the number of resources that sinks hold otherwise than a new
 // one.
 func (g *group) compare(ctx context.Context, b served, o Options) (n int, err error) {
-	fresh := newSink(o.protocol(), nil, new(window), g.latency, g.heard)
-	probe := &group{heard: g.heard, sinks: []*sink{fresh}}
-	probing, cancel := context.WithCancel(ctx)
-	probe.cancel = cancel
-	defer probe.end()
-	g.heard.Store(0)
-	if err := probe.start(probing, b.address(o), fresh); err != nil {
+	fresh, end, err := g.probe(ctx, b, o, new(window))
+	defer end()
+	if err != nil {
 		return 0, err
 	}
-	if err := probe.quiet(ctx); err != nil {
-		return 0, err
-	}
-	for _, s := range g.sinks {
+	for i, s := range g.sinks {
 		if _, failed := s.size(); failed != nil {
 			err = errors.Join(err, failed)
 		}
-		n += s.differences(fresh)
+		n += s.differences(fresh[i%len(fresh)])
 	}
 	return n, err
 }

@@ -26,6 +26,10 @@ type Options struct {
 	Sinks int
 	// Protocol is that of the sinks: delta, sotw, mcp or mcp-incremental.
 	Protocol string
+	// Shards is the number of listeners that share the services, each with a
+	// shard; 0 means one listener with everything. Each has its part of the
+	// sinks. Delta and sotw only.
+	Shards int `json:",omitempty"`
 	// Names is the number of workloads that each sink asks for, a different
 	// part of them each; 0 means everything. Delta only.
 	Names int
@@ -116,6 +120,9 @@ func (o Options) protocol() protocol {
 	return p
 }
 
+// listeners is the number of listeners with sinks.
+func (o Options) listeners() int { return max(o.Shards, 1) }
+
 // total is the number of changes that are made: some before they count, and
 // some after.
 func (o Options) total() int64 { return int64(o.Rate*(o.Duration+2*lead+o.slack).Seconds()) + 1 }
@@ -136,6 +143,8 @@ func (o Options) Validate() error {
 	check(o.Instances > 0, "--instances %d: must be above 0", o.Instances)
 	check(o.Names >= 0, "--names %d: must not be below 0", o.Names)
 	check(o.Names == 0 || o.Protocol == delta, "--names: only delta sinks ask for names; add --protocol delta")
+	check(o.Shards >= 0 && o.Shards <= o.Sinks, "--shards %d: must be 0 to --sinks, so that each has one", o.Shards)
+	check(o.Shards == 0 || o.Protocol == delta || o.Protocol == sotw, "--shards: the listener of the legacy protocol has no views; add --protocol delta")
 	check(o.Duration >= time.Second, "--duration %v: must be 1s or more", o.Duration)
 	if o.Registry != "" {
 		u, err := url.Parse(o.Address)

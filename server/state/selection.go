@@ -42,7 +42,7 @@ func (f *Filter) selects(r *Record) bool {
 
 // selectsService is selects without regard to the collection.
 func (f *Filter) selectsService(r *Record) bool {
-	if len(f.Registries) > 0 && !slices.Contains(f.Registries, r.kind.registry.nameNow()) ||
+	if len(f.Registries) > 0 && !slices.Contains(f.Registries, *r.kind.registry.shown.Load()) ||
 		len(f.Namespaces) > 0 && !slices.Contains(f.Namespaces, r.namespace()) {
 		return false
 	}
@@ -57,13 +57,6 @@ func (f *Filter) selectsService(r *Record) bool {
 		return f.Shards.Has(r.Name())
 	}
 	return f.Shards.Has(hosts[0])
-}
-
-// nameNow returns the name of the registry to callers without DB.apply.
-func (r *Registry) nameNow() string {
-	r.db.mu.RLock()
-	defer r.db.mu.RUnlock()
-	return r.name
 }
 
 // fits reports whether a pattern fits a host.

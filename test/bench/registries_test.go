@@ -42,11 +42,12 @@ func TestNacos(t *testing.T) {
 	measure(t, "nacos", "--address", "http://"+server.Addr)
 }
 
-// Many streams are measured beside as many bare ones.
+// Many streams are measured beside as many bare ones, also if listeners with a
+// shard each have a part of them.
 func TestStreams(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	if m := run(t, "streams", "--services", "30", "--instances", "3", "--sinks", "120", "--names", "2"); m.BareStream <= 0 {
+	if m := run(t, "streams", "--services", "30", "--instances", "3", "--sinks", "120", "--names", "2", "--shards", "3"); m.BareStream <= 0 {
 		t.Errorf("measured %+v", m)
 	}
 }
