@@ -79,6 +79,8 @@ const (
 	// patience how long that is waited for.
 	settle   = 2 * time.Second
 	patience = 10 * time.Minute
+	// mostPingPong is how long the ping-pong goes on at most.
+	mostPingPong = 30 * time.Second
 	// mostAlone is how long changes go on with one sink, to compare the memory.
 	mostAlone = 5 * time.Second
 )
@@ -160,7 +162,7 @@ func try(ctx context.Context, program string, o Options) (r Result, err error) {
 		return r, err
 	}
 	defer os.RemoveAll(dir)
-	ping, err := pingPong(ctx, program, o.Rate, o.Duration/2)
+	ping, err := pingPong(ctx, program, o.Rate, min(o.Duration/2, mostPingPong))
 	if err != nil {
 		return r, err
 	}
