@@ -2,9 +2,11 @@ package nacos
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"net"
 	"strconv"
+	"strings"
 
 	"github.com/nacos-group/nacos-sdk-go/v2/model"
 
@@ -60,7 +62,30 @@ func (c converter) answer(name string, info *model.Service) answer {
 	}
 	a.instances = c.instances(info.Hosts)
 	a.problem = c.ports.Problem(a.instances)
+	if p := c.endpointsProblem(a.instances); p != "" {
+		a.problem = strings.TrimPrefix(a.problem+"; "+p, "; ")
+	}
 	return a
+}
+
+// endpointsProblem describes the instances of Dubbo's applications whose ports
+// cannot be read, "" for none. Their metadata has them still.
+func (c converter) endpointsProblem(instances []registry.Instance) string {
+	if !c.dubbo {
+		return ""
+	}
+	first, n := "", 0
+	for i := range instances {
+		if _, err := dubbo.Endpoints(instances[i].Meta); err != nil {
+			if n++; n == 1 {
+				first = fmt.Sprintf("instance %s: %.200s; it is served with its own port alone: register it again", instances[i].ID, plugin.Excerpt(err.Error()))
+			}
+		}
+	}
+	if n > 1 {
+		return fmt.Sprintf("%s (and %d more like it)", first, n-1)
+	}
+	return first
 }
 
 // instances converts the hosts of an answer, sorted by ID. Of hosts with the

@@ -1,6 +1,7 @@
 package nacos
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/nacos-group/nacos-sdk-go/v2/model"
@@ -58,5 +59,26 @@ func TestDubboAsInZooKeeper(t *testing.T) {
 	off := newConverter(Config{})
 	if key := off.service(serviceID{"public", "DEFAULT_GROUP", name}).Key; key.Name != name {
 		t.Errorf("without dubbo the key is %+v", key)
+	}
+}
+
+// TestEndpointsUnreadable shows that an application's instance whose endpoints
+// cannot be read keeps its own port, and that this is told.
+func TestEndpointsUnreadable(t *testing.T) {
+	host := func(ip, endpoints string) model.Instance {
+		return model.Instance{Ip: ip, Port: 20880, Weight: 1, Healthy: true, Enable: true, ClusterName: "DEFAULT", Metadata: map[string]string{"dubbo.endpoints": endpoints}}
+	}
+	service := &model.Service{Hosts: []model.Instance{host("10.0.0.1", "[{"), host("10.0.0.2", `[{"port":0,"protocol":"tri"}]`), host("10.0.0.3", `[{"port":50051,"protocol":"tri"}]`)}}
+	got := newConverter(Config{Dubbo: true}).answer("shop", service)
+	for i, port := range []int{20880, 20880, 50051} {
+		if p := got.instances[i].Ports; len(p) != 1 || p[0].Number != port {
+			t.Errorf("ports of %s: %v, want %d", got.instances[i].ID, p, port)
+		}
+	}
+	if p := got.problem; !strings.Contains(p, "instance 10.0.0.1:20880: dubbo.endpoints") || !strings.Contains(p, "1 more like it") {
+		t.Errorf("problem %q", p)
+	}
+	if p := newConverter(Config{}).answer("shop", service).problem; p != "" {
+		t.Errorf("without dubbo: problem %q", p)
 	}
 }

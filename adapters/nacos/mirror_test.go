@@ -768,3 +768,32 @@ func TestLeftOut(t *testing.T) {
 		want("listed again", "")
 	})
 }
+
+// TestLeftOutOfOneInterface shows that an interface is left out for as long as
+// one of its versions is there, and that its consumers do not count.
+func TestLeftOutOfOneInterface(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{Dubbo: true, Services: plugin.Selection{Exclude: []string{"org.*"}}})
+		be.session()
+		of := func(name string) serviceID { return serviceID{publicNamespace, "G", name} }
+		one, two := of("providers:org.Shop:1.0.0:"), of("providers:org.Shop:2.0.0:")
+		be.list(web, one, two)
+		want := func(when, want string) {
+			t.Helper()
+			be.b.Look(func(h *plugintest.Held) {
+				if got := h.LeftOut["config.services.exclude public"]; got != want {
+					t.Errorf("%s: %q, want %q", when, got, want)
+				}
+			})
+		}
+		const left = `1 name left out by config.services.exclude: "org.Shop"`
+		want("listed", left)
+		be.m.missing(of("consumers:org.Shop:1.0.0:"))
+		want("a consumer is gone", left)
+		be.m.missing(one)
+		be.m.missing(one)
+		want("one of two is gone", left)
+		be.m.missing(two)
+		want("both are gone", "")
+	})
+}

@@ -105,7 +105,7 @@ type mirror struct {
 	mu       sync.Mutex // guards everything below, and each service
 	services map[serviceID]*service
 	// unselected are the names that are left out, by namespace.
-	unselected map[string]*plugin.Unselected
+	unselected map[string]*unselected
 	// excluded are the groups that the configuration excludes, by namespace.
 	excluded map[string]map[string]bool
 	// byKey are the services of one key: two if clients use both names of the
@@ -131,7 +131,7 @@ func newMirror(c Config, log *slog.Logger, catalog plugin.Catalog, st *state) *m
 		config: c, log: log, catalog: catalog, state: st, convert: newConverter(c), queue: newQueue(),
 		grace:    plugin.NewGrace(catalog, time.Duration(c.RemoveGrace), func(err error) { st.faults.Set("grace", faultGrace, err) }),
 		services: map[serviceID]*service{}, byKey: map[registry.Key][]*service{},
-		byName: map[groupedName][]*service{}, dropped: map[groupedName]time.Time{}, unselected: map[string]*plugin.Unselected{}, excluded: map[string]map[string]bool{},
+		byName: map[groupedName][]*service{}, dropped: map[groupedName]time.Time{}, unselected: map[string]*unselected{}, excluded: map[string]map[string]bool{},
 	}
 }
 
@@ -207,7 +207,7 @@ func (m *mirror) addLocked(id serviceID, now time.Time) bool {
 		m.excluded[id.namespace][id.group] = true
 		return false
 	}
-	if !m.unselectedLocked(id.namespace).Match(m.config.Services, by) {
+	if !m.unselectedLocked(id.namespace).match(m.config.Services, by, id) {
 		return false
 	}
 	if s := m.services[id]; s != nil {
@@ -230,13 +230,45 @@ func (m *mirror) addLocked(id serviceID, now time.Time) bool {
 }
 
 // unselectedLocked returns the names of a namespace that are left out.
-func (m *mirror) unselectedLocked(namespace string) *plugin.Unselected {
+func (m *mirror) unselectedLocked(namespace string) *unselected {
 	u := m.unselected[namespace]
 	if u == nil {
-		u = &plugin.Unselected{}
+		u = &unselected{services: map[serviceID]bool{}, number: map[string]int{}}
 		m.unselected[namespace] = u
 	}
 	return u
+}
+
+// unselected are the names that are left out. Several services may have one:
+// those of other groups, and other versions of an interface.
+type unselected struct {
+	plugin.Unselected
+	services map[serviceID]bool
+	number   map[string]int // of services, by name
+}
+
+// match reports whether a service is selected by a name, and notes it if not.
+func (u *unselected) match(s plugin.Selection, by string, id serviceID) bool {
+	if u.Match(s, by) {
+		return true
+	}
+	if !u.services[id] {
+		u.services[id] = true
+		u.number[by]++
+	}
+	return false
+}
+
+// forget removes a service that the registry no longer has.
+func (u *unselected) forget(by string, id serviceID) {
+	if !u.services[id] {
+		return
+	}
+	delete(u.services, id)
+	if u.number[by]--; u.number[by] == 0 {
+		delete(u.number, by)
+		u.Forget(by)
+	}
 }
 
 // tellLeftOutLocked lists what the configuration leaves out of a namespace.
@@ -260,7 +292,7 @@ func (m *mirror) missing(id serviceID) {
 	}
 	u := m.unselectedLocked(id.namespace)
 	by, _ := m.config.selectedBy(id.name)
-	u.Forget(by)
+	u.forget(by, id)
 	u.Tell(m.catalog, "services", id.namespace)
 }
 
