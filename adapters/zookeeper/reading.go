@@ -116,16 +116,17 @@ func (r *reading) refresh(p place, first bool) {
 	}
 }
 
-// add queues a read, once.
+// add queues a read, once. The first listing waits for it if any that wants it
+// is of the listing.
 func (r *reading) add(want read, first bool) {
-	first = first && !r.done
-	if _, ok := r.queued[want]; ok {
-		return
-	}
-	r.queued[want] = first
-	r.queue = append(r.queue, want)
+	awaited, queued := r.queued[want]
+	first = first && !r.done && !awaited
 	if first {
 		r.first++
+	}
+	r.queued[want] = first || awaited
+	if !queued {
+		r.queue = append(r.queue, want)
 	}
 }
 

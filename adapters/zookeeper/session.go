@@ -307,26 +307,34 @@ func (s *session) receive(ctx context.Context, take func(message) (enough bool, 
 		timer = dues[0]
 	}
 	for {
+		var m message
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-s.ctx.Done():
 			return context.Cause(s.ctx)
-		case <-silence.C:
-			return fmt.Errorf("%w for %v", errSilent, s.timeout)
 		case <-ask.C:
 			s.sendPing()
+			continue
 		case <-timer.at:
 			timer.do()
-		case m := <-s.in:
-			silence.Reset(s.timeout)
-			if m.zxid > 0 {
-				s.zxid = max(s.zxid, m.zxid)
-			}
-			if enough, err := take(m); enough || err != nil {
-				return err
+			continue
+		case m = <-s.in:
+		case <-silence.C:
+			// A process that did not run for long may have both.
+			select {
+			case m = <-s.in:
+			default:
+				return fmt.Errorf("%w for %v", errSilent, s.timeout)
 			}
 		}
+		if m.zxid > 0 {
+			s.zxid = max(s.zxid, m.zxid)
+		}
+		if enough, err := take(m); enough || err != nil {
+			return err
+		}
+		silence.Reset(s.timeout) // the time that take needed is not the server's
 	}
 }
 
