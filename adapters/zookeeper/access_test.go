@@ -198,6 +198,44 @@ func TestSeveralServers(t *testing.T) {
 	c.AwaitIDs(t, within, "it is followed", greeter, ids(1, 2))
 }
 
+// TestEnsemble follows three servers of one ZooKeeper, of which the leader is
+// killed, and then another one, so that there is no majority.
+func TestEnsemble(t *testing.T) {
+	testenv.SkipIfShort(t)
+	t.Parallel()
+	servers := testenv.StartZooKeeperEnsemble(t, 3)
+	servers[1].Put(t, provider(1, ""), "")
+	servers[1].Put(t, "/services/web/web-1", curator(1, ""))
+	var at []string
+	for _, s := range servers {
+		at = append(at, s.Addr)
+	}
+	c := follow(t, zookeeper.Config{Servers: at, Timeout: short, RemoveGrace: plugin.Duration(time.Millisecond)})
+	c.AwaitIDs(t, within, "the first list", greeter, ids(1))
+	c.AwaitIDs(t, within, "the first list", "web", "web-1")
+	c.Await(t, within, "the leader", func(h *plugintest.Held) bool { return strings.HasPrefix(h.Detail, "watching "+at[0]) })
+	c.ForgetLeast()
+	servers[0].Kill()
+	c.Await(t, within, "another server", func(h *plugintest.Held) bool {
+		return h.Degraded == "" && (strings.HasPrefix(h.Detail, "watching "+at[1]) || strings.HasPrefix(h.Detail, "watching "+at[2]))
+	})
+	servers[1].Put(t, provider(2, ""), "")
+	c.AwaitIDs(t, within, "it is followed", greeter, ids(1, 2))
+
+	// Without a majority, a server that is left closes its connections.
+	servers[2].Kill()
+	c.AwaitDegraded(t, within, "no majority", at[1])
+	servers[0].Restart(t)
+	c.AwaitDegraded(t, within, "a majority", "")
+	servers[1].Put(t, provider(3, ""), "")
+	c.AwaitIDs(t, within, "it is followed", greeter, ids(1, 2, 3))
+	c.Look(func(h *plugintest.Held) {
+		if h.Least[greeter] != 1 || h.Least["web"] != 1 {
+			t.Errorf("meanwhile there were %d and %d instances", h.Least[greeter], h.Least["web"])
+		}
+	})
+}
+
 // TestCutAtEachPoint cuts the connection after more and more bytes of what the
 // server sends: within the first answer, the watches, the listing and what
 // comes then.
@@ -283,32 +321,35 @@ func TestConformance(t *testing.T) {
 
 // TestZooKeeperMany shows that 10,000 interfaces of ten providers are followed
 // within bounds of memory and of watches, and that a change among them is one
-// service.
+// service. For make compat these are applications of ten instances, each of
+// which is a read of its own.
 func TestZooKeeperMany(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const services, each = 10_000, 10
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
-	server.Put(t, "/dubbo", "")
 	path := func(s, i int) string {
 		name := fmt.Sprint("org.example.App", s)
 		return "/dubbo/" + name + "/providers/" + url.QueryEscape(fmt.Sprintf("dubbo://10.%d.%d.%d:20880/%s?application=app-%d&interface=%s&methods=greet&side=provider&timestamp=1", s/250, s%250, i+1, name, s, name))
 	}
-	begin := time.Now()
-	for s := 0; s < services; s += 20 {
-		var all []any
-		for n := s; n < s+20; n++ {
-			parent := fmt.Sprint("/dubbo/org.example.App", n)
-			for _, p := range []string{parent, parent + "/providers", parent + "/configurators"} {
-				all = append(all, &zk.CreateRequest{Path: p, Acl: zk.WorldACL(zk.PermAll)})
-			}
+	of, gone, changed := func(s int) map[string]string {
+		nodes := map[string]string{fmt.Sprintf("/dubbo/org.example.App%d/configurators", s): ""}
+		for i := range each {
+			nodes[path(s, i)] = ""
+		}
+		return nodes
+	}, path(7, 3), "dubbo/org.example.App7"
+	if testenv.Compat() {
+		of = func(s int) map[string]string {
+			nodes := map[string]string{}
 			for i := range each {
-				all = append(all, &zk.CreateRequest{Path: path(n, i), Acl: zk.WorldACL(zk.PermAll)})
+				nodes[fmt.Sprintf("/services/app-%d/app-%d-%d", s, s, i)] = curator(i, "")
 			}
+			return nodes
 		}
-		if _, err := server.Client.Multi(all...); err != nil {
-			t.Fatal(err)
-		}
+		gone, changed = "/services/app-7/app-7-3", "app-7"
 	}
+	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	begin := time.Now()
+	server.Load(t, services, of)
 	t.Logf("registered in %v", time.Since(begin).Round(time.Millisecond))
 	heap := func() uint64 {
 		var m runtime.MemStats
@@ -329,10 +370,9 @@ func TestZooKeeperMany(t *testing.T) {
 		t.Errorf("%s watches, want 2", n)
 	}
 	c.Look(func(h *plugintest.Held) { h.Sets = 0 })
-	const key = "dubbo/org.example.App7"
 	begin = time.Now()
-	server.Delete(t, path(7, 3))
-	c.Await(t, within, "a change", func(h *plugintest.Held) bool { return len(h.Instances[key]) == each-1 })
+	server.Delete(t, gone)
+	c.Await(t, within, "a change", func(h *plugintest.Held) bool { return len(h.Instances[changed]) == each-1 })
 	t.Logf("a change was seen after %v", time.Since(begin).Round(time.Microsecond))
 	c.Look(func(h *plugintest.Held) {
 		if h.Sets != 1 || h.Removes != 0 {

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -51,6 +53,7 @@ type ZooKeeper struct {
 	port   int
 	plain  int // the port without TLS, for the operator
 	data   string
+	peers  []string // of an ensemble: the lines of the configuration that name its servers
 }
 
 // StartZooKeeper starts a server and waits until it serves.
@@ -75,6 +78,44 @@ func StartZooKeeper(t testing.TB, cfg ZooKeeperConfig) *ZooKeeper {
 	return z
 }
 
+// StartZooKeeperEnsemble starts the servers of one ZooKeeper and waits until all
+// of them serve. The first one leads.
+func StartZooKeeperEnsemble(t testing.TB, servers int) []*ZooKeeper {
+	t.Helper()
+	all, peers := make([]*ZooKeeper, servers), make([]string, servers)
+	binary := ZooKeeperTool.fetch(t)
+	for i := range all {
+		port := FreePort(t)
+		all[i] = &ZooKeeper{binary: binary, proc: newProcess(t, fmt.Sprint("zookeeper-", i+1)), data: t.TempDir(), port: port, plain: port, Addr: loopback(port)}
+		if err := os.WriteFile(filepath.Join(all[i].data, "myid"), []byte(strconv.Itoa(i+1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		peers[i] = fmt.Sprintf("server.%d=%s:%d", i+1, loopback(FreePort(t)), FreePort(t))
+	}
+	for _, z := range all {
+		z.peers = append(peers, "initLimit=60", "syncLimit=20")
+		z.launch(t)
+	}
+	for _, z := range all {
+		if err := z.proc.waitReady(t, z.ready); err != nil {
+			t.Fatal(err)
+		}
+		z.Client = z.Connect(t)
+	}
+	i := slices.IndexFunc(all, (*ZooKeeper).leads)
+	if i < 0 {
+		t.Fatal("zookeeper: no server leads")
+	}
+	all[0], all[i] = all[i], all[0]
+	return all
+}
+
+// leads reports whether a server is the leader of its ensemble.
+func (z *ZooKeeper) leads() bool {
+	text, _ := z.say("srvr")
+	return strings.Contains(text, "Mode: leader")
+}
+
 func (z *ZooKeeper) launch(t testing.TB) {
 	t.Helper()
 	lines := []string{
@@ -95,13 +136,14 @@ func (z *ZooKeeper) launch(t testing.TB) {
 		lines = append(lines, "authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider", "sessionRequireClientSASLAuth=true")
 		args = append(args, "-Djava.security.auth.login.config="+z.proc.writeFile(t, "jaas.conf", jaas+";\n};\n"))
 	}
+	lines = append(lines, z.peers...)
 	config := z.proc.writeFile(t, "zoo.cfg", strings.Join(lines, "\n")+"\n")
 	z.proc.start(t, nil, z.binary, append(args, "-Dzookeeper.config="+config)...)
 }
 
 func (z *ZooKeeper) ready() (seen string, ok bool) {
 	text, err := z.say("srvr")
-	return fmt.Sprint(text, err), err == nil && strings.Contains(text, "Mode: standalone")
+	return fmt.Sprint(text, err), err == nil && strings.Contains(text, "Mode: ") // an ensemble has none until it has a leader
 }
 
 // sayTime is how long the answer to a command for operators is waited for
@@ -222,6 +264,35 @@ func (z *ZooKeeper) put(c *zk.Conn, path, data string, flags int32) error {
 		lost := errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, zk.ErrNoServer) || errors.Is(err, zk.ErrSessionExpired)
 		if !lost || time.Now().After(end) {
 			return fmt.Errorf("zookeeper: put %s: %w", path, err)
+		}
+	}
+}
+
+// Load creates the nodes, by path, of services 0 to n-1, with those above them,
+// some services in each transaction.
+func (z *ZooKeeper) Load(t testing.TB, n int, of func(service int) map[string]string) {
+	t.Helper()
+	known := map[string]bool{"/": true}
+	var all []any
+	var create func(path, data string)
+	create = func(path, data string) {
+		if known[path] {
+			return
+		}
+		create(filepath.Dir(path), "")
+		known[path] = true
+		all = append(all, &zk.CreateRequest{Path: path, Data: []byte(data), Acl: zk.WorldACL(zk.PermAll)})
+	}
+	for s := range n {
+		nodes := of(s)
+		for _, path := range slices.Sorted(maps.Keys(nodes)) {
+			create(path, nodes[path])
+		}
+		if len(all) > 300 || s == n-1 {
+			if _, err := z.Client.Multi(all...); err != nil {
+				t.Fatalf("zookeeper: create %d nodes: %v", len(all), err)
+			}
+			all = nil
 		}
 	}
 }
