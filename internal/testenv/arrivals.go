@@ -1,7 +1,9 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -65,4 +67,32 @@ func (i *Isthmus) Arrivals(t testing.TB, instances int) <-chan time.Time {
 	}()
 	testwait.Receive(t, Patience, "everything at the sink", first)
 	return arrived
+}
+
+// MeasureChanges makes one change after the other, numbered from 1, and
+// measures until each arrives at a bare subscriber of the registry and at a
+// sink of Isthmus, which send a time for each change. It reports medians and
+// the 99th percentile of what Isthmus adds, beside by how much a second bare
+// subscriber is later than the first, which says what of it is the machine's.
+func MeasureChanges(b *testing.B, change func(n int), bare, second, sink <-chan time.Time) {
+	b.Helper()
+	var toBare, toSink, added, apart []time.Duration
+	for n := 1; b.Loop(); n++ {
+		at := time.Now()
+		change(n)
+		x, y := testwait.Receive(b, Patience, "the change at a bare subscriber", bare), testwait.Receive(b, Patience, "the change at the sink", sink)
+		z := testwait.Receive(b, Patience, "the change at a second subscriber", second)
+		toBare, toSink = append(toBare, x.Sub(at)), append(toSink, y.Sub(at))
+		added, apart = append(added, y.Sub(x)), append(apart, z.Sub(x))
+	}
+	ms := func(all []time.Duration, q float64) float64 {
+		slices.SortFunc(all, cmp.Compare)
+		return float64(all[min(int(q*float64(len(all))), len(all)-1)].Microseconds()) / 1000
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(ms(toBare, 0.5), "ms-bare-p50")
+	b.ReportMetric(ms(toSink, 0.5), "ms-isthmus-p50")
+	b.ReportMetric(ms(added, 0.5), "ms-added-p50")
+	b.ReportMetric(ms(added, 0.99), "ms-added-p99")
+	b.ReportMetric(ms(apart, 0.99), "ms-second-bare-p99")
 }

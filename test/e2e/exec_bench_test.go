@@ -2,19 +2,16 @@ package e2e
 
 import (
 	"bufio"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
-	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // BenchmarkExecChange measures, for one changed instance among many, the time
@@ -63,30 +60,12 @@ func benchmarkExecChange(b *testing.B, services int) {
 	delta := bridge.Arrivals(b, services*perService)
 	barePipe, bare := bareReader(b)
 	secondPipe, second := bareReader(b)
-	var toBare, toDelta, added, apart []time.Duration
-	change := 0
-	for b.Loop() {
-		change++
-		text := line(change%services, change)
-		at := time.Now()
+	testenv.MeasureChanges(b, func(n int) {
+		text := line(n%services, n)
 		write(pipe, text)
 		write(barePipe, text)
 		write(secondPipe, text)
-		x, y := testwait.Receive(b, testenv.Patience, "the line at a bare reader", bare), testwait.Receive(b, testenv.Patience, "the change at the sink", delta)
-		z := testwait.Receive(b, testenv.Patience, "the line at a second reader", second)
-		toBare, toDelta = append(toBare, x.Sub(at)), append(toDelta, y.Sub(at))
-		added, apart = append(added, y.Sub(x)), append(apart, z.Sub(x))
-	}
-	ms := func(all []time.Duration, q float64) float64 {
-		slices.SortFunc(all, cmp.Compare)
-		return float64(all[min(int(q*float64(len(all))), len(all)-1)].Microseconds()) / 1000
-	}
-	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(ms(toBare, 0.5), "ms-bare-p50")
-	b.ReportMetric(ms(toDelta, 0.5), "ms-isthmus-p50")
-	b.ReportMetric(ms(added, 0.5), "ms-added-p50")
-	b.ReportMetric(ms(added, 0.99), "ms-added-p99")
-	b.ReportMetric(ms(apart, 0.99), "ms-second-bare-p99")
+	}, bare, second, delta)
 }
 
 // namedPipe makes a named pipe and opens it for writing.

@@ -1,14 +1,11 @@
 package e2e
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
-	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // BenchmarkKubernetesChange measures, for one changed endpoint among many, the
@@ -28,25 +25,5 @@ func BenchmarkKubernetesChange(b *testing.B) {
 	b.Logf("isthmus ready after %v", time.Since(begin).Round(100*time.Millisecond))
 
 	bare, second, delta := kube.Watch(b), kube.Watch(b), isthmus.Arrivals(b, services*each)
-	var toBare, toDelta, added, apart []time.Duration
-	change := 0
-	for b.Loop() {
-		change++
-		at := time.Now()
-		kube.Change(b, change%services, each, change)
-		x, y := testwait.Receive(b, testenv.Patience, "the change at a bare watch", bare), testwait.Receive(b, testenv.Patience, "the change at the sink", delta)
-		z := testwait.Receive(b, testenv.Patience, "the change at a second watch", second)
-		toBare, toDelta = append(toBare, x.Sub(at)), append(toDelta, y.Sub(at))
-		added, apart = append(added, y.Sub(x)), append(apart, z.Sub(x))
-	}
-	ms := func(all []time.Duration, q float64) float64 {
-		slices.SortFunc(all, cmp.Compare)
-		return float64(all[min(int(q*float64(len(all))), len(all)-1)].Microseconds()) / 1000
-	}
-	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(ms(toBare, 0.5), "ms-bare-p50")
-	b.ReportMetric(ms(toDelta, 0.5), "ms-isthmus-p50")
-	b.ReportMetric(ms(added, 0.5), "ms-added-p50")
-	b.ReportMetric(ms(added, 0.99), "ms-added-p99")
-	b.ReportMetric(ms(apart, 0.99), "ms-second-bare-p99")
+	testenv.MeasureChanges(b, func(n int) { kube.Change(b, n%services, each, n) }, bare, second, delta)
 }

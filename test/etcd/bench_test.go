@@ -1,17 +1,14 @@
 package etcd
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
-	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // perService is how many instances a service has.
@@ -55,27 +52,7 @@ func benchmarkChange(b *testing.B, services int) {
 	b.Logf("isthmus ready after %v", time.Since(begin).Round(100*time.Millisecond))
 
 	bare, second, delta := watch(b, server), watch(b, server), isthmus.Arrivals(b, services*perService)
-	var toBare, toDelta, added, apart []time.Duration
-	change := 0
-	for b.Loop() {
-		change++
-		at := time.Now()
-		server.Put(b, key(change%services, 0), value(change%services, 0, change))
-		x, y := testwait.Receive(b, testenv.Patience, "the change at a bare watch", bare), testwait.Receive(b, testenv.Patience, "the change at the sink", delta)
-		z := testwait.Receive(b, testenv.Patience, "the change at a second watch", second)
-		toBare, toDelta = append(toBare, x.Sub(at)), append(toDelta, y.Sub(at))
-		added, apart = append(added, y.Sub(x)), append(apart, z.Sub(x))
-	}
-	ms := func(all []time.Duration, q float64) float64 {
-		slices.SortFunc(all, cmp.Compare)
-		return float64(all[min(int(q*float64(len(all))), len(all)-1)].Microseconds()) / 1000
-	}
-	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(ms(toBare, 0.5), "ms-bare-p50")
-	b.ReportMetric(ms(toDelta, 0.5), "ms-isthmus-p50")
-	b.ReportMetric(ms(added, 0.5), "ms-added-p50")
-	b.ReportMetric(ms(added, 0.99), "ms-added-p99")
-	b.ReportMetric(ms(apart, 0.99), "ms-second-bare-p99")
+	testenv.MeasureChanges(b, func(n int) { server.Put(b, key(n%services, 0), value(n%services, 0, n)) }, bare, second, delta)
 }
 
 // watch returns when each change arrives at a watch of etcd's own client.
