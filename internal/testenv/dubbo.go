@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -9,8 +10,8 @@ import (
 // Dubbo3Tool and Dubbo2Tool are an application of Dubbo, with the newest and
 // the oldest version that is tested.
 var (
-	Dubbo3Tool = mavenTool("dubbo-3", "dubbo-3", "")
-	Dubbo2Tool = mavenTool("dubbo-2.7", "dubbo-2.7", "")
+	Dubbo3Tool = mavenTool("dubbo-3", "dubbo-3", "dubbo-3", "")
+	Dubbo2Tool = mavenTool("dubbo-2.7", "dubbo-2.7", "dubbo-3", "")
 )
 
 // DubboTool returns the version to test against: the newest, or the oldest if
@@ -24,6 +25,21 @@ func DubboTool() (tool Tool, applications bool) {
 
 // DubboInterface is what applications of Dubbo offer in tests.
 const DubboInterface = "io.isthmus.tools.Greeter"
+
+// DubboRule is a rule of Dubbo's configuration center for the providers of an
+// application: none of them is to be called, and their weight is 300. Dubbo 2.7
+// wants to have the port.
+func DubboRule(app string, port int) string {
+	return fmt.Sprintf(`configVersion: v2.7
+scope: application
+key: %s
+enabled: true
+configs:
+- addresses: ["0.0.0.0:%d"]
+  side: provider
+  parameters: {weight: "300", disabled: "true"}
+`, app, port)
+}
 
 // Dubbo is a running application: a provider of DubboInterface, or a consumer
 // that calls it again and again.

@@ -19,7 +19,7 @@ import (
 
 // EurekaTool is the Eureka server of Spring Cloud: jars from Maven and the
 // launcher in this repository.
-var EurekaTool = mavenTool("eureka", "eureka", "")
+var EurekaTool = mavenTool("eureka", "eureka", "eureka", "")
 
 // EurekaConfig configures a Eureka server. The zero value is a single server
 // without authentication, whose answers are at most a tenth of a second old.

@@ -10,10 +10,11 @@ import (
 	"path/filepath"
 )
 
-// mavenTool is a tool pinned in tools/FOLDER/pom.xml, with the launcher beside
-// it. The cache holds a script that runs java with its arguments, and the jars.
-// The jar named first, "" for none, is first on the class path.
-func mavenTool(name, folder, first string) Tool {
+// mavenTool is a tool pinned in tools/FOLDER/pom.xml, with the launcher in
+// tools/LAUNCHER, which versions may share. The cache holds a script that runs
+// java with its arguments, and the jars. The jar named first, "" for none, is
+// first on the class path.
+func mavenTool(name, folder, launcher, first string) Tool {
 	return Tool{
 		name: name, binary: name,
 		version: func(root string) (string, error) {
@@ -37,7 +38,7 @@ func mavenTool(name, folder, first string) Tool {
 			if err := runLoud(mvn, progress); err != nil {
 				return fmt.Errorf("get what tools/%s/pom.xml names (it needs mvn, java 17 and Maven Central the first time): %w", folder, err)
 			}
-			sources, err := filepath.Glob(filepath.Join(source, "*.java"))
+			sources, err := filepath.Glob(filepath.Join(root, "tools", launcher, "*.java"))
 			if err != nil {
 				return err
 			}
@@ -45,7 +46,7 @@ func mavenTool(name, folder, first string) Tool {
 				"-nowarn", "-cp", filepath.Join(tmp, "lib", "*"), "-d", filepath.Join(tmp, "classes"),
 			}, sources...)...)
 			if err := runLoud(javac, progress); err != nil {
-				return fmt.Errorf("compile tools/%s/*.java: %w", folder, err)
+				return fmt.Errorf("compile tools/%s/*.java: %w", launcher, err)
 			}
 			for _, part := range []string{"lib", "classes"} {
 				if err := os.RemoveAll(filepath.Join(final, part)); err != nil {

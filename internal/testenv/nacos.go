@@ -27,8 +27,8 @@ import (
 // Versions of Nacos as tools: jars from Maven and the launcher in this
 // repository.
 var (
-	Nacos3Tool = mavenTool("nacos", "nacos-3.1.0", "hessian-4.0.63.jar")
-	Nacos2Tool = mavenTool("nacos", "nacos-2.1.1", "")
+	Nacos3Tool = mavenTool("nacos", "nacos-3.1.0", "nacos-3.1.0", "hessian-4.0.63.jar")
+	Nacos2Tool = mavenTool("nacos", "nacos-2.1.1", "nacos-2.1.1", "")
 )
 
 // NacosVersion is a version of Nacos that tests run against.
@@ -612,6 +612,19 @@ func (n *Nacos) Persist(t testing.TB, namespace, group, name string, i NacosInst
 		"weight": {strconv.FormatFloat(i.Weight, 'f', -1, 64)},
 	}
 	n.Admin(t, method, "/v3/admin/ns/instance", form)
+}
+
+// PutConfig writes a configuration of the public namespace, which a server of 3.x
+// has.
+func (n *Nacos) PutConfig(t testing.TB, group, id, content string) {
+	t.Helper()
+	n.Admin(t, http.MethodPost, "/v3/admin/cs/config", url.Values{"namespaceId": {"public"}, "groupName": {group}, "dataId": {id}, "content": {content}})
+}
+
+// DeleteConfig removes a configuration of the public namespace.
+func (n *Nacos) DeleteConfig(t testing.TB, group, id string) {
+	t.Helper()
+	n.Admin(t, http.MethodDelete, "/v3/admin/cs/config", url.Values{"namespaceId": {"public"}, "groupName": {group}, "dataId": {id}})
 }
 
 // DeleteService deletes a service, which must have no instance. The 2.x build

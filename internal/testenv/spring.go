@@ -13,10 +13,10 @@ import (
 )
 
 // SpringTool is an application of Spring Cloud, newer than the Eureka server.
-var SpringTool = mavenTool("spring", "spring", "")
+var SpringTool = mavenTool("spring", "spring", "spring", "")
 
 // SpringZooKeeperTool is the same with Spring Cloud's client of ZooKeeper.
-var SpringZooKeeperTool = mavenTool("spring-zookeeper", "spring-zookeeper", "")
+var SpringZooKeeperTool = mavenTool("spring-zookeeper", "spring-zookeeper", "spring-zookeeper", "")
 
 // SpringApp is a running application of Spring Boot that registers with Spring
 // Cloud's client.

@@ -20,10 +20,10 @@ import (
 
 // ZooKeeperTool is a ZooKeeper server: jars from Maven and the launcher in this
 // repository.
-var ZooKeeperTool = mavenTool("zookeeper", "zookeeper", "")
+var ZooKeeperTool = mavenTool("zookeeper", "zookeeper", "zookeeper", "")
 
 // ZooKeeperOldTool is a server without watches that stay, of before 3.6.
-var ZooKeeperOldTool = mavenTool("zookeeper-3.4", "zookeeper-3.4", "")
+var ZooKeeperOldTool = mavenTool("zookeeper-3.4", "zookeeper-3.4", "zookeeper", "")
 
 // ZooKeeperConfig configures a ZooKeeper server. The zero value is a single
 // server that everyone may use.

@@ -1,5 +1,0 @@
-package io.isthmus.tools;
-
-public interface Greeter {
-    String greet(String name);
-}
