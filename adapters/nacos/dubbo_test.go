@@ -2,6 +2,7 @@ package nacos_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,24 +11,32 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// TestDubbo shows that the services of a real Dubbo 3 are those of its
-// interfaces, beside its application, and that consumers are none.
+// TestDubbo shows that the services of a real Dubbo are those of its interfaces,
+// with Dubbo 3 beside its application, that consumers are none, and that a rule
+// of the configuration center is followed, for providers apply it themselves.
 func TestDubbo(t *testing.T) {
 	testenv.SkipIfShort(t)
 	server := testenv.StartNacos(t, testenv.NacosConfig{})
 	c := follow(t, server, func(c *nacos.Config) { c.Dubbo, c.AcceptEmpty = true, true })
 	c.awaitSynced(t)
+	tool, applications := testenv.DubboTool()
 	one, two := testenv.FreePort(t), testenv.FreePort(t)
 	at := "nacos://" + server.Addr
-	properties := map[string]string{"protocols": fmt.Sprintf("dubbo:%d,tri:%d", one, two), "version": "1.0.0", "group": "g1"}
-	provider := testenv.StartDubbo(t, testenv.Dubbo3Tool, at, "shop", properties)
+	want := []registry.Port{{Name: "dubbo", Number: one, Protocol: "dubbo"}}
+	properties := map[string]string{"protocols": fmt.Sprintf("dubbo:%d", one), "version": "1.0.0", "group": "g1"}
+	if applications {
+		want = append(want, registry.Port{Name: "tri", Number: two, Protocol: "tri"})
+		properties["protocols"] += fmt.Sprintf(",tri:%d", two)
+	}
+	provider := testenv.StartDubbo(t, tool, at, "shop", properties)
 	const key, plain = "dubbo/g1/" + testenv.DubboInterface + ":1.0.0", "dubbo/" + testenv.DubboInterface
 	ports := func(all []registry.Instance) bool {
-		return len(all) == 1 && len(all[0].Ports) == 2 && all[0].Ports[0] == registry.Port{Name: "dubbo", Number: one, Protocol: "dubbo"} &&
-			all[0].Ports[1] == registry.Port{Name: "tri", Number: two, Protocol: "tri"}
+		return len(all) == 1 && slices.Equal(all[0].Ports, want)
 	}
 	c.awaitService(t, "the interface, with a port for each protocol", key, ports)
-	c.awaitService(t, "the application", "public/DEFAULT_GROUP/shop", ports)
+	if applications {
+		c.awaitService(t, "the application", "public/DEFAULT_GROUP/shop", ports)
+	}
 	c.awaitService(t, "what Dubbo says", key, func(all []registry.Instance) bool {
 		i := all[0]
 		return i.Meta["application"] == "shop" && i.Meta["side"] == "provider" && i.Meta["methods"] == "" && i.Meta["path"] == "" && i.Weight == nil && i.Health == registry.HealthUnknown
@@ -36,9 +45,18 @@ func TestDubbo(t *testing.T) {
 		m := c.Held.Services[key].Meta
 		return m["interface"] == testenv.DubboInterface && m["methods"] == "greet" && m["version"] == "1.0.0" && m["group"] == "g1"
 	})
-	consumer := testenv.StartDubbo(t, testenv.Dubbo3Tool, at, "caller", map[string]string{"version": "1.0.0", "group": "g1"})
+	consumer := testenv.StartDubbo(t, tool, at, "caller", map[string]string{"version": "1.0.0", "group": "g1"})
 	testenv.Eventually(t, within, "a call of the consumer", func() (string, bool) {
 		return "", strings.Contains(consumer.Output(), "launcher: hello x from shop")
+	})
+
+	server.PutConfig(t, "dubbo", "shop.configurators", testenv.DubboRule("shop", one))
+	c.awaitService(t, "a rule of the configuration center", key, func(all []registry.Instance) bool {
+		return len(all) == 1 && all[0].Disabled && all[0].Weight != nil && *all[0].Weight == 3
+	})
+	server.DeleteConfig(t, "dubbo", "shop.configurators")
+	c.awaitService(t, "no rule", key, func(all []registry.Instance) bool {
+		return len(all) == 1 && !all[0].Disabled && all[0].Weight == nil
 	})
 
 	// As another version of Dubbo, or another language, writes it.

@@ -46,8 +46,13 @@ func TestDubbo(t *testing.T) {
 		testenv.Eventually(t, within, "a call of the consumer", func() (string, bool) {
 			return "", strings.Contains(consumer.Output(), "launcher: hello x from shop")
 		})
+		central(t, server, c, plain, one[0])
 		provider.Stop()
 		c.AwaitIDs(t, within, "deregistered", plain, "-")
+		// Its first, incompatible way to register as an application.
+		only = fmt.Sprintf("dubbo:%d", two[0])
+		testenv.StartDubbo(t, tool, at+"?registry-type=service", "store", map[string]string{"protocols": only})
+		c.Await(t, within, "registered as an application", func(h *plugintest.Held) bool { return ports(h, "store") == only })
 		return
 	}
 	both := testenv.StartDubbo(t, tool, at, "shop", map[string]string{"protocols": protocols(one)})
@@ -58,6 +63,7 @@ func TestDubbo(t *testing.T) {
 	testenv.Eventually(t, within, "a call of the consumer", func() (string, bool) {
 		return "", strings.Contains(consumer.Output(), "launcher: hello x from shop")
 	})
+	central(t, server, c, plain, one[0])
 	application := testenv.StartDubbo(t, tool, at, "store", map[string]string{
 		"protocols": protocols(two), "mode": "instance", "metadata": "remote", "report": at, "version": "1.0.0", "group": "g1",
 	})
@@ -78,6 +84,25 @@ func TestDubbo(t *testing.T) {
 		if len(h.Reasons) != 0 {
 			t.Errorf("degraded %q", h.Reasons)
 		}
+	})
+}
+
+// central shows that a rule of the configuration center for the providers of the
+// application shop is followed: its providers apply it, and register again.
+func central(t *testing.T, server *testenv.ZooKeeper, c *plugintest.Catalog, key string, port int) {
+	t.Helper()
+	const at = "/dubbo/config/dubbo/shop.configurators"
+	server.Put(t, at, testenv.DubboRule("shop", port))
+	ruled := func(h *plugintest.Held) bool {
+		all := h.Instances[key]
+		return len(all) == 1 && all[0].Disabled && all[0].Weight != nil && *all[0].Weight == 3
+	}
+	c.Await(t, within, "a rule of the configuration center", ruled)
+	server.Put(t, at, "")
+	server.Delete(t, at)
+	c.Await(t, within, "no rule", func(h *plugintest.Held) bool {
+		all := h.Instances[key]
+		return len(all) == 1 && !all[0].Disabled && all[0].Weight == nil
 	})
 }
 
