@@ -135,6 +135,38 @@ func TestZooKeeperScales(t *testing.T) {
 	}
 }
 
+// Calls follow the providers of an interface of Dubbo that Nacos has.
+func TestNacosDubboScales(t *testing.T) {
+	testenv.SkipIfShort(t)
+	if !testenv.Compat() {
+		t.Skip("make compat runs it: Nacos alone takes a quarter of a minute to start")
+	}
+	server := testenv.StartNacos(t, testenv.NacosConfig{})
+	client := server.Client(t)
+	providers := map[string]testenv.NacosInstance{}
+	register := func() {
+		var all []testenv.NacosInstance
+		for _, name := range slices.Sorted(maps.Keys(providers)) {
+			all = append(all, providers[name])
+		}
+		client.Register(t, "public", "DEFAULT_GROUP", "providers:org.example.Shop::", all...)
+	}
+	scaling{
+		registries: fmt.Sprintf("- {name: nacos, type: nacos, config: {servers: [%q], dubbo: true}, translate: {ports: [{name: rest, number: 80}]}}", server.Addr),
+		host:       "org.example.shop.dubbo", port: 80,
+		add: func(b testenv.Backend) {
+			i := testenv.NacosUp(b.Address, b.Port)
+			i.Metadata = map[string]string{"protocol": "rest", "category": "providers", "interface": "org.example.Shop", "application": b.Name}
+			providers[b.Name] = i
+			register()
+		},
+		remove: func(b testenv.Backend) {
+			delete(providers, b.Name)
+			register()
+		},
+	}.run(t)
+}
+
 // Calls follow the endpoints of a Service of another cluster, and what Istio
 // has there.
 func TestKubernetesScales(t *testing.T) {
