@@ -92,17 +92,31 @@ func instancesOf(s, weight int) []testenv.NacosInstance {
 func BenchmarkChange(b *testing.B) {
 	for _, version := range testenv.NacosVersions() {
 		for _, services := range []int{1000, 10_000} {
-			b.Run(fmt.Sprintf("%s/services=%d", version.Name, services), func(b *testing.B) { benchmarkChange(b, version, services) })
+			b.Run(fmt.Sprintf("%s/services=%d", version.Name, services), func(b *testing.B) { benchmarkChange(b, version, services, false) })
 		}
 	}
+	b.Run("dubbo/services=1000", func(b *testing.B) { benchmarkChange(b, testenv.Nacos3, 1000, true) })
 }
 
-func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int) {
+// benchmarkChange measures changes of services, which are interfaces of Dubbo
+// if dubbo is set.
+func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int, dubbo bool) {
+	named := func(s int) string {
+		if dubbo {
+			return fmt.Sprintf("providers:svc-%d:1.0.0:", s)
+		}
+		return fmt.Sprintf("svc-%d", s)
+	}
+	plain := func(name string) string {
+		_, name, _ = strings.Cut(name, "svc-")
+		name, _, _ = strings.Cut(name, ":")
+		return "svc-" + name
+	}
 	// The delay before pushes is the server's default.
 	server := testenv.StartNacos(b, testenv.NacosConfig{Version: version, DefaultPushDelay: true, Istio: !version.V3()})
 	app := server.Client(b)
 	register := func(s, weight int) {
-		if err := app.TryRegister(b.Context(), "public", "DEFAULT_GROUP", "svc-"+strconv.Itoa(s), instancesOf(s, weight)...); err != nil {
+		if err := app.TryRegister(b.Context(), "public", "DEFAULT_GROUP", named(s), instancesOf(s, weight)...); err != nil {
 			b.Fatalf("register service %d: %v", s, err)
 		}
 	}
@@ -113,7 +127,7 @@ func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int) {
 	b.Logf("%d services registered in %v", services, time.Since(begin).Round(time.Second))
 
 	begin = time.Now()
-	isthmus := testenv.StartIsthmus(b, fmt.Sprintf(`- {name: nacos, type: nacos, config: {servers: [%q]}}`, server.Addr))
+	isthmus := testenv.StartIsthmus(b, fmt.Sprintf(`- {name: nacos, type: nacos, config: {servers: [%q], dubbo: %t}}`, server.Addr, dubbo))
 	isthmus.WaitReady(b)
 	b.Logf("isthmus ready after %v", time.Since(begin).Round(100*time.Millisecond))
 
@@ -124,10 +138,10 @@ func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int) {
 	for _, in := range []*inbox{bare, second} {
 		subscriber := server.Client(b)
 		for s := range changing {
-			subscriber.Subscribe(b, "public", "DEFAULT_GROUP", "svc-"+strconv.Itoa(s), func(info model.Service) {
+			subscriber.Subscribe(b, "public", "DEFAULT_GROUP", named(s), func(info model.Service) {
 				for _, i := range info.Hosts {
 					if i.Weight > 1 {
-						in.put(strings.TrimPrefix(info.Name, "DEFAULT_GROUP@@")+" "+strconv.FormatFloat(i.Weight, 'f', -1, 64), 0)
+						in.put(plain(info.Name)+" "+strconv.FormatFloat(i.Weight, 'f', -1, 64), 0)
 					}
 				}
 			})
