@@ -534,7 +534,8 @@ func testCut(t *testing.T, k *testenv.Kube) {
 }
 
 // TestKubernetesMany shows that 10,000 Services with 10 endpoints each are
-// followed within bounds of memory, and that a change among them is one service.
+// followed within bounds of memory, and that a change among them is one
+// service.
 func TestKubernetesMany(t *testing.T) {
 	testenv.SkipIfShort(t)
 	if !testenv.Compat() {

@@ -11,9 +11,10 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// TestDubbo shows that the services of a real Dubbo are those of its interfaces,
-// with Dubbo 3 beside its application, that consumers are none, and that a rule
-// of the configuration center is followed, for providers apply it themselves.
+// TestDubbo shows that the services of a real Dubbo are those of its
+// interfaces, with Dubbo 3 beside its application, that consumers are none, and
+// that a rule of the configuration center is followed, for providers apply it
+// themselves.
 func TestDubbo(t *testing.T) {
 	testenv.SkipIfShort(t)
 	server := testenv.StartNacos(t, testenv.NacosConfig{})

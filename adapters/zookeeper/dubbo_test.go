@@ -87,8 +87,8 @@ func TestDubbo(t *testing.T) {
 	})
 }
 
-// central shows that a rule of the configuration center for the providers of the
-// application shop is followed: its providers apply it, and register again.
+// central shows that a rule of the configuration center for the providers of
+// the application shop is followed: its providers apply it, and register again.
 func central(t *testing.T, server *testenv.ZooKeeper, c *plugintest.Catalog, key string, port int) {
 	t.Helper()
 	const at = "/dubbo/config/dubbo/shop.configurators"

@@ -614,8 +614,7 @@ func (n *Nacos) Persist(t testing.TB, namespace, group, name string, i NacosInst
 	n.Admin(t, method, "/v3/admin/ns/instance", form)
 }
 
-// PutConfig writes a configuration of the public namespace, which a server of 3.x
-// has.
+// PutConfig writes a configuration of the public namespace to a server of 3.x.
 func (n *Nacos) PutConfig(t testing.TB, group, id, content string) {
 	t.Helper()
 	n.Admin(t, http.MethodPost, "/v3/admin/cs/config", url.Values{"namespaceId": {"public"}, "groupName": {group}, "dataId": {id}, "content": {content}})

@@ -78,8 +78,8 @@ func StartZooKeeper(t testing.TB, cfg ZooKeeperConfig) *ZooKeeper {
 	return z
 }
 
-// StartZooKeeperEnsemble starts the servers of one ZooKeeper and waits until all
-// of them serve. The first one leads.
+// StartZooKeeperEnsemble starts the servers of one ZooKeeper and waits until
+// all of them serve. The first one leads.
 func StartZooKeeperEnsemble(t testing.TB, servers int) []*ZooKeeper {
 	t.Helper()
 	all, peers := make([]*ZooKeeper, servers), make([]string, servers)
