@@ -98,7 +98,6 @@ func central(t *testing.T, server *testenv.ZooKeeper, c *plugintest.Catalog, key
 		return len(all) == 1 && all[0].Disabled && all[0].Weight != nil && *all[0].Weight == 3
 	}
 	c.Await(t, within, "a rule of the configuration center", ruled)
-	server.Put(t, at, "")
 	server.Delete(t, at)
 	c.Await(t, within, "no rule", func(h *plugintest.Held) bool {
 		all := h.Instances[key]
