@@ -28,7 +28,7 @@ func (d *DB) SetRegistries(names []string, renamed map[string]string) {
 func (d *DB) Configure(names []string, renamed map[string]string, rules []ConflictRule, addresses netip.Prefix) {
 	d.apply.Lock()
 	defer d.apply.Unlock()
-	d.rules = slices.Clone(rules)
+	d.setRules(rules)
 	d.setRegistries(names, renamed)
 	d.setNetwork(addresses)
 }

@@ -74,6 +74,7 @@ type DB struct {
 	behind     atomic.Int64      // registries whose first listing is awaited
 	restored   atomic.Int64      // registries served from restored state
 	remarkable atomic.Bool       // see [DB.Remarkable]
+	merges     atomic.Bool       // a rule has the policy [Merge]
 
 	// apply is held by writers, and by readers of what it guards. It is locked
 	// before mu.
@@ -124,9 +125,10 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 	d := &DB{
 		options: o, log: log, tables: make(map[string]*table),
 		network: o.Addresses,
-		hosts:   make(map[netip.Addr][]claimant), claims: make(map[string]*hostClaim), rules: slices.Clone(o.Conflicts),
+		hosts:   make(map[netip.Addr][]claimant), claims: make(map[string]*hostClaim),
 		verdicts: make(map[entryID]*verdict), contested: make(map[string]Policy), contestedBy: make(map[Policy]int), changed: make(chan struct{}),
 	}
+	d.setRules(o.Conflicts)
 	for _, name := range collection.All() {
 		t := &table{name: name, index: make(map[string]*Record)}
 		t.logs[encode.Inline] = &changeLog{shape: encode.Inline}

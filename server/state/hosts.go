@@ -80,8 +80,13 @@ var defaultRule = ConflictRule{Policy: DefaultPolicy}
 func (d *DB) SetConflicts(rules []ConflictRule) {
 	d.apply.Lock()
 	defer d.apply.Unlock()
-	d.rules = slices.Clone(rules)
+	d.setRules(rules)
 	d.decideAnew()
+}
+
+func (d *DB) setRules(rules []ConflictRule) {
+	d.rules = slices.Clone(rules)
+	d.merges.Store(slices.ContainsFunc(rules, func(r ConflictRule) bool { return r.Policy == Merge }))
 }
 
 // decideAnew decides again on each host of several entries.

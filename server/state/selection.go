@@ -384,7 +384,8 @@ func (s *Selection) Changed() <-chan struct{} {
 }
 
 // Initialized reports whether the registries that are selected have completed a
-// first listing of a collection; see [DB.Initialized].
+// first listing of a collection; see [DB.Initialized]. Where hosts are merged,
+// an entry of one registry has endpoints of any other, so all have to.
 func (s *Selection) Initialized(coll string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -397,9 +398,10 @@ func (s *Selection) isOpen(coll string) bool {
 	if !s.selectsCollection(coll) {
 		return true
 	}
+	merged := s.db.merges.Load() && (coll == collection.ServiceEntry || coll == collection.WorkloadEntry)
 	return !slices.ContainsFunc(s.db.Waiting(coll), func(registry string) bool {
 		for i := range s.filters {
-			if f := &s.filters[i]; len(f.Registries) > 0 && !slices.Contains(f.Registries, registry) {
+			if f := &s.filters[i]; !merged && len(f.Registries) > 0 && !slices.Contains(f.Registries, registry) {
 				return false
 			}
 		}

@@ -242,6 +242,26 @@ func TestHeldByOwnRegistries(t *testing.T) {
 	}
 }
 
+// A host of one registry may be served with the endpoints of others: without
+// their listings a full response would remove these from its sinks.
+func TestHeldByMergedRegistries(t *testing.T) {
+	rules := []state.ConflictRule{{Hosts: []string{"web.example.org"}, Policy: state.Merge}}
+	db := state.New([]string{"a", "b"}, state.Options{Conflicts: rules}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	v, release := New(db).Narrow(Filter{Registries: []string{"a"}})
+	defer release()
+	s := newSink(t, v, XDS, Options{})
+	db.Registry("a").Apply(&pluginv1.WatchResponse{Synced: true})
+	if _, ok := s.step(); ok {
+		t.Fatal("answered before the listing of a registry whose endpoints may be part of it")
+	}
+	changed := v.Changed()
+	db.Registry("b").Apply(&pluginv1.WatchResponse{Synced: true})
+	<-changed
+	if _, ok := s.step(); !ok {
+		t.Error("not answered after all listings")
+	}
+}
+
 // BenchmarkShards is one changed resource of 100,000 in one of 16 shards, each
 // with two sinks: what the state and all views do, and the sinks of the shard
 // whose resource it is. quiet is what the sinks of another shard do meanwhile.
