@@ -57,7 +57,7 @@ func SotWRequest(r *discovery.DiscoveryRequest) *Event {
 func DeltaRequest(r *discovery.DeltaDiscoveryRequest) *Event {
 	return &Event{
 		Kind: Request, Type: r.GetTypeUrl(), Nonce: r.GetResponseNonce(), Refused: r.GetErrorDetail().GetMessage(),
-		Names: r.GetResourceNamesSubscribe(), Versions: r.GetInitialResourceVersions(),
+		Names: r.GetResourceNamesSubscribe(), Dropped: r.GetResourceNamesUnsubscribe(), Versions: r.GetInitialResourceVersions(),
 	}
 }
 

@@ -40,11 +40,13 @@ type Event struct {
 
 	// Of Open: the protocol, "sotw", "delta" or "mcp"; the shape that the sink
 	// selects, "inline" or "workload", or "" for the default of the protocol;
-	// and a name for what else decides the bytes of a resource, such as the
-	// profile. Streams equal in all three receive the same bytes.
-	Protocol string `json:"protocol,omitempty"`
-	Shape    string `json:"shape,omitempty"`
-	Form     string `json:"form,omitempty"`
+	// a name for what else decides the bytes of a resource, such as the profile;
+	// and the namespaces that the stream's view has, none is all. Streams equal
+	// in all of these receive the same bytes.
+	Protocol   string   `json:"protocol,omitempty"`
+	Shape      string   `json:"shape,omitempty"`
+	Form       string   `json:"form,omitempty"`
+	Namespaces []string `json:"namespaces,omitempty"`
 
 	// Of Request and Response: the type URL, or the collection of the legacy
 	// protocol.
@@ -52,10 +54,12 @@ type Event struct {
 	Nonce string `json:"nonce,omitempty"`
 
 	// Of Request: why the response is refused, the versions that the sink holds
-	// when it subscribes, and the names that it subscribes to; none is all.
+	// when it subscribes, the names that it subscribes to, and those that it no
+	// longer subscribes to. Without names in the first request it is all.
 	Refused  string            `json:"refused,omitempty"`
 	Versions map[string]string `json:"versions,omitempty"`
 	Names    []string          `json:"names,omitempty"`
+	Dropped  []string          `json:"dropped,omitempty"`
 
 	// Of Response: the version, whether it states changes only, and what is in
 	// it.

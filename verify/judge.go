@@ -176,15 +176,16 @@ type stream struct {
 	mcp  bool
 	// workload is the shape in which an instance is a resource of its own, and
 	// no endpoint of its service.
-	workload bool
-	starts   int // of bridges before it was opened
-	subs     map[string]*subscription
+	workload   bool
+	namespaces []string // that its view has; nil is all
+	starts     int      // of bridges before it was opened
+	subs       map[string]*subscription
 }
 
 // subscription is one type of a stream.
 type subscription struct {
 	collection string
-	names      map[string]bool // nil for all
+	names      map[string]bool // nil for all; false once they are dropped
 	resumed    map[string]string
 	nonces     map[string]bool
 	waiting    string // the nonce in flight
@@ -232,7 +233,8 @@ func (j *Judge) Add(e *Event) []Violation {
 	case Open:
 		j.streams[e.Stream] = &stream{
 			id: e.Stream, form: e.Protocol + " " + e.Shape + " " + e.Form, mcp: e.Protocol == "mcp", starts: j.starts, subs: map[string]*subscription{},
-			workload: e.Shape == "workload" || e.Shape == "" && e.Protocol == "delta",
+			namespaces: e.Namespaces,
+			workload:   e.Shape == "workload" || e.Shape == "" && e.Protocol == "delta",
 		}
 	case End:
 		delete(j.streams, e.Stream)
@@ -310,14 +312,69 @@ func (j *Judge) request(e *Event) {
 		}
 		s.subs[e.Type] = u
 	}
-	if len(e.Names) > 0 {
-		u.names = map[string]bool{}
-		for _, name := range e.Names {
-			u.names[name] = true
-		}
-	}
+	j.ask(u, e)
 	if e.Nonce != "" && e.Nonce == u.waiting {
 		u.waiting = ""
+	}
+}
+
+// ask notes the names that a request subscribes to, and drops. What is dropped
+// the sink has no more.
+func (j *Judge) ask(u *subscription, e *Event) {
+	if slices.Contains(e.Names, "*") {
+		u.names = nil
+		return
+	}
+	if u.names == nil && len(e.Names) > 0 {
+		u.names = map[string]bool{}
+	}
+	for _, name := range e.Names {
+		u.names[name] = true
+	}
+	for _, name := range e.Dropped {
+		if !u.names[name] {
+			continue
+		}
+		u.names[name] = false
+		delete(u.have, name)
+		for _, of := range []map[key]uint64{u.held, u.floor} {
+			maps.DeleteFunc(of, func(k key, _ uint64) bool { return k.name == name })
+		}
+	}
+}
+
+// asked returns what of a response the sink subscribes to. What was dropped
+// may be on its way.
+func (j *Judge) asked(s *stream, u *subscription, e *Event) *Event {
+	of := *e
+	of.Resources, of.Removed = nil, nil
+	for _, r := range e.Resources {
+		if wanted, ever := u.names[r.Name]; wanted {
+			of.Resources = append(of.Resources, r)
+		} else if !ever {
+			j.fail(Nonces, s.id, "%s %q, which was not asked for", e.Type, r.Name)
+		}
+	}
+	for _, name := range e.Removed {
+		wanted, ever := u.names[name]
+		switch {
+		case !ever:
+			j.fail(Nonces, s.id, "%s %q is removed, which was not asked for", e.Type, name)
+		case !wanted:
+			continue
+		case u.have[name] == nil:
+			j.unknown(s, u, name)
+		}
+		of.Removed = append(of.Removed, name)
+	}
+	return &of
+}
+
+// unknown judges that there is nothing of a name that a sink asked for.
+func (j *Judge) unknown(s *stream, u *subscription, name string) {
+	k := key{u.collection, name, ""}
+	if f := j.truth[k]; f != nil && f.present && !j.started.IsZero() && f.since.Before(j.started) && !s.lacks(k, f) {
+		j.fail(HoldBeforeFirstListing, s.id, "%v is answered as missing; the registry has it since %v", k, f.since.UTC().Format(time.RFC3339Nano))
 	}
 }
 
@@ -343,6 +400,9 @@ func (j *Judge) response(e *Event) {
 		j.noise(s, u, e)
 	}
 	j.compare(s, e)
+	if u.names != nil && e.Incremental {
+		e = j.asked(s, u, e)
+	}
 	now := u.have
 	if !e.Incremental {
 		now = make(map[string]*Resource, len(e.Resources))
@@ -467,7 +527,7 @@ func (j *Judge) compare(s *stream, e *Event) {
 		return
 	}
 	slices.Sort(set)
-	all, name := sum([]byte(strings.Join(set, "\n"))), s.form+" "+e.Type+" "
+	all, name := sum([]byte(strings.Join(set, "\n"))), s.form+" "+strings.Join(s.namespaces, ",")+" "+e.Type+" "
 	if was, ok := j.sets[name+e.Version]; ok && was != all {
 		j.fail(EqualVersionsEqualBytes, s.id, "%s: version %s stands for two collections", e.Type, e.Version)
 	}
@@ -501,6 +561,9 @@ func (j *Judge) gone(s *stream, u *subscription, was *Resource) {
 }
 
 func (j *Judge) present(s *stream, u *subscription, k key, revision uint64) {
+	if s.hides(k) {
+		j.fail(NothingInvented, s.id, "%v: the view of the stream is of %v", k, s.namespaces)
+	}
 	floor := max(u.held[k], u.floor[k])
 	u.held[k] = max(revision, floor)
 	delete(u.before, k)
@@ -570,15 +633,16 @@ func (j *Judge) settled(namespaces []string) {
 		s := j.streams[id]
 		for _, url := range slices.Sorted(maps.Keys(s.subs)) {
 			u := s.subs[url]
-			if u.names != nil {
-				continue
-			}
 			if u.responses == 0 {
 				j.fail(Convergence, id, "%s: there is no response", url)
 				continue
 			}
+			if u.names != nil {
+				j.converged(s, u, func(name string) bool { return u.names[name] && among(name) })
+				continue
+			}
 			j.converged(s, u, among)
-			name := s.form + " " + url
+			name := s.form + " " + strings.Join(s.namespaces, ",") + " " + url
 			if other := same[name]; other != nil {
 				j.alike(s, u, other, among)
 			}
@@ -605,8 +669,18 @@ func (j *Judge) converged(s *stream, u *subscription, among func(string) bool) {
 	}
 }
 
-// lacks reports whether the shape of the stream has no place for a key.
+// hides reports whether the stream's view is without the namespace of a key.
+func (s *stream) hides(k key) bool {
+	namespace, _, _ := strings.Cut(k.name, "/")
+	return s.namespaces != nil && !slices.Contains(s.namespaces, namespace)
+}
+
+// lacks reports whether the view or the shape of the stream has no place for a
+// key.
 func (s *stream) lacks(k key, f *fact) bool {
+	if s.hides(k) {
+		return true
+	}
 	if s.workload {
 		return k.address != ""
 	}

@@ -54,6 +54,16 @@ func ack(stream int, url, nonce string) Event {
 	return Event{Kind: Request, Stream: stream, Type: url, Nonce: nonce}
 }
 
+// named is delta for some names.
+func named(names ...string) []Event {
+	return []Event{{Kind: Open, Stream: 1, Protocol: "delta"}, {Kind: Request, Stream: 1, Type: weType, Names: names}}
+}
+
+// ofView is delta for a view of some namespaces.
+func ofView(namespaces ...string) []Event {
+	return []Event{{Kind: Open, Stream: 1, Protocol: "delta", Namespaces: namespaces}, {Kind: Request, Stream: 1, Type: weType}}
+}
+
 func join(parts ...any) (events []Event) {
 	for _, p := range parts {
 		switch p := p.(type) {
@@ -167,6 +177,29 @@ func TestJudge(t *testing.T) {
 			truth("dc1/a", 1, false), truth("dc1/a", 2, true), truth("dc1/a", 3, false), delta(1), some("1", []Resource{res("dc1/a", "v3", 3)}), Event{Kind: End, Stream: 1},
 			Event{Kind: Open, Stream: 1, Protocol: "delta"}, Event{Kind: Request, Stream: 1, Type: weType, Versions: map[string]string{"dc1/a": "v3"}}, some("1", nil, "dc1/a"),
 		), []finding{{NoRemovalWithoutCause, 10}}},
+		{"names that are asked for, dropped and asked for again", join(
+			truth("dc1/a", 1, false), truth("dc1/b", 2, false), named("dc1/a", "dc1/c"), some("1", []Resource{a1}, "dc1/c"), ack(1, weType, "1"),
+			Event{Kind: Request, Stream: 1, Type: weType, Dropped: []string{"dc1/a"}}, truth("dc1/a", 3, false), Event{Kind: Settled},
+			Event{Kind: Request, Stream: 1, Type: weType, Names: []string{"dc1/a"}}, some("2", []Resource{res("dc1/a", "v3", 3)}), ack(1, weType, "2"), Event{Kind: Settled},
+		), nil},
+		{"a name that was asked for, and does not come", join(
+			truth("dc1/a", 1, false), truth("dc1/b", 2, false), named("dc1/a", "dc1/b"), some("1", []Resource{a1}), ack(1, weType, "1"), Event{Kind: Settled},
+		), []finding{{Convergence, 7}}},
+		{"a name that was not asked for", join(
+			truth("dc1/a", 1, false), truth("dc1/b", 2, false), named("dc1/b"), some("1", []Resource{a1}),
+		), []finding{{Nonces, 5}}},
+		{"a name that is answered as missing", join(
+			truth("dc1/a", 1, false), Event{Kind: Start}, named("dc1/a"), some("1", nil, "dc1/a"),
+		), []finding{{HoldBeforeFirstListing, 5}}},
+		{"a name that goes without cause", join(
+			truth("dc1/a", 1, false), named("dc1/a"), some("1", []Resource{a1}), ack(1, weType, "1"), some("2", nil, "dc1/a"),
+		), []finding{{NoRemovalWithoutCause, 6}}},
+		{"a view without what it does not select", join(
+			truth("dc1/a", 1, false), truth("dc2/b", 2, false), Event{Kind: Start}, ofView("dc1"), some("1", []Resource{a1}), ack(1, weType, "1"), Event{Kind: Settled},
+		), nil},
+		{"a view with what it does not select", join(
+			truth("dc1/a", 1, false), truth("dc2/b", 2, false), ofView("dc1"), some("1", []Resource{a1, res("dc2/b", "w2", 2)}),
+		), []finding{{NothingInvented, 5}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var recording []byte
