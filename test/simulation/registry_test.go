@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -170,6 +171,18 @@ func (r *registry) names() []id {
 
 // set changes or removes an item: the truth first, then the plugin's set.
 func (r *registry) set(n id, i item, absent bool) {
+	if isShared(n.name) {
+		if absent {
+			delete(r.items, n)
+		} else {
+			r.items[n] = i
+		}
+		r.w.share()
+		if p := r.running(); p != nil {
+			p.changed(n)
+		}
+		return
+	}
 	r.w.revision++
 	i.revision = r.w.revision
 	e := &verify.Event{Kind: verify.Truth, Collection: n.collection, Name: n.name, Service: i.service, Revision: i.revision, Absent: absent}
@@ -288,26 +301,46 @@ func visibleService(r *registry, n id) bool {
 // upsert encodes an item with its revision.
 func upsert(n id, i item) *pluginv1.Upsert {
 	meta := testresource.Named(n.name)
-	label := map[string]string{verify.RevisionLabel: strconv.FormatUint(i.revision, 10)}
+	var label map[string]string
+	if !isShared(n.name) { // what comes and goes with a conflict is as old as before
+		label = map[string]string{verify.RevisionLabel: strconv.FormatUint(i.revision, 10)}
+	}
 	var body proto.Message
 	u := &pluginv1.Upsert{Service: i.service}
 	if n.collection == serviceEntry {
 		u.Service, meta.Labels = n.name, label
 		body = &networking.ServiceEntry{
-			Hosts: []string{n.name[len("ns0/"):] + ".example.org"}, Resolution: networking.ServiceEntry_STATIC, Location: networking.ServiceEntry_MESH_INTERNAL,
+			Hosts: []string{hostOf(n.name)}, Resolution: networking.ServiceEntry_STATIC, Location: networking.ServiceEntry_MESH_INTERNAL,
 			Ports: []*networking.ServicePort{{Number: 80, Name: "http", Protocol: "HTTP"}},
 		}
 	} else {
-		body = &networking.WorkloadEntry{Address: i.address, Labels: label}
+		body = &networking.WorkloadEntry{Address: strings.TrimSuffix(i.address, port), Ports: map[string]uint32{"http": 8080}, Labels: label}
 	}
 	u.Resource = testresource.Encode(meta, body)
 	return u
+}
+
+// instances is how many a service has at most.
+const instances = 5
+
+// port is that of each instance.
+const port = ":8080"
+
+// address returns that of an instance.
+func (r *registry) address(service string, number int) string {
+	if isShared(service) && number == 0 {
+		return "10.9.0.1" + port // every registry has it
+	}
+	return fmt.Sprintf("10.%d.%d.%d%s", r.name[2], service[len("dc0/s")], number+1, port)
 }
 
 // churn makes one random change.
 func (r *registry) churn() {
 	rand := r.w.rand
 	service := id{serviceEntry, fmt.Sprintf("%s/s%d-%s", r.name, rand.IntN(6), r.name)}
+	if rand.IntN(8) == 0 {
+		service.name = r.name + "/" + sharedHosts[rand.IntN(len(sharedHosts))]
+	}
 	_, there := r.items[service]
 	switch n := rand.IntN(20); {
 	case !there:
@@ -317,11 +350,11 @@ func (r *registry) churn() {
 	case n == 1:
 		r.set(service, item{}, false)
 	default:
-		number := rand.IntN(5)
+		number := rand.IntN(instances)
 		instance := id{workloadEntry, fmt.Sprintf("%s-%d", service.name, number)}
 		i, there := r.items[instance]
 		if !there {
-			i = item{service: service.name, address: fmt.Sprintf("10.%d.%d.%d", r.name[2], service.name[len(r.name)+2], number+1)}
+			i = item{service: service.name, address: r.address(service.name, number)}
 		}
 		r.set(instance, i, there && rand.IntN(3) == 0)
 	}

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
+	"github.com/isthmus-mesh/isthmus/server/stream"
+	"github.com/isthmus-mesh/isthmus/server/view"
 	"github.com/isthmus-mesh/isthmus/server/wire"
 	"github.com/isthmus-mesh/isthmus/verify"
 )
@@ -109,6 +111,10 @@ type sink struct {
 	types    []string
 	// permits: MCP, incremental responses.
 	permits bool
+	filter  *view.Filter // of its view, nil is all
+	names   bool         // it subscribes to names, not to all
+
+	want map[string][]string // names by type, sorted
 
 	stream  int // 0 while not connected
 	pipe    *pipe
@@ -145,6 +151,9 @@ func (s *sink) connect() {
 	s.stream = w.streams
 	ctx, cancel := context.WithCancel(w.bridge.ctx)
 	s.cancel = cancel
+	if s.filter != nil {
+		ctx = stream.WithGrant(ctx, func() ([]view.Filter, <-chan struct{}) { return []view.Filter{*s.filter}, nil })
+	}
 	s.pipe = &pipe{ctx: ctx, requests: make(chan []byte, 1000)}
 	s.answers, s.last, s.stalled = nil, answer{}, false
 	name := map[string]string{"sotw": sotwMethod, "delta": deltaMethod, "mcp": mcpMethod}[s.protocol]
@@ -157,14 +166,48 @@ func (s *sink) connect() {
 		_ = m.handler(m.implementation, p)
 		cancel()
 	})
-	w.add(&verify.Event{Kind: verify.Open, Stream: s.stream, Protocol: s.protocol, Shape: s.shape, Form: s.profile})
+	open := &verify.Event{Kind: verify.Open, Stream: s.stream, Protocol: s.protocol, Shape: s.shape, Form: s.profile}
+	if s.filter != nil { // a registry is a namespace
+		open.Namespaces = slices.Concat(s.filter.Registries, s.filter.Namespaces)
+	}
+	w.add(open)
 	for _, url := range s.types {
 		var versions map[string]string
 		if s.protocol == "delta" || s.permits {
 			versions = s.have[url]
 		}
-		s.request(&verify.Event{Type: url, Versions: versions})
+		e := &verify.Event{Type: url, Versions: versions}
+		if s.names {
+			if len(s.want[url]) == 0 {
+				s.want[url] = []string{s.w.anyName(url)} // without a name it would be all
+			}
+			e.Names = s.want[url]
+		}
+		s.request(e)
 	}
+}
+
+// ask subscribes to a name, or unsubscribes from one; one at least stays.
+func (s *sink) ask() {
+	if s.pipe == nil || !s.names {
+		return
+	}
+	rand := s.w.rand
+	url := s.types[rand.IntN(len(s.types))]
+	want := s.want[url]
+	if len(want) > 1 && rand.IntN(3) == 0 {
+		n := rand.IntN(len(want))
+		name := want[n]
+		s.want[url] = slices.Delete(slices.Clone(want), n, n+1)
+		delete(s.have[url], name)
+		s.request(&verify.Event{Type: url, Dropped: []string{name}})
+		return
+	}
+	name := s.w.anyName(url) // again, perhaps
+	if n, there := slices.BinarySearch(want, name); !there {
+		s.want[url] = slices.Insert(slices.Clone(want), n, name)
+	}
+	s.request(&verify.Event{Type: url, Names: []string{name}})
 }
 
 // disconnect ends the stream.
@@ -195,7 +238,7 @@ func (s *sink) request(e *verify.Event) {
 	case "sotw":
 		m = &discovery.DiscoveryRequest{Node: node, TypeUrl: e.Type, ResponseNonce: e.Nonce, ErrorDetail: refusal, VersionInfo: e.Version}
 	case "delta":
-		m = &discovery.DeltaDiscoveryRequest{Node: node, TypeUrl: e.Type, ResponseNonce: e.Nonce, ErrorDetail: refusal, InitialResourceVersions: e.Versions}
+		m = &discovery.DeltaDiscoveryRequest{Node: node, TypeUrl: e.Type, ResponseNonce: e.Nonce, ErrorDetail: refusal, InitialResourceVersions: e.Versions, ResourceNamesSubscribe: e.Names, ResourceNamesUnsubscribe: e.Dropped}
 	default:
 		req := &mcpv1.RequestResources{
 			SinkNode: &mcpv1.SinkNode{Id: "model"}, Collection: e.Type, ResponseNonce: e.Nonce,
@@ -260,7 +303,9 @@ func (s *sink) handle(e *verify.Event) {
 	}
 	// What is refused is taken nevertheless: in delta it is not sent again.
 	for i := range e.Resources {
-		s.have[e.Type][e.Resources[i].Name] = e.Resources[i].Version
+		if name := e.Resources[i].Name; !s.names || slices.Contains(s.want[e.Type], name) {
+			s.have[e.Type][name] = e.Resources[i].Version
+		}
 	}
 	for _, name := range e.Removed {
 		delete(s.have[e.Type], name)

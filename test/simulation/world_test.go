@@ -43,7 +43,9 @@ type world struct {
 	starts     int
 	saved      time.Time // what the registries have since then is on disk
 	began      time.Time
+	back       time.Duration // how far the clock was set back
 	violations []verify.Violation
+	shared     map[served]bool // of the hosts that several registries have
 
 	disk    bool // the bridge has a last good state
 	protect state.Protect
@@ -61,12 +63,15 @@ type bridge struct {
 	host     *supervisor.Host
 }
 
+// now returns the time of the judge, whose clock is never set back.
+func (w *world) now() time.Time { return time.Now().Add(w.back).UTC() }
+
 // add judges and records an event.
 func (w *world) add(e *verify.Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
-	e.Time = e.Time.UTC()
+	e.Time = e.Time.Add(w.back).UTC()
 	w.violations = append(w.violations, w.judge.Add(e)...)
 	var err error
 	if w.recording, err = e.Append(w.recording); err != nil {
@@ -91,7 +96,7 @@ func (w *world) start(since time.Time) {
 	log, metrics := slog.New(slog.DiscardHandler), prometheus.NewRegistry()
 	b := &bridge{services: services{}, dir: filepath.Join(w.dir, fmt.Sprintf("state%d", w.starts))}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
-	options := state.Options{Tombstones: 8, Registries: map[string]state.RegistryOptions{}}
+	options := state.Options{Tombstones: 8, Conflicts: conflictRules, Registries: map[string]state.RegistryOptions{}}
 	var names []string
 	for _, r := range w.registries {
 		names = append(names, r.name)
@@ -219,8 +224,8 @@ func (w *world) collect() {
 		}
 		slices.SortStableFunc(got, func(a, b *verify.Event) int { return a.Time.Compare(b.Time) })
 		for _, e := range got {
-			w.add(e)
 			of[e].handle(e)
+			w.add(e)
 		}
 		for _, s := range w.sinks {
 			s.answer()
@@ -292,6 +297,8 @@ func (w *world) step() {
 		s.repeat()
 	case n < 684:
 		r.shrink()
+	case n < 704:
+		s.ask()
 	case n < 800:
 		w.pass(w.moment(20 * time.Second))
 	default:
@@ -321,19 +328,26 @@ func (w *world) restart() {
 			return // without the disk an empty answer is all that the next one knows
 		}
 	}
+	w.end()
+	w.pass(w.moment(5 * time.Second))
+	w.again()
+}
+
+// end ends the bridge, in an orderly manner or not.
+func (w *world) end() {
 	crash, keep := w.rand.IntN(2) == 0, func(int64) int64 { return 0 }
-	since := time.Now()
-	if w.disk {
-		if crash && w.rand.IntN(2) == 0 {
-			keep = func(size int64) int64 { return w.rand.Int64N(size + 1) }
-			w.saved = w.began.Add(-time.Hour)
-		}
-		since = w.saved
+	if w.disk && crash && w.rand.IntN(2) == 0 {
+		keep = func(size int64) int64 { return w.rand.Int64N(size + 1) }
+		w.saved = w.began.Add(-time.Hour)
 	}
 	w.stop(crash, keep)
-	w.pass(w.moment(5 * time.Second))
+}
+
+// again starts a bridge with what is on disk.
+func (w *world) again() {
+	since := w.saved
 	if !w.disk {
-		since = time.Now()
+		since = w.now()
 	}
 	w.start(since)
 }
@@ -396,7 +410,7 @@ func (w *world) heal() {
 		w.pass(w.moment(4 * time.Second))
 	}
 	w.add(&verify.Event{Kind: verify.Settled})
-	w.saved = time.Now()
+	w.saved = w.now()
 }
 
 // result is what came of a seed.
@@ -408,60 +422,82 @@ type result struct {
 }
 
 // simulate runs a seed: some eras of faults, each of which ends with a
-// recovery.
-func simulate(t *testing.T, seed uint64, eras, steps int) (res result) {
-	dir := stateDir(t)
-	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, rand: rand.New(rand.NewPCG(seed, 13)), dir: dir, judge: verify.New(), began: time.Now()}
-		w.disk = w.rand.IntN(3) > 0
-		if w.rand.IntN(3) > 0 {
-			w.protect = state.Protect{MinShare: 0.5, MinServices: 4, Hold: 10 * time.Minute}
-			if w.rand.IntN(2) == 0 {
-				w.protect.Service = state.ProtectService{MinShare: 0.3, MinEndpoints: 4}
-			}
-		}
-		for n := range 1 + w.rand.IntN(3) {
-			w.registries = append(w.registries, &registry{w: w, name: fmt.Sprintf("dc%d", n), items: map[id]item{}})
-		}
-		const se, we, gw = "networking.istio.io/v1/ServiceEntry", "networking.istio.io/v1/WorkloadEntry", "networking.istio.io/v1/Gateway"
-		istiod := []string{"core/v1alpha1/MeshConfig", gw, se, "extensions.istio.io/v1alpha1/TrafficExtension", we, "networking.istio.io/v1/WorkloadGroup"}
-		legacy := []string{"istio/networking/v1alpha3/serviceentries"}
-		for _, s := range []*sink{
-			{protocol: "sotw", profile: "istio-1.30", types: istiod},
-			{protocol: "sotw", types: []string{se, we}},
-			{protocol: "delta", types: []string{se, we}},
-			{protocol: "delta", shape: "inline", types: []string{se}},
-			{protocol: "delta", types: []string{we, se}},
-			{protocol: "mcp", types: legacy},
-			{protocol: "mcp", profile: "incremental", types: legacy, permits: true},
-		} {
-			s.w, s.have = w, map[string]map[string]string{}
-			w.sinks = append(w.sinks, s)
-		}
-		w.saved = w.began
-		for _, r := range w.registries {
-			for range 60 {
-				r.churn()
-			}
-		}
-		w.pass(w.moment(time.Second))
-		w.start(time.Time{})
-		for range eras {
-			for range steps {
-				w.step()
+// recovery. After half of them, while the bridge is not running, the clock is
+// set back to the begin: what is on disk is from a time to come.
+func simulate(t *testing.T, seed uint64, eras, steps int) result {
+	w := &world{rand: rand.New(rand.NewPCG(seed, 13)), dir: stateDir(t), judge: verify.New()}
+	half := func(eras int, start, end func()) {
+		synctest.Test(t, func(t *testing.T) { // its clock begins anew
+			w.t = t
+			began := time.Now()
+			start()
+			for range eras {
+				for range steps {
+					w.step()
+					if len(w.violations) > 0 {
+						break
+					}
+				}
 				if len(w.violations) > 0 {
 					break
 				}
+				w.heal()
 			}
-			if len(w.violations) > 0 {
-				break
+			end()
+			for _, r := range w.registries {
+				r.plugin = nil // and its channels
 			}
-			w.heal()
+			w.back += time.Since(began)
+		})
+	}
+	half(eras/2, w.set, w.end)
+	if len(w.violations) == 0 {
+		half(eras-eras/2, w.again, func() { w.stop(false, func(int64) int64 { return 0 }) })
+	}
+	return result{w.recording, w.violations, w.back, w.judge.Events()}
+}
+
+// set makes the registries and the sinks, and starts the bridge.
+func (w *world) set() {
+	w.began = time.Now().UTC()
+	w.disk = w.rand.IntN(3) > 0
+	if w.rand.IntN(3) > 0 {
+		w.protect = state.Protect{MinShare: 0.5, MinServices: 4, Hold: 10 * time.Minute}
+		if w.rand.IntN(2) == 0 {
+			w.protect.Service = state.ProtectService{MinShare: 0.3, MinEndpoints: 4}
 		}
-		w.stop(false, func(int64) int64 { return 0 })
-		res = result{w.recording, w.violations, time.Since(w.began), w.judge.Events()}
-	})
-	return res
+	}
+	for n := range 1 + w.rand.IntN(3) {
+		w.registries = append(w.registries, &registry{w: w, name: fmt.Sprintf("dc%d", n), items: map[id]item{}})
+	}
+	const se, we, gw = "networking.istio.io/v1/ServiceEntry", "networking.istio.io/v1/WorkloadEntry", "networking.istio.io/v1/Gateway"
+	istiod := []string{"core/v1alpha1/MeshConfig", gw, se, "extensions.istio.io/v1alpha1/TrafficExtension", we, "networking.istio.io/v1/WorkloadGroup"}
+	legacy := []string{"istio/networking/v1alpha3/serviceentries"}
+	for _, s := range []*sink{
+		{protocol: "sotw", profile: "istio-1.30", types: istiod},
+		{protocol: "sotw", types: []string{se, we}},
+		{protocol: "delta", types: []string{se, we}},
+		{protocol: "delta", shape: "inline", types: []string{se}},
+		{protocol: "delta", types: []string{we, se}},
+		{protocol: "mcp", types: legacy},
+		{protocol: "mcp", profile: "incremental", types: legacy, permits: true},
+		{protocol: "sotw", types: []string{se, we}, filter: &view.Filter{Registries: []string{"dc0"}}},
+		{protocol: "delta", types: []string{se, we}, filter: &view.Filter{Namespaces: []string{"dc1", "dc2"}}},
+		{protocol: "delta", types: []string{se, we}, names: true},
+		{protocol: "delta", shape: "inline", types: []string{se}, names: true},
+	} {
+		s.w, s.have, s.want = w, map[string]map[string]string{}, map[string][]string{}
+		w.sinks = append(w.sinks, s)
+	}
+	w.saved = w.began
+	w.introduce()
+	for _, r := range w.registries {
+		for range 60 {
+			r.churn()
+		}
+	}
+	w.pass(w.moment(time.Second))
+	w.start(time.Time{})
 }
 
 // stateDir returns a directory for the last good state, in memory if there is
