@@ -109,15 +109,21 @@ func TestFaults(t *testing.T) {
 		for _, g := range gates {
 			g.Open(t)
 		}
+		j := newJudged(t)
+		j.tell("dc1", true, append(bystanders(20), web(1), other)...) // merged
+		j.start(time.Time{})
 		bridge := testenv.StartIsthmus(t, consulBlock("dc1", gates[0].Addr, "")+consulBlock("dc2", gates[1].Addr, "")+
 			"conflicts: [{hosts: [web.service.consul], policy: merge, weights: {dc1: 90, dc2: 10}}]\n")
+		j.follow(bridge)
 		bridge.WaitReady(t)
+		saved := time.Now()
 		_, before := bridge.Get(t, "/api/v1/resources?limit=1000&body=true")
 		_, services := bridge.Get(t, "/api/v1/services?limit=1000")
 		bridge.Stop(t)
 		for _, g := range gates {
 			g.Shut()
 		}
+		j.start(saved)
 		bridge.Restart(t)
 		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		istiod.WaitReady(t)
@@ -147,6 +153,7 @@ func TestFaults(t *testing.T) {
 		gates[0].Open(t)
 		retryNow(t, bridge, "dc1")
 		bridge.WaitPhase(t, "dc1", "live")
+		j.tell("dc1", true, web(3))
 		first.Register(t, web(3))
 		waitShards(t, istiod, shardsOf(append(bystanders(20), web(1), web(3), other)...))
 		gates[1].Open(t)
@@ -154,6 +161,7 @@ func TestFaults(t *testing.T) {
 		bridge.WaitPhase(t, "dc2", "live")
 		waitShown(t, bridge, "the end of it", shown{code: http.StatusOK, readyz: []string{`^ready\n$`}, metrics: []string{"!^isthmus_registry_restored_timestamp_seconds"}})
 		waitShards(t, istiod, shardsOf(append(bystanders(20), web(1), web(3), other)...))
+		j.settle()
 	})
 
 	t.Run("start with a required and an optional registry down", func(t *testing.T) {
@@ -161,6 +169,9 @@ func TestFaults(t *testing.T) {
 		first.Register(t, bystanders(5)...)
 		second.Register(t, web(1))
 		required, optional := testenv.NewGate(t, first.Addr), testenv.NewGate(t, second.Addr)
+		j := newJudged(t)
+		j.tell("dc1", true, bystanders(5)...)
+		j.start(time.Time{})
 		bridge := testenv.StartIsthmus(t, consulBlock("dc1", required.Addr, "")+consulBlock("dc2", optional.Addr, ", required: false"))
 		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		bridge.WaitSink(t, "ServiceEntry", "held")
@@ -178,6 +189,7 @@ func TestFaults(t *testing.T) {
 			t.Error("istiod is ready while a required registry holds its types")
 		}
 
+		j.follow(bridge)
 		required.Open(t)
 		istiod.WaitReady(t)
 		waitShards(t, istiod, shardsOf(bystanders(5)...))
@@ -186,18 +198,27 @@ func TestFaults(t *testing.T) {
 			readyz:  []string{`^ready$`, `^registry dc2: optional, and served without it: .*connection refused`},
 			metrics: []string{`^isthmus_held\{` + seTypes + `\} 0$`},
 		})
+		j.settle()
+		j.tell("dc2", true, web(1))
 		optional.Open(t)
 		waitShards(t, istiod, shardsOf(append(bystanders(5), web(1))...))
+		j.settle()
 		waitShown(t, bridge, "the end of it", shown{code: http.StatusOK, readyz: []string{`^ready\n$`}})
 	})
 
 	t.Run("start with an empty Consul where there was a full one", func(t *testing.T) {
 		consul := testenv.StartConsul(t, testenv.ConsulConfig{})
 		consul.Register(t, bystanders(20)...)
+		j := newJudged(t)
+		j.tell(registryName, true, bystanders(20)...)
+		j.start(time.Time{})
 		bridge := testenv.StartIsthmus(t, consulBlock(registryName, consul.Addr, ""))
+		j.follow(bridge)
 		bridge.WaitReady(t)
+		saved := time.Now()
 		bridge.Stop(t)
 		consul.RestartEmpty(t)
+		j.start(saved)
 		bridge.Restart(t)
 		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		istiod.WaitReady(t)
@@ -220,11 +241,14 @@ func TestFaults(t *testing.T) {
 			return fmt.Sprintf("%+v", p), p != nil && p.Endpoints == 3*8
 		})
 		waitShards(t, istiod, shardsOf(bystanders(20)...))
+		j.settle() // nothing went
+		j.gone(registryName, bystanders(20)[3*12:]...)
 		bridge.Decide(t, "accept", registryName)
 		waitShards(t, istiod, shardsOf(bystanders(12)...))
 		waitShown(t, bridge, "the end of it", shown{
 			code: http.StatusOK, readyz: []string{`^ready\n$`}, metrics: []string{`^isthmus_registry_protected\{registry="dc1"\} 0$`, `^isthmus_registry_kept\{registry="dc1"\} 0$`},
 		})
+		j.settle()
 	})
 
 	failing := func(reason string) shown {
@@ -243,8 +267,13 @@ func TestFaults(t *testing.T) {
 		consul.Register(t, web(1))
 		gate := testenv.NewGate(t, consul.Addr)
 		gate.Open(t)
+		j := newJudged(t)
+		j.tell(registryName, true, web(1))
+		j.start(time.Time{})
 		bridge := testenv.StartIsthmus(t, consulBlock(registryName, gate.Addr, "")+fmt.Sprintf("state: {dir: %q}\n", filepath.Join(dir, "state")))
+		j.follow(bridge)
 		bridge.WaitReady(t)
+		saved := time.Now()
 		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		istiod.WaitReady(t)
 		bridge.Stop(t)
@@ -252,18 +281,22 @@ func TestFaults(t *testing.T) {
 		if err := os.WriteFile(filler, make([]byte, 256<<10), 0o600); !errors.Is(err, syscall.ENOSPC) {
 			t.Fatalf("fill the disk: %v", err)
 		}
+		j.start(saved)
 		bridge.Restart(t)
 		bridge.WaitPhase(t, registryName, "live")
 		// More than the rest of a page, which the file has already.
 		const services = 100
+		j.tell(registryName, true, bystanders(services)...)
 		consul.Register(t, bystanders(services)...)
 		all := shardsOf(append(bystanders(services), web(1))...)
 		waitShards(t, istiod, all)
 		waitShown(t, bridge, "a full disk", failing("no space left on device"))
 
 		// A restart has what was written last, and removes nothing in istiod.
+		j.settle()
 		gate.Shut()
 		bridge.Kill9()
+		j.start(saved)
 		bridge.Restart(t)
 		bridge.WaitPhase(t, registryName, "restored")
 		if got, want := bridge.Endpoints(t), map[string]int{"dc1/web": 1}; !maps.Equal(got, want) {
@@ -276,15 +309,19 @@ func TestFaults(t *testing.T) {
 		if err := os.Remove(filler); err != nil {
 			t.Fatal(err)
 		}
+		saved = time.Now()
+		j.settle()
 		waitShown(t, bridge, "room on the disk", written)
 		gate.Shut()
 		bridge.Kill9()
+		j.start(saved)
 		bridge.Restart(t)
 		bridge.WaitPhase(t, registryName, "restored")
 		waitShards(t, istiod, all)
 		if n := len(bridge.Endpoints(t)); n != services+1 {
 			t.Errorf("%d services are restored, want %d", n, services+1)
 		}
+		j.settle()
 	})
 
 	t.Run("the disk of state.dir is read-only", func(t *testing.T) {
@@ -293,11 +330,17 @@ func TestFaults(t *testing.T) {
 		consul.Register(t, bystanders(5)...)
 		gate := testenv.NewGate(t, consul.Addr)
 		gate.Open(t)
+		j := newJudged(t)
+		j.tell(registryName, true, bystanders(5)...)
+		j.start(time.Time{})
 		bridge := testenv.StartIsthmus(t, consulBlock(registryName, gate.Addr, "")+fmt.Sprintf("state: {dir: %q}\n", filepath.Join(dir, "state")))
+		j.follow(bridge)
 		bridge.WaitReady(t)
+		saved := time.Now()
 		bridge.Stop(t)
 		gate.Shut()
 		remount(true)
+		j.start(saved)
 		bridge.Restart(t)
 		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		istiod.WaitReady(t)
@@ -306,10 +349,12 @@ func TestFaults(t *testing.T) {
 		waitShown(t, bridge, "a read-only disk", failing("read-only file system"))
 		gate.Open(t)
 		bridge.WaitPhase(t, registryName, "live")
+		j.tell(registryName, true, web(1))
 		consul.Register(t, web(1))
 		waitShards(t, istiod, shardsOf(append(bystanders(5), web(1))...))
 		remount(false)
 		waitShown(t, bridge, "a disk that can be written to", written)
+		j.settle()
 	})
 
 	t.Run("kill -9 under churn", func(t *testing.T) {
@@ -317,7 +362,14 @@ func TestFaults(t *testing.T) {
 		gate := testenv.NewGate(t, consul.Addr)
 		gate.Open(t)
 		consul.Register(t, bystanders(20)...)
+		j := newJudged(t)
+		j.tell(registryName, true, bystanders(20)...)
+		// The service web comes and goes with its first and last instance.
+		j.tell(registryName, true, web(1))
+		j.gone(registryName, web(1))
+		j.start(time.Time{})
 		bridge := testenv.StartIsthmus(t, consulBlock(registryName, gate.Addr, ""))
+		j.follow(bridge)
 		bridge.WaitReady(t)
 		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
 		istiod.WaitReady(t)
@@ -329,8 +381,10 @@ func TestFaults(t *testing.T) {
 			for range steps {
 				n := step%40 + 1
 				if there[n] = !there[n]; there[n] {
+					j.tell(registryName, true, web(n))
 					consul.Register(t, web(n))
 				} else {
+					j.tell(registryName, false, web(n))
 					consul.Deregister(t, web(n).ID)
 				}
 				step++
@@ -348,6 +402,7 @@ func TestFaults(t *testing.T) {
 			bridge.Kill9()
 			churn(7)
 			testwait.Gone(t, testenv.Patience, plugin)
+			j.start(listed)
 			bridge.Restart(t)
 			churn(7)
 			waitShown(t, bridge, "what was restored", shown{code: http.StatusOK, log: []string{`msg="restored; served until the first listing is complete"`}})
@@ -369,6 +424,7 @@ func TestFaults(t *testing.T) {
 			}
 		}
 		waitShards(t, istiod, shardsOf(want...))
+		j.settle()
 		waitShown(t, bridge, "the end of it", shown{
 			code: http.StatusOK, readyz: []string{`^ready\n$`}, metrics: []string{`^isthmus_state_failing 0$`, `!^isthmus_state_errors_total\{op="read"\} [1-9]`},
 		})

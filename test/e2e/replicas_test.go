@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/verify"
 )
 
 // replicaTypes are what the sink of the replicas follows.
@@ -32,8 +33,16 @@ type held struct {
 
 // replicaSink is a delta sink that can move from one bridge to another.
 type replicaSink struct {
-	t    *testing.T
-	held held
+	t     *testing.T
+	held  held
+	judge *replicaJudge
+}
+
+// replicaJudge judges what any sink of the replicas receives. It is of one
+// goroutine, as the sinks are.
+type replicaJudge struct {
+	*verify.Judge
+	streams int
 }
 
 // visit connects to a bridge with what the sink holds, and takes what comes
@@ -47,10 +56,24 @@ func (s *replicaSink) visit(client discovery.AggregatedDiscoveryServiceClient, d
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	for _, url := range replicaTypes {
-		if err := stream.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: url, InitialResourceVersions: s.held.versions[url]}); err != nil {
+	s.judge.streams++
+	id := s.judge.streams
+	add := func(e *verify.Event) {
+		e.Stream, e.Time = id, time.Now()
+		for _, v := range s.judge.Add(e) {
+			s.t.Error(v)
+		}
+	}
+	send := func(r *discovery.DeltaDiscoveryRequest) {
+		add(verify.DeltaRequest(r))
+		if err := stream.Send(r); err != nil {
 			s.t.Fatal(err)
 		}
+	}
+	add(&verify.Event{Kind: verify.Open, Protocol: "delta"})
+	defer add(&verify.Event{Kind: verify.End})
+	for _, url := range replicaTypes {
+		send(&discovery.DeltaDiscoveryRequest{TypeUrl: url, InitialResourceVersions: s.held.versions[url]})
 	}
 	answered := map[string]bool{}
 	for len(answered) < len(replicaTypes) || !done() {
@@ -58,6 +81,7 @@ func (s *replicaSink) visit(client discovery.AggregatedDiscoveryServiceClient, d
 		if err != nil {
 			s.t.Fatalf("the sink has %d and %d resources: %v", len(s.held.versions[replicaTypes[0]]), len(s.held.versions[replicaTypes[1]]), err)
 		}
+		add(verify.Delta(r))
 		url := r.GetTypeUrl()
 		answered[url] = true
 		if s.held.versions[url] == nil {
@@ -73,15 +97,13 @@ func (s *replicaSink) visit(client discovery.AggregatedDiscoveryServiceClient, d
 			delete(s.held.bodies[url], name)
 			gone++
 		}
-		if err := stream.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: url, ResponseNonce: r.GetNonce()}); err != nil {
-			s.t.Fatal(err)
-		}
+		send(&discovery.DeltaDiscoveryRequest{TypeUrl: url, ResponseNonce: r.GetNonce()})
 	}
 	return came, gone
 }
 
-func newReplicaSink(t *testing.T) *replicaSink {
-	return &replicaSink{t: t, held: held{map[string]map[string]string{}, map[string]map[string]string{}}}
+func newReplicaSink(t *testing.T, j *replicaJudge) *replicaSink {
+	return &replicaSink{t: t, held: held{map[string]map[string]string{}, map[string]map[string]string{}}, judge: j}
 }
 
 // Two bridges over the same registries, which list in an order of their own
@@ -147,6 +169,9 @@ spec:
 		clients[i] = discovery.NewAggregatedDiscoveryServiceClient(conn)
 	}
 
+	// One validator for both: versions of one are those of the other.
+	judge := &replicaJudge{Judge: verify.New()}
+
 	// settled follows both until they agree.
 	settled := func(when string) *replicaSink {
 		t.Helper()
@@ -154,7 +179,7 @@ spec:
 		testenv.Eventually(t, time.Minute, "the replicas agree "+when, func() (string, bool) {
 			sinks := make([]*replicaSink, len(clients))
 			for i, c := range clients {
-				sinks[i] = newReplicaSink(t)
+				sinks[i] = newReplicaSink(t, judge)
 				sinks[i].visit(c, func() bool { return true })
 			}
 			s = sinks[0]
