@@ -40,9 +40,9 @@ type Event struct {
 
 	// Of Open: the protocol, "sotw", "delta" or "mcp"; the shape that the sink
 	// selects, "inline" or "workload", or "" for the default of the protocol;
-	// a name for what else decides the bytes of a resource, such as the profile;
-	// and the namespaces that the stream's view has, none is all. Streams equal
-	// in all of these receive the same bytes.
+	// a name for what else decides the bytes of a resource, such as the
+	// profile; and the namespaces that the stream's view has, none is all.
+	// Streams equal in all of these receive the same bytes.
 	Protocol   string   `json:"protocol,omitempty"`
 	Shape      string   `json:"shape,omitempty"`
 	Form       string   `json:"form,omitempty"`

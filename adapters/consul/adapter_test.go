@@ -755,7 +755,12 @@ func TestManyServices(t *testing.T) {
 
 		// An outage of all of them is one sentence, and its end another.
 		f.setDown(errRefused)
-		time.Sleep(5 * time.Minute)
+		time.Sleep(time.Minute)
+		before := f.tried()
+		time.Sleep(4 * time.Minute)
+		if tries := f.tried() - before; tries > n/2 {
+			t.Errorf("%d requests in 4 minutes of an outage of %d services; the listing finds its end for all", tries, n)
+		}
 		f.setDown(nil)
 		// The listing is tried every 5 s at most, and its return wakes all
 		// others.

@@ -46,6 +46,7 @@ type fakeConsul struct {
 	// down makes every request fail, those that wait too, without an answer:
 	// err is what the client sees.
 	down  error
+	tries int            // requests that failed for it
 	calls map[string]int // by path
 	// cuts counts the times that what waited was cut off, and cutting is the
 	// path that the last one was about, "" for all.
@@ -129,6 +130,13 @@ func (f *fakeConsul) replace(index uint64) {
 func (f *fakeConsul) setDown(err error) { f.change(func() { f.down = err }) }
 func (f *fakeConsul) setAnswer(fn func(w http.ResponseWriter, r *http.Request) bool) {
 	f.change(func() { f.answer = fn })
+}
+
+// tried returns how many requests failed because of setDown.
+func (f *fakeConsul) tried() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.tries
 }
 
 // cut breaks the connections of the requests that wait, those to one path or
@@ -334,6 +342,9 @@ func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	down := d.f.down
 	d.f.now++
 	d.f.most = max(d.f.most, d.f.now)
+	if down != nil {
+		d.f.tries++
+	}
 	d.f.mu.Unlock()
 	defer func() {
 		d.f.mu.Lock()

@@ -74,6 +74,9 @@ type scope struct {
 	epoch uint64
 	// lastOutage is when the registry last became unreachable, or reachable.
 	lastOutage time.Time
+	// lost is set while the listing fails with an outage: its retries find the
+	// end of it for all watches.
+	lost bool
 	// back is closed and replaced when the scope is reachable again.
 	back chan struct{}
 	// poke cancels the listing query in progress; nil if there is none.
@@ -179,6 +182,7 @@ func (s *scope) run(ctx context.Context) {
 			}
 			index, broken, away = 0, true, away || f.outage
 			s.newEpoch(f.outage)
+			s.setLost(f.outage)
 			s.limited(f, nil, nil)
 			s.state.set(s.id, f)
 			if !plugin.Pause(ctx, retry.Next(), nil) {
@@ -581,10 +585,23 @@ func (s *scope) newEpoch(outage bool) {
 	s.clients.turns.do(func(p *plan) []*turn { return p.askAll(s.number) })
 }
 
+func (s *scope) setLost(lost bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lost = lost
+}
+
+func (s *scope) isLost() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lost
+}
+
 // announceBack wakes the watches that wait to retry.
 func (s *scope) announceBack() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.lost = false
 	close(s.back)
 	s.back = make(chan struct{})
 }

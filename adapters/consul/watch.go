@@ -441,6 +441,10 @@ func (w *watch) fault(f *fault) {
 	w.s.state.set(w.id, f)
 }
 
+// lostRetry is when a watch asks again while the listing fails, too: the
+// listing retries for all watches, and its success ends their waits.
+const lostRetry = 10 * time.Minute
+
 // failed records an error and waits until the next retry, or until the scope is
 // reachable again. It returns false once ctx has ended.
 func (w *watch) failed(ctx context.Context, err error, back <-chan struct{}) bool {
@@ -464,5 +468,9 @@ func (w *watch) failed(ctx context.Context, err error, back <-chan struct{}) boo
 		// concern them.
 		back = nil
 	}
-	return plugin.Pause(ctx, w.retry.Next(), back)
+	wait := w.retry.Next()
+	if f.outage && back != nil && w.s.isLost() {
+		wait = plugin.Jitter(lostRetry)
+	}
+	return plugin.Pause(ctx, wait, back)
 }
