@@ -126,18 +126,18 @@ mutation: ## plant defects, look whether the validator finds them, write docs/mu
 	$(GO) test -count=1 -run '^TestMutations$$' -timeout 2h -v ./test/mutation -plant
 
 ROUNDS ?= 100
-WORLDS ?= 1
+WORLDS ?= 12
 UNTIL  ?= 0
 FOR    ?= 2h
 SIM    ?= {services: 10000, instances: 10, changes_per_second: 16}
 
 .PHONY: chaos
-chaos: tools ## every fault ROUNDS times in WORLDS worlds side by side, each beside 100,000 endpoints, until UNTIL; writes docs/reliability.md
+chaos: tools ## every fault ROUNDS times together with the runs before, in WORLDS worlds side by side, each beside 100,000 endpoints, until UNTIL; writes docs/reliability.md
 	$(GO) test -count=1 -run '^TestChaos$$' -timeout 48h -v ./test/reliability -faults . -rounds $(ROUNDS) -worlds $(WORLDS) -parallel $(WORLDS) -until $(UNTIL) \
 		-frozen 30s -lasts 3s -write -sim '$(SIM)'
 
 .PHONY: constant-work
-constant-work: tools ## what an outage and a restart of 10,000 instances cost; writes docs/reliability.md
+constant-work: tools ## what an outage, a restart of 10,000 instances and a storm of 1,000 sinks cost; writes docs/reliability.md
 	$(GO) test -count=1 -run '^TestConstantWork$$' -timeout 1h -v ./test/reliability -window 30s -write
 
 .PHONY: soak

@@ -118,7 +118,7 @@ slowest time after %v. %s, two shared cores, 24 GB.
 	}
 }
 
-const head = `# Reliability
+const preamble = `# Reliability
 
 How the bridge holds its [guarantees](guarantees.md) with real programs: a
 Consul and a Nacos that can be cut off, delayed and, of Consul, made to give
@@ -144,7 +144,7 @@ func page(t *testing.T, title, command, text string) {
 	sections[title] = "Written by " + command + ".\n\n" + strings.TrimSpace(text)
 	sections["Public threads"] = strings.TrimSpace(threadRows())
 	var b strings.Builder
-	b.WriteString(head)
+	b.WriteString(preamble)
 	for _, name := range []string{"Faults", "Public threads", "Constant work", "Soak"} {
 		if body, ok := sections[name]; ok {
 			b.WriteString("\n## " + name + "\n\n" + body + "\n")

@@ -110,3 +110,14 @@ func TestThreads(t *testing.T) {
 		t.Error("docs/reliability.md has other public threads; make chaos writes it")
 	}
 }
+
+// The page states the runs that are kept.
+func TestPageHasRuns(t *testing.T) {
+	text, err := os.ReadFile("../../docs/reliability.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(text), chaosHead+strings.TrimSpace(chaosText(readRecords(t)))+"\n") {
+		t.Errorf("docs/reliability.md has other runs than %s; make chaos ROUNDS=0 writes it", recordsFile)
+	}
+}

@@ -138,7 +138,7 @@ func newWorld(t *testing.T, o options) *world {
 	}
 	w.began = time.Now()
 	w.sim = o.sim
-	w.bridge = testenv.StartIsthmusWithView(t, w.configuration(consulGrace, ""), "{registries: [dc1, dc2]}")
+	w.bridge = testenv.StartIsthmusWithView(t, w.configuration(*consulGrace, ""), "{registries: [dc1, dc2]}")
 	for _, address := range []string{w.bridge.XDS, w.bridge.ViewXDS} {
 		g := testenv.NewGate(t, address)
 		g.Open(t)
@@ -187,13 +187,6 @@ func newWorld(t *testing.T, o options) *world {
 	return w
 }
 
-// What remove_grace is. A machine that does many things at once takes long to
-// register all instances in a Nacos that has just started.
-const (
-	consulGrace = 30 * time.Second
-	nacosGrace  = 2 * time.Minute
-)
-
 // configuration returns the registries of the bridge, with another remove_grace
 // of Consul and further ones.
 func (w *world) configuration(grace time.Duration, more string) string {
@@ -204,7 +197,7 @@ func (w *world) configuration(grace time.Duration, more string) string {
 - {name: load, type: sim, config: %s, translate: {namespace: load}}
 %s
 state: {dir: %q}
-`, consul, w.token.file, grace, w.nacos.Addr, portOf(nacos)-portOf(w.nacos.Addr), nacosGrace, w.sim, more, w.state)
+`, consul, w.token.file, grace, w.nacos.Addr, portOf(nacos)-portOf(w.nacos.Addr), *nacosGrace, w.sim, more, w.state)
 }
 
 func portOf(address string) int {
