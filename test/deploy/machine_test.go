@@ -63,6 +63,11 @@ func TestPackages(t *testing.T) {
 	delete(pkg, "mtime")
 	pkg["name"], pkg["version"], pkg["arch"] = pkg["package_name"], "0.0.1", "amd64"
 	delete(pkg, "package_name")
+	for _, format := range pkg["overrides"].(map[string]any) { //nolint:forcetypeassert // or the test fails
+		format := format.(map[string]any)          //nolint:forcetypeassert // or the test fails
+		format["depends"] = format["dependencies"] // goreleaser's word for it
+		delete(format, "dependencies")
+	}
 	program := filepath.Join(t.TempDir(), "isthmus")
 	if err := os.WriteFile(program, []byte("#!/bin/sh\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -105,7 +110,47 @@ func TestPackages(t *testing.T) {
 	if out, err := command(t, "dpkg-deb", ".", "--info", debs[0], "conffiles").CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "/etc/isthmus/isthmus.yaml" {
 		t.Errorf("conffiles: %v: %s", err, out)
 	}
+	installed(t, debs[0])
 	if rpms, err := filepath.Glob(filepath.Join(dir, "*.rpm")); err != nil || len(rpms) != 1 {
 		t.Errorf("rpms: %q, %v", rpms, err)
+	}
+}
+
+// installed shows that a package is installed into the root of another system,
+// as those who build images do it: the user is made there, and nothing of this
+// machine is touched. It names the package that makes users, for a machine
+// without systemd.
+func installed(t *testing.T, deb string) {
+	t.Helper()
+	other := t.TempDir()
+	for _, folder := range []string{"var/lib/dpkg/updates", "var/lib/dpkg/info", "etc"} {
+		if err := os.MkdirAll(filepath.Join(other, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(other, "var/lib/dpkg/status"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dpkg := func(args ...string) ([]byte, error) {
+		return command(t, "dpkg", ".", append([]string{"--root=" + other, "--force-not-root", "--force-script-chrootless"}, args...)...).CombinedOutput()
+	}
+	if out, err := dpkg("--install", deb); err == nil || !bytes.Contains(out, []byte("systemd-sysusers")) {
+		t.Errorf("installed without what makes users: %v: %s", err, out)
+	}
+	if out, err := dpkg("--force-depends", "--install", deb); err != nil {
+		t.Fatalf("dpkg --install: %v: %s", err, out)
+	}
+	users, err := os.ReadFile(filepath.Join(other, "etc", "passwd"))
+	if err != nil || !bytes.Contains(users, []byte("isthmus:")) {
+		t.Errorf("the users are %q, error %v", users, err)
+	}
+	if _, err := os.Stat(filepath.Join(other, "usr", "bin", "isthmus")); err != nil {
+		t.Error(err)
+	}
+	if out, err := dpkg("--remove", "isthmus"); err != nil {
+		t.Errorf("dpkg --remove: %v: %s", err, out)
+	}
+	if _, err := os.Stat(filepath.Join(other, "etc", "isthmus", "isthmus.yaml")); err != nil {
+		t.Errorf("the configuration went with the package: %v", err)
 	}
 }
