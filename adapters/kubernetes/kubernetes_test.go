@@ -443,8 +443,11 @@ func testKinds(t *testing.T, k *testenv.Kube) {
 		return h.Problems["kinds"] == "" && h.Resources["networking.istio.io/ServiceEntry default/kept"] != nil
 	})
 	c.Look(func(h *plugintest.Held) {
-		if len(h.Reasons) != 0 {
-			t.Errorf("degraded: %q", h.Reasons)
+		for _, reason := range h.Reasons {
+			// A busy server may not have made the storage of a new kind yet.
+			if reason != "" && !strings.Contains(reason, "storage is (re)initializing") {
+				t.Errorf("degraded: %q", h.Reasons)
+			}
 		}
 	})
 }
