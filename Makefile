@@ -4,7 +4,10 @@ GO       ?= go
 CACHE    := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/isthmus
 GOVER    := $(shell $(GO) env GOVERSION)
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-FUZZTIME ?= 10s
+FUZZTIME ?= 5s
+# Most tests wait for servers and timers more than they compute, so twice as
+# many packages as there are processors are tested at a time.
+JOBS     ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 PKGS      = $(shell $(GO) list ./... | grep -v /test/)
 # What starts several real servers at once runs on its own, after the tests of the packages, which run side by side.
 ALONE    := ^Test(Nacos|Rotation|MillionNames|EurekaMany|EtcdMany|ZooKeeperMany)$$
@@ -45,9 +48,10 @@ test: check race e2e fuzz ## all that CI runs
 
 # A program with the race detector waits a second when it ends, unless told
 # otherwise; the tests start thousands of them.
+# The package that takes longest comes first.
 .PHONY: race
 race: tools ## every test but the end-to-end ones, with the race detector
-	GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 40m -skip '$(ALONE)' $(PKGS)
+	GORACE=atexit_sleep_ms=10 $(GO) test -race -p $(JOBS) -timeout 40m -skip '$(ALONE)' ./cmd/isthmus $(PKGS)
 
 .PHONY: hostile
 hostile: ## attacks on each port at full size; the table of docs/security.md
@@ -55,8 +59,8 @@ hostile: ## attacks on each port at full size; the table of docs/security.md
 
 .PHONY: e2e
 e2e: tools ## real Consul, Nacos, ZooKeeper, Eureka, etcd, Kubernetes, CoreDNS, istiod and Pilot servers, proxies behind them
-	$(GO) test -count=1 -timeout 30m ./test/...
-	$(GO) test -count=1 -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./adapters/etcd ./adapters/zookeeper ./server/xds
+	$(GO) test -count=1 -p $(JOBS) -timeout 30m ./test/...
+	$(GO) test -count=1 -p $(JOBS) -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./adapters/etcd ./adapters/zookeeper ./server/xds
 
 # The tests that ask for versions of servers, and the folders they are in.
 MATRIX   = (Istiod|Nacos)Versions\(\)|(Compat|DubboTool)\(\)
