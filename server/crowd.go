@@ -32,7 +32,7 @@ type crowd struct {
 	mu sync.Mutex
 	// guarded by mu
 	peers map[string]int   // connections by IP address
-	paces map[string]*pace // of new streams, by address and port of a connection
+	paces map[string]*pace // of new streams, by both ends of a connection
 
 	told access.Sparingly // refusals in the log, by limit
 }
@@ -101,12 +101,12 @@ func (c *crowd) enter(conn net.Conn, host string) net.Conn {
 		return nil
 	}
 	c.peers[host]++
-	address := conn.RemoteAddr().String()
-	c.paces[address] = &pace{every: time.Second / streamRate, burst: streamBurst}
+	ends := endsOf(conn.LocalAddr(), conn.RemoteAddr())
+	c.paces[ends] = &pace{every: time.Second / streamRate, burst: streamBurst}
 	return &countedConn{Conn: conn, leave: sync.OnceFunc(func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.paces, address)
+		delete(c.paces, ends)
 		if c.peers[host]--; c.peers[host] == 0 {
 			delete(c.peers, host)
 		}
@@ -124,21 +124,28 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
+// endsOf identifies a connection. The address and port of a peer do not: it may
+// use one port for connections to several listeners.
+func endsOf(local, remote net.Addr) string {
+	return local.String() + " " + remote.String()
+}
+
 // tap holds up a connection that opens streams faster than any sink does, as to
-// reset them at once, and those of an address that opens many at once. It runs in the goroutine that reads the connection, so
-// that only that one waits.
+// reset them at once, and those of an address that opens many at once. It runs
+// in the goroutine that reads the connection, so that only that one waits.
 func (c *crowd) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil {
 		return ctx, nil
 	}
+	ends := endsOf(p.LocalAddr, p.Addr)
 	c.mu.Lock()
-	pace := c.paces[p.Addr.String()]
+	pace := c.paces[ends]
 	c.mu.Unlock()
 	if pace != nil && pace.wait(ctx) {
 		c.slowed("streams", p.Addr.String())
 	}
-	if err := c.intake.of(p.Addr.String()).open(); err != nil {
+	if err := c.intake.of(ends).open(); err != nil {
 		return ctx, status.Error(codes.Unavailable, "too many streams are opened from this address; try again")
 	}
 	return ctx, nil
@@ -189,7 +196,7 @@ func (s *pacedStream) SendMsg(m any) error {
 // that are refused too.
 func (c *crowd) counted(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if p, ok := peer.FromContext(ss.Context()); ok && p.Addr != nil {
-		conn := c.intake.of(p.Addr.String())
+		conn := c.intake.of(endsOf(p.LocalAddr, p.Addr))
 		conn.begin()
 		defer conn.end()
 	}
@@ -206,7 +213,7 @@ func (c *crowd) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, 
 	}
 	paced := &pacedStream{ServerStream: ss, crowd: c, pace: pace{every: time.Second / requestRate, burst: requestBurst}}
 	if p, ok := peer.FromContext(ss.Context()); ok && p.Addr != nil {
-		paced.conn = c.intake.of(p.Addr.String())
+		paced.conn = c.intake.of(endsOf(p.LocalAddr, p.Addr))
 	}
 	defer func() { paced.conn.handled(paced.request.Swap(0)) }()
 	return handler(srv, paced)

@@ -1,12 +1,18 @@
 package server
 
 import (
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 )
 
@@ -108,4 +114,50 @@ func counter(t *testing.T, s *Server, name, label string) float64 {
 	}
 	t.Fatalf("there is no %s{%s}", name, label)
 	return 0
+}
+
+// A peer that uses one port for connections to two listeners is bounded on
+// both: the end of one, or its beginning, takes nothing from the other.
+func TestOnePortOfAPeer(t *testing.T) {
+	s := serve(t, "listen: {xds: 127.0.0.1:0, mcp: 127.0.0.1:0, admin: 127.0.0.1:0}")
+	counted := func(what string, want int) {
+		t.Helper()
+		testwait.Eventually(t, patience, what, func() (string, bool) {
+			s.crowd.mu.Lock()
+			paces := len(s.crowd.paces)
+			s.crowd.mu.Unlock()
+			s.crowd.intake.mu.Lock()
+			defer s.crowd.intake.mu.Unlock()
+			conns := len(s.crowd.intake.conns)
+			return fmt.Sprintf("%d paces, %d connections", paces, conns), paces == want && conns == want
+		})
+	}
+	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		var failed error
+		err := c.Control(func(fd uintptr) {
+			failed = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1)
+		})
+		return errors.Join(err, failed)
+	}}
+	dialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}
+	dial := func(to net.Addr) net.Conn {
+		t.Helper()
+		conn, err := dialer.DialContext(t.Context(), "tcp", to.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	first := dial(s.XDSAddr())
+	dialer.LocalAddr = first.LocalAddr()
+	second := dial(s.MCPAddr())
+	counted("both to be bounded", 2)
+	second.Close()
+	counted("the first to stay so", 1)
+	first.Close()
+	counted("nothing to be left", 0)
 }

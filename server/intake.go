@@ -75,7 +75,7 @@ type intake struct {
 
 	mu sync.Mutex
 	// guarded by mu
-	conns map[string]*intakeConn // by address and port
+	conns map[string]*intakeConn // by both ends
 	hosts map[string]*hostPace
 }
 
@@ -151,12 +151,12 @@ func (c intakeCredentials) Clone() credentials.TransportCredentials {
 // intakeConn counts what a connection has sent and the bridge has not handled.
 type intakeConn struct {
 	net.Conn
-	intake  *intake
-	address string
-	host    string
-	pace    *hostPace
-	gone    context.Context //nolint:containedctx // ends with the connection
-	leave   func()
+	intake *intake
+	ends   string // see endsOf
+	host   string
+	pace   *hostPace
+	gone   context.Context //nolint:containedctx // ends with the connection
+	leave  func()
 
 	// The state of the reader: bytes of the preface that are missing, a header
 	// of a frame that has begun, what is left of a frame, and its kind.
@@ -174,7 +174,7 @@ type intakeConn struct {
 }
 
 func (n *intake) enter(conn net.Conn, host string, pace *hostPace) *intakeConn {
-	c := &intakeConn{Conn: conn, intake: n, address: conn.RemoteAddr().String(), host: host, pace: pace, preface: len(http2.ClientPreface), header: make([]byte, 0, frameSize)}
+	c := &intakeConn{Conn: conn, intake: n, ends: endsOf(conn.LocalAddr(), conn.RemoteAddr()), host: host, pace: pace, preface: len(http2.ClientPreface), header: make([]byte, 0, frameSize)}
 	ctx, cancel := context.WithCancel(context.Background()) // until Close
 	c.gone = ctx
 	c.leave = sync.OnceFunc(func() {
@@ -183,15 +183,15 @@ func (n *intake) enter(conn net.Conn, host string, pace *hostPace) *intakeConn {
 	})
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.conns[c.address] = c
+	n.conns[c.ends] = c
 	return c
 }
 
-// of returns the connection of an address, nil if it is not counted.
-func (n *intake) of(address string) *intakeConn {
+// of returns the connection between two ends, nil if it is not counted.
+func (n *intake) of(ends string) *intakeConn {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.conns[address]
+	return n.conns[ends]
 }
 
 // Read implements [net.Conn].
@@ -239,8 +239,8 @@ func (n *intake) hold(ctx context.Context, l *rate.Limiter, k int, what, host st
 func (c *intakeConn) Close() error {
 	c.leave()
 	c.intake.mu.Lock()
-	if c.intake.conns[c.address] == c {
-		delete(c.intake.conns, c.address)
+	if c.intake.conns[c.ends] == c {
+		delete(c.intake.conns, c.ends)
 	}
 	c.intake.mu.Unlock()
 	c.mu.Lock()
@@ -371,7 +371,7 @@ func (n *intake) shed() {
 		if worst == nil {
 			break
 		}
-		delete(n.conns, worst.address)
+		delete(n.conns, worst.ends)
 		total -= weights[worst]
 		closing = append(closing, worst)
 	}

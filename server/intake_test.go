@@ -119,6 +119,7 @@ type from struct {
 
 func (f from) Read(b []byte) (int, error) { return f.sent.Read(b) }
 func (f from) RemoteAddr() net.Addr       { return &net.TCPAddr{IP: net.ParseIP(f.host), Port: 1} }
+func (from) LocalAddr() net.Addr          { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 2} }
 func (from) Close() error                 { return nil }
 
 // An address that connects again and again, or sends headers without end, waits
