@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -67,11 +68,26 @@ func inForce(pid int) (out []string) {
 	}
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		for _, l := range []struct{ name, unit string }{{"Max data size", "bytes of memory"}, {"Max open files", "open files"}} {
+		for _, l := range []struct{ name, unit string }{{"Max data size", "of memory"}, {"Max open files", "open files"}} {
 			if rest, ok := strings.CutPrefix(lines.Text(), l.name); ok && !strings.HasPrefix(strings.TrimSpace(rest), "unlimited") {
-				out = append(out, strings.Fields(rest)[0]+" "+l.unit)
+				value := strings.Fields(rest)[0]
+				if n, err := strconv.Atoi(value); err == nil && l.unit == "of memory" {
+					value = size(n)
+				}
+				out = append(out, value+" "+l.unit)
 			}
 		}
 	}
 	return out
+}
+
+// size returns a number of bytes for people, exact if it is no whole MiB.
+func size(n int) string {
+	switch {
+	case n > 0 && n%(1<<30) == 0:
+		return fmt.Sprintf("%d GiB", n>>30)
+	case n > 0 && n%(1<<20) == 0:
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%d bytes", n)
 }

@@ -237,7 +237,7 @@ func TestConfinement(t *testing.T) {
 	check("one")
 	st := sup.Status()
 	said := strings.Join(st.Confinement, "; ")
-	want := []string{"no new privileges", "1073741824 bytes of memory", "500 open files", "starts no program", "listens nowhere"}
+	want := []string{"no new privileges", "1 GiB of memory", "500 open files", "starts no program", "listens nowhere"}
 	if abi >= 1 {
 		want = append(want, "reads only "+files+", what the system has")
 	} else {
