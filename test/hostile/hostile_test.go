@@ -234,13 +234,15 @@ func (b *bridge) sink(t *testing.T, address string, creds credentials.TransportC
 // await waits until the service has an address at the sink.
 func (s *sink) await(t *testing.T, address string) {
 	t.Helper()
+	// The field as it is encoded: the text alone is a part of other addresses.
+	field := append([]byte{1<<3 | 2, byte(len(address))}, address...)
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	for {
 		select {
 		case r := <-s.got:
 			for _, res := range r.GetResources() {
-				if bytes.Contains(res.GetResource().GetValue(), []byte(address)) {
+				if strings.Contains(res.GetName(), "measured") && bytes.Contains(res.GetResource().GetValue(), field) {
 					return
 				}
 			}
