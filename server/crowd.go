@@ -11,9 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
 	"github.com/isthmus-mesh/isthmus/server/access"
@@ -146,7 +144,7 @@ func (c *crowd) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
 		c.slowed("streams", p.Addr.String())
 	}
 	if err := c.intake.of(ends).open(); err != nil {
-		return ctx, status.Error(codes.Unavailable, "too many streams are opened from this address; try again")
+		return ctx, stream.TooFast()
 	}
 	return ctx, nil
 }

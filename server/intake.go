@@ -29,9 +29,9 @@ const (
 	// refill is the time in which an address may again have as many connections
 	// and headers at once.
 	refill = 10 * time.Second
-	// hostStreamRate is how many streams an IP address opens in a second, after the
-	// first hostStreamBurst: a stream takes 0.1 ms of a processor to open, and what
-	// other sinks wait for waits behind all that are opened at once.
+	// hostStreamRate is how many streams an IP address opens in a second, after
+	// the first hostStreamBurst: a stream takes 0.1 ms of a processor to open,
+	// and what other sinks wait for waits behind all that are opened at once.
 	hostStreamRate, hostStreamBurst = 1000, 500
 	// paceTime bounds how long a connection is held up; beyond it is closed, or
 	// what it sent is refused.

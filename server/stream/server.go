@@ -87,6 +87,12 @@ var ErrShutdown = status.Error(codes.Unavailable, "isthmus is shutting down; con
 // ErrListenerRemoved ends the streams of a listener that a reload removed.
 var ErrListenerRemoved = status.Error(codes.Unavailable, "this listener is no longer in the configuration of isthmus; connect to another one")
 
+// TooFast is the error for a stream of a peer that opens streams faster than
+// any sink does.
+func TooFast() error {
+	return status.Error(codes.Unavailable, "too many streams are opened from this address; try again")
+}
+
 // TooMany refuses a stream beyond the limit of streams.
 func TooMany(limit int) error {
 	return status.Error(codes.ResourceExhausted, fmt.Sprintf("the bridge has as many streams as limits.streams allows (%d); raise it, or spread the sinks over several bridges", limit))
