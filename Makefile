@@ -5,6 +5,7 @@ CACHE    := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/isthmus
 GOVER    := $(shell $(GO) env GOVERSION)
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 FUZZTIME ?= 5s
+PEERTIME ?= 10s
 # Most tests wait for servers and timers more than they compute, so twice as
 # many packages as there are processors are tested at a time.
 JOBS     ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
@@ -72,13 +73,14 @@ compat: tools ## the wide matrix: the versions of servers that make test leaves 
 		-run "^($$(awk '/^func / { name = $$2; sub(/[^A-Za-z0-9_].*/, "", name) } name ~ /^Test/ && /$(MATRIX)/ { print name }' $(MATRIXED) | sort -u | paste -sd '|' -))\$$" \
 		$(addprefix ./,$(sort $(patsubst %/,%,$(dir $(MATRIXED)))))
 
-.PHONY: fuzz
-fuzz: ## every fuzz target for FUZZTIME each
-	./tools/fuzz $(FUZZTIME)
-
 # The packages that read what peers send: requests, frames, tokens, rules,
 # certificates, headers.
 PEERS    := ./server/access ./server/xds ./server/mcp ./server
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME each, those of what peers send for PEERTIME
+	./tools/fuzz $(PEERTIME) $(PEERS)
+	./tools/fuzz $(FUZZTIME) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(PEERS))")
 
 .PHONY: fuzz-peers
 fuzz-peers: ## what peers reach, for long, with the lowest priority: make fuzz-peers FUZZTIME=1h; the table of docs/security.md

@@ -3,6 +3,7 @@ package view
 import (
 	"errors"
 	"maps"
+	"runtime"
 	"slices"
 	"strconv"
 	"time"
@@ -317,7 +318,10 @@ func (s *Subscription) Add(names ...string) {
 	if s.names == nil {
 		s.names = make(map[string]struct{})
 	}
-	for _, n := range names {
+	for i, n := range names {
+		if i%askAtOnce == askAtOnce-1 {
+			runtime.Gosched() // others wait for the processor no longer than for View.mu
+		}
 		s.names[n] = struct{}{}
 		s.ask(n)
 	}

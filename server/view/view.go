@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -215,9 +216,11 @@ const askAtOnce = 1000
 
 // ask registers names of a subscription.
 func (v *View) ask(s *Subscription, names []string) {
-	v.askSome(s, nil)
-	for some := range slices.Chunk(names, askAtOnce) {
-		v.askSome(s, some)
+	v.askSome(s, names[:min(len(names), askAtOnce)])
+	for len(names) > askAtOnce {
+		names = names[askAtOnce:]
+		runtime.Gosched()
+		v.askSome(s, names[:min(len(names), askAtOnce)])
 	}
 }
 

@@ -297,21 +297,27 @@ func (s *session) incremental(req *discovery.DeltaDiscoveryRequest, now time.Tim
 	}
 	// Names may change at any time and with any nonce. The nonce only
 	// identifies the response that is acknowledged.
-	for _, n := range drop {
-		if n == "*" {
-			sub.Narrow()
-		} else {
-			sub.Drop(n)
-		}
-	}
-	for _, n := range add {
-		if n == "*" {
-			sub.Widen()
-		} else {
-			sub.Add(n)
-		}
-	}
+	eachRun(drop, sub.Narrow, sub.Drop)
+	eachRun(add, sub.Widen, sub.Add)
 	return s.checkNamesLocked()
+}
+
+// eachRun calls some with the names between wildcards, all for each wildcard, in
+// the order of the names.
+func eachRun(names []string, all func(), some func(names ...string)) {
+	for len(names) > 0 {
+		n := slices.Index(names, "*")
+		if n < 0 {
+			n = len(names)
+		}
+		if n > 0 {
+			some(names[:n]...)
+			names = names[n:]
+			continue
+		}
+		all()
+		names = names[1:]
+	}
 }
 
 func (s *session) checkNamesLocked() error {
