@@ -302,8 +302,8 @@ func (s *session) incremental(req *discovery.DeltaDiscoveryRequest, now time.Tim
 	return s.checkNamesLocked()
 }
 
-// eachRun calls some with the names between wildcards, all for each wildcard, in
-// the order of the names.
+// eachRun calls some with the names between wildcards, and all for each
+// wildcard, in the order of the names.
 func eachRun(names []string, all func(), some func(names ...string)) {
 	for len(names) > 0 {
 		n := slices.Index(names, "*")
