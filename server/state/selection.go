@@ -277,11 +277,14 @@ func (s *Selection) selectsLocked(k Kind, r *Record) bool {
 }
 
 func (s *Selection) putLocked(l *selected, name string, r *Record) {
-	if l.get(name) == r {
-		return
+	switch held := l.get(name); {
+	case held == r:
+	case held != nil && held.Hash(l.kind.Shape) == r.Hash(l.kind.Shape):
+		l.swap(name, r)
+	default:
+		s.revision++
+		l.put(s.revision, name, r)
 	}
-	s.revision++
-	l.put(s.revision, name, r)
 }
 
 func (s *Selection) removeLocked(l *selected, name string) {
@@ -453,6 +456,14 @@ func (l *selected) get(name string) *Record {
 		return nil
 	}
 	return l.slots[l.after(at)-1].record
+}
+
+// swap replaces the record of a present name by another of the same content.
+func (l *selected) swap(name string, r *Record) {
+	p := &l.slots[l.after(l.places[name])-1]
+	delete(l.places, name) // so that the key is the new record's memory, too
+	p.name, p.record = r.Name(), r
+	l.places[p.name] = p.revision
 }
 
 // put moves a name to the end of the log; a nil record removes it.

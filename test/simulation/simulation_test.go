@@ -18,6 +18,7 @@ import (
 var kept = []uint64{
 	22, // a second accident within the hold of a first one was held back for the rest of that time
 	27, // a view of one registry was open before those that merge into it were listed
+	5016, // a view resent what was as before, when it had missed removals
 }
 
 var (
