@@ -255,7 +255,12 @@ func FuzzIntake(f *testing.F) {
 func TestHostStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
-		slowed := map[string]int{}
+		slowed := map[string]int{} // guarded by mu
+		held := func(what string) int {
+			mu.Lock()
+			defer mu.Unlock()
+			return slowed[what]
+		}
 		n := newIntake(1<<20, 100, func(string) {}, func(what, peer string) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -290,12 +295,12 @@ func TestHostStreams(t *testing.T) {
 		}
 		mu.Unlock()
 		at := time.Now()
-		if err := other.open(); err != nil || time.Since(at) != 0 || slowed["streams 10.0.0.2"] != 0 {
+		if err := other.open(); err != nil || time.Since(at) != 0 || held("streams 10.0.0.2") != 0 {
 			t.Errorf("a stream of another address: %v after %v", err, time.Since(at))
 		}
 		all.Wait()
-		if took := time.Since(began); took > 3*time.Second || slowed["streams 10.0.0.1"] == 0 {
-			t.Errorf("3000 streams took %v, slowed %v", took, slowed)
+		if took := time.Since(began); took > 3*time.Second || held("streams 10.0.0.1") == 0 {
+			t.Errorf("3000 streams took %v, held up %d times", took, held("streams 10.0.0.1"))
 		}
 		for range 13 {
 			n.paceOf("10.0.0.1").streams.ReserveN(time.Now(), hostStreamBurst)
