@@ -27,17 +27,15 @@ type crowd struct {
 	open             atomic.Int64 // streams
 	intake           *intake
 
-	mu sync.Mutex
-	// guarded by mu
-	peers map[string]int   // connections by IP address
-	paces map[string]*pace // of new streams, by both ends of a connection
+	mu    sync.Mutex
+	peers map[string]int // connections by IP address, guarded by mu
 
 	told access.Sparingly // refusals in the log, by limit
 }
 
 func newCrowd(perPeer, streams, requestBytes int, log *slog.Logger, reg prometheus.Registerer) *crowd {
 	c := &crowd{
-		perPeer: perPeer, streams: streams, log: log, peers: make(map[string]int), paces: make(map[string]*pace),
+		perPeer: perPeer, streams: streams, log: log, peers: make(map[string]int),
 		refused: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 			Name: "isthmus_connections_refused_total", Help: "Connections and streams that were refused, by the limit that was reached.",
 		}, []string{"limit"}),
@@ -99,12 +97,9 @@ func (c *crowd) enter(conn net.Conn, host string) net.Conn {
 		return nil
 	}
 	c.peers[host]++
-	ends := endsOf(conn.LocalAddr(), conn.RemoteAddr())
-	c.paces[ends] = &pace{every: time.Second / streamRate, burst: streamBurst}
 	return &countedConn{Conn: conn, leave: sync.OnceFunc(func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.paces, ends)
 		if c.peers[host]--; c.peers[host] == 0 {
 			delete(c.peers, host)
 		}
@@ -136,14 +131,7 @@ func (c *crowd) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	if !ok || p.Addr == nil {
 		return ctx, nil
 	}
-	ends := endsOf(p.LocalAddr, p.Addr)
-	c.mu.Lock()
-	pace := c.paces[ends]
-	c.mu.Unlock()
-	if pace != nil && pace.wait(ctx) {
-		c.slowed("streams", p.Addr.String())
-	}
-	if err := c.intake.of(ends).open(); err != nil {
+	if err := c.intake.of(endsOf(p.LocalAddr, p.Addr)).open(); err != nil {
 		return ctx, stream.TooFast()
 	}
 	return ctx, nil

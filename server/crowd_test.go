@@ -123,13 +123,10 @@ func TestOnePortOfAPeer(t *testing.T) {
 	counted := func(what string, want int) {
 		t.Helper()
 		testwait.Eventually(t, patience, what, func() (string, bool) {
-			s.crowd.mu.Lock()
-			paces := len(s.crowd.paces)
-			s.crowd.mu.Unlock()
 			s.crowd.intake.mu.Lock()
 			defer s.crowd.intake.mu.Unlock()
 			conns := len(s.crowd.intake.conns)
-			return fmt.Sprintf("%d paces, %d connections", paces, conns), paces == want && conns == want
+			return fmt.Sprintf("%d connections", conns), conns == want
 		})
 	}
 	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {

@@ -155,6 +155,7 @@ type intakeConn struct {
 	ends   string // see endsOf
 	host   string
 	pace   *hostPace
+	opened pace            // of streams
 	gone   context.Context //nolint:containedctx // ends with the connection
 	leave  func()
 
@@ -173,13 +174,13 @@ type intakeConn struct {
 	closed        bool
 }
 
-func (n *intake) enter(conn net.Conn, host string, pace *hostPace) *intakeConn {
-	c := &intakeConn{Conn: conn, intake: n, ends: endsOf(conn.LocalAddr(), conn.RemoteAddr()), host: host, pace: pace, preface: len(http2.ClientPreface), header: make([]byte, 0, frameSize)}
+func (n *intake) enter(conn net.Conn, host string, of *hostPace) *intakeConn {
+	c := &intakeConn{Conn: conn, intake: n, ends: endsOf(conn.LocalAddr(), conn.RemoteAddr()), host: host, pace: of, opened: pace{every: time.Second / streamRate, burst: streamBurst}, preface: len(http2.ClientPreface), header: make([]byte, 0, frameSize)}
 	ctx, cancel := context.WithCancel(context.Background()) // until Close
 	c.gone = ctx
 	c.leave = sync.OnceFunc(func() {
 		cancel()
-		n.leave(pace)
+		n.leave(of)
 	})
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -219,6 +220,9 @@ func (c *intakeConn) Read(b []byte) (int, error) {
 func (c *intakeConn) open() error {
 	if c == nil {
 		return nil
+	}
+	if c.opened.wait(c.gone) {
+		c.intake.slowed("streams", c.host)
 	}
 	return c.intake.hold(c.gone, c.pace.streams, 1, "streams", c.host)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -60,42 +61,33 @@ func (c converter) answer(name string, info *model.Service) answer {
 		c.providers(&a, n, info.Hosts)
 		return a
 	}
-	a.instances = c.instances(info.Hosts)
-	a.problem = c.ports.Problem(a.instances)
-	if p := c.endpointsProblem(a.instances); p != "" {
-		a.problem = strings.TrimPrefix(a.problem+"; "+p, "; ")
-	}
+	var problem string
+	a.instances, problem = c.instances(info.Hosts)
+	problems := []string{c.ports.Problem(a.instances), problem}
+	a.problem = strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; ")
 	return a
 }
 
-// endpointsProblem describes the instances of Dubbo's applications whose ports
-// cannot be read, "" for none. Their metadata has them still.
-func (c converter) endpointsProblem(instances []registry.Instance) string {
-	if !c.dubbo {
-		return ""
-	}
-	first, n := "", 0
-	for i := range instances {
-		if _, err := dubbo.Endpoints(instances[i].Meta); err != nil {
-			if n++; n == 1 {
-				first = fmt.Sprintf("instance %s: %.200s; it is served with its own port alone: register it again", instances[i].ID, plugin.Excerpt(err.Error()))
-			}
+// instances converts the hosts of an answer, sorted by ID. Of hosts with the
+// same identity in Nacos the last one counts. The problem describes those whose
+// metadata cannot be used, "" for none.
+func (c converter) instances(hosts []model.Instance) (out []registry.Instance, problem string) {
+	out = make([]registry.Instance, 0, len(hosts))
+	bad := 0
+	for i := range hosts {
+		in, err := c.instance(&hosts[i])
+		out = append(out, in)
+		if err == nil {
+			continue
+		}
+		if bad++; bad == 1 {
+			problem = fmt.Sprintf("instance %s: %.200s; it is served with its own port alone: register it again", in.ID, plugin.Excerpt(err.Error()))
 		}
 	}
-	if n > 1 {
-		return fmt.Sprintf("%s (and %d more like it)", first, n-1)
+	if bad > 1 {
+		problem += fmt.Sprintf(" (and %d more like it)", bad-1)
 	}
-	return first
-}
-
-// instances converts the hosts of an answer, sorted by ID. Of hosts with the
-// same identity in Nacos the last one counts.
-func (c converter) instances(hosts []model.Instance) []registry.Instance {
-	out := make([]registry.Instance, 0, len(hosts))
-	for i := range hosts {
-		out = append(out, c.instance(&hosts[i]))
-	}
-	return plugin.SortInstances(out)
+	return plugin.SortInstances(out), problem
 }
 
 // providers converts the providers of an interface of Dubbo. What Nacos says of
@@ -104,7 +96,7 @@ func (c converter) providers(a *answer, n dubbo.Name, hosts []model.Instance) {
 	all := make([]dubbo.Provider, 0, len(hosts))
 	said := map[string]registry.Instance{}
 	for i := range hosts {
-		in := c.instance(&hosts[i])
+		in, _ := c.instance(&hosts[i]) // a provider has no ports in its metadata
 		said[net.JoinHostPort(in.Address, strconv.Itoa(in.Ports[0].Number))] = in
 		all = append(all, dubbo.Provider{
 			Name: n, Protocol: cmp.Or(hosts[i].Metadata["protocol"], "dubbo"), Address: in.Address, Port: in.Ports[0].Number, Params: hosts[i].Metadata,
@@ -135,8 +127,9 @@ func (c converter) providers(a *answer, n dubbo.Name, hosts []model.Instance) {
 
 // instance converts one host. Its ID has address, port and cluster, which
 // identify an instance within a service of Nacos; the instanceId of Nacos is
-// missing in some versions.
-func (c converter) instance(h *model.Instance) registry.Instance {
+// missing in some versions. One of an application of Dubbo whose ports cannot
+// be read has its own, and an error.
+func (c converter) instance(h *model.Instance) (registry.Instance, error) {
 	port := int(min(h.Port, math.MaxInt32))
 	cluster := cmp.Or(h.ClusterName, defaultCluster)
 	i := registry.Instance{
@@ -155,15 +148,17 @@ func (c converter) instance(h *model.Instance) registry.Instance {
 	if !h.Healthy {
 		i.Health = registry.HealthCritical
 	}
+	var problem error
 	if c.dubbo {
 		// One of an application of Dubbo has a port for each protocol.
-		if ports, err := dubbo.Endpoints(h.Metadata); err == nil && len(ports) > 0 {
+		var ports []registry.Port
+		if ports, problem = dubbo.Endpoints(h.Metadata); problem == nil && len(ports) > 0 {
 			i.Ports, i.Meta = ports, dubbo.Meta(h.Metadata)
 		}
 	}
 	i.Ports = c.ports.Append(i.Ports, h.Metadata)
 	if cluster == defaultCluster {
-		return i // not a locality
+		return i, problem // not a locality
 	}
 	switch c.locality {
 	case "region":
@@ -173,5 +168,5 @@ func (c converter) instance(h *model.Instance) registry.Instance {
 	case "sub_zone":
 		i.Locality.SubZone = cluster
 	}
-	return i
+	return i, problem
 }

@@ -129,7 +129,7 @@ func FuzzResponse(f *testing.F) {
 		} {
 			err := decodeResponse(p, into)
 			if s, ok := into.(*rpc_response.SubscribeServiceResponse); ok && err == nil {
-				newConverter(Config{Ports: plugin.PortKeys{{Name: "x", Key: "a"}}, ClusterLocality: "zone"}).instances(s.ServiceInfo.Hosts)
+				_, _ = newConverter(Config{Ports: plugin.PortKeys{{Name: "x", Key: "a"}}, ClusterLocality: "zone"}).instances(s.ServiceInfo.Hosts)
 			}
 		}
 	})
@@ -171,7 +171,7 @@ func FuzzHTTP(f *testing.F) {
 // TestConvert shows what each field of a host becomes.
 func TestConvert(t *testing.T) {
 	c := newConverter(Config{Ports: plugin.PortKeys{{Name: "grpc", Key: "gRPC_port", Protocol: "grpc"}}, ClusterLocality: "zone"})
-	got := c.instances([]model.Instance{
+	got, _ := c.instances([]model.Instance{
 		{Ip: "10.0.0.2", Port: 80, Weight: 0, Healthy: false, Enable: false},
 		{Ip: "10.0.0.1", Port: 80, Weight: 0.5, Healthy: true, Enable: true, Ephemeral: true, ClusterName: "blue", Metadata: map[string]string{"gRPC_port": "90"}},
 		{Ip: "10.0.0.2", Port: 80, Weight: 2, Healthy: true, Enable: true, ClusterName: "DEFAULT"},
@@ -219,7 +219,7 @@ func TestLocality(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		instances := newConverter(Config{ClusterLocality: test.part}).instances([]model.Instance{
+		instances, _ := newConverter(Config{ClusterLocality: test.part}).instances([]model.Instance{
 			{Ip: "10.0.0.1", Port: 80, Weight: 1, Healthy: true, Enable: true, ClusterName: test.cluster, Metadata: map[string]string{"zone": "eu-a"}},
 		})
 		r := tr.Service(registry.Service{Key: registry.Key{Name: "web", Group: "G", Namespace: "public"}}, instances, nil)

@@ -12,8 +12,9 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 )
 
-// Commands reach a bridge that wants TLS, a certificate and a token, and one
-// behind a socket; without these they say what is missing.
+// Commands, of which watch is a sink of delta xDS, reach a bridge that wants
+// TLS, and a certificate or a token, and one behind a socket; with neither, or
+// the wrong one, they say what is missing.
 func TestClientsOfGuardedListeners(t *testing.T) {
 	server, tool, other := testcert.New(t, "bridge.example.org"), testcert.New(t, "tool.example.org"), testcert.New(t, "other.example.org")
 	dir := t.TempDir()
@@ -37,8 +38,8 @@ func TestClientsOfGuardedListeners(t *testing.T) {
 	config := func(admin string) string {
 		return file("isthmus.yaml", "listen:\n"+
 			"  xds:\n"+
-			"  - {address: \"127.0.0.1:0\", tls: {cert_file: "+server.Cert+", key_file: "+server.Key+", client_ca_file: "+file("ca.pem", authorities)+"},\n"+
-			"     allow: [{peer: {san: tool.example.org}}]}\n"+
+			"  - {address: \"127.0.0.1:0\", tls: {cert_file: "+server.Cert+", key_file: "+server.Key+", client_ca_file: "+file("ca.pem", authorities)+", client_auth: request},\n"+
+			"     allow: [{peer: {san: tool.example.org}}, {peer: {token_file: "+reader+"}}]}\n"+
 			"  - unix:"+socket+"\n"+
 			"  admin: {address: \"127.0.0.1:0\", tls: {cert_file: "+server.Cert+", key_file: "+server.Key+"}, allow: ["+admin+"]}\n"+
 			"registries: [{name: load, type: sim, config: {services: 2, instances: 1}}]\n")
@@ -63,6 +64,9 @@ func TestClientsOfGuardedListeners(t *testing.T) {
 	}
 	watch(`upsert\s+WorkloadEntry`, append(trust, "--address", at[1], "--cert-file", tool.Cert, "--key-file", tool.Key)...)
 	watch(`stderr no rule in allow of listen\.xds fits: .*certificate for other\.example\.org`, append(trust, "--address", at[1], "--cert-file", other.Cert, "--key-file", other.Key)...)
+	watch(`upsert\s+WorkloadEntry`, append(trust, "--address", at[1], "--token-file", reader)...)
+	watch(`stderr no rule in allow of listen\.xds fits: .*no client certificate`, append(trust, "--address", at[1], "--token-file", wrong)...)
+	watch(`stderr no rule in allow of listen\.xds fits: .*no client certificate`, append(trust, "--address", at[1])...)
 	watch(`stderr this port speaks TLS`, "--address", at[1])
 	watch(`upsert\s+WorkloadEntry`, "--address", "unix:"+socket)
 

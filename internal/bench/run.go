@@ -76,7 +76,8 @@ const (
 	// lead is how long changes go on before they count.
 	lead = time.Second
 	// settle is how long nothing arrives until everything has arrived, and
-	// patience how long that is waited for.
+	// patience how long that is waited for, beside twice the duration: a bridge
+	// that takes half of the changes needs as long again for the rest.
 	settle   = 2 * time.Second
 	patience = 10 * time.Minute
 	// mostPingPong is how long the ping-pong goes on at most.
@@ -280,6 +281,7 @@ type group struct {
 	sinks   []*sink
 	latency *latencies
 	heard   *atomic.Int64
+	limit   time.Duration // of what is waited for
 	running sync.WaitGroup
 	cancel  context.CancelFunc
 	hangUp  []func() error
@@ -310,7 +312,7 @@ func (g *group) start(ctx context.Context, address string, sinks ...*sink) error
 // startSinks starts the sinks and waits until each has everything.
 func startSinks(ctx context.Context, b served, o Options, w *window, heard *atomic.Int64) (*group, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	g := &group{heard: heard, latency: &latencies{h: newHistogram(), keep: o.upstream != nil}, cancel: cancel}
+	g := &group{heard: heard, limit: patience + 2*o.Duration, latency: &latencies{h: newHistogram(), keep: o.upstream != nil}, cancel: cancel}
 	if err := g.fill(ctx, b, o, w); err != nil {
 		g.end()
 		return nil, err
@@ -355,7 +357,7 @@ func (g *group) fill(ctx context.Context, b served, o Options, w *window) error 
 // with end, which is never nil.
 func (g *group) probe(ctx context.Context, b served, o Options, w *window) (fresh []*sink, end func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	probe := &group{heard: g.heard, cancel: cancel}
+	probe := &group{heard: g.heard, limit: g.limit, cancel: cancel}
 	g.heard.Store(0)
 	for l := range o.listeners() {
 		s := newSink(o.protocol(), nil, w, g.latency, g.heard)
@@ -396,7 +398,7 @@ func part(keys []string, i, n int) (names []string) {
 
 // await waits for a condition, and for streams that end.
 func (g *group) await(ctx context.Context, cond func() bool) error {
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(g.limit); ; {
 		if cond() {
 			return nil
 		}
@@ -406,7 +408,7 @@ func (g *group) await(ctx context.Context, cond func() bool) error {
 			}
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("within %v", patience)
+			return fmt.Errorf("within %v", g.limit)
 		}
 		if err := pause(ctx, 10*time.Millisecond); err != nil {
 			return err

@@ -103,6 +103,9 @@ func issue(t testing.TB, by *Certificate, host string, changes ...func(*x509.Cer
 	}
 }
 
+// Leaf returns the certificate itself.
+func (c *Certificate) Leaf() *x509.Certificate { return c.leaf }
+
 // Server returns the TLS configuration of a server with this certificate. It
 // accepts only clients with one of theirs.
 func (c *Certificate) Server(theirs ...*Certificate) *tls.Config {

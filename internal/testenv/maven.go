@@ -28,7 +28,12 @@ func mavenTool(name, folder, launcher, first string) Tool {
 			if err := xml.Unmarshal(b, &pom); err != nil || pom.Version == "" {
 				return "", fmt.Errorf("tools/%s/pom.xml has no version: %w", folder, err)
 			}
-			return pom.Version, nil
+			jars, err := digest(filepath.Join(root, "tools", folder))
+			if err != nil {
+				return "", err
+			}
+			classes, err := digest(filepath.Join(root, "tools", launcher))
+			return pom.Version + "-" + jars[:4] + classes[:4], err
 		},
 		get: func(ctx context.Context, root, path string, progress io.Writer) error {
 			source := filepath.Join(root, "tools", folder)

@@ -68,11 +68,14 @@ func inForce(pid int) (out []string) {
 	}
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		for _, l := range []struct{ name, unit string }{{"Max data size", "of memory"}, {"Max open files", "open files"}} {
+		for _, l := range []struct {
+			name, unit string
+			format     func(int) string
+		}{{"Max data size", "of memory", size}, {"Max open files", "open files", strconv.Itoa}} {
 			if rest, ok := strings.CutPrefix(lines.Text(), l.name); ok && !strings.HasPrefix(strings.TrimSpace(rest), "unlimited") {
 				value := strings.Fields(rest)[0]
-				if n, err := strconv.Atoi(value); err == nil && l.unit == "of memory" {
-					value = size(n)
+				if n, err := strconv.Atoi(value); err == nil {
+					value = l.format(n)
 				}
 				out = append(out, value+" "+l.unit)
 			}

@@ -31,7 +31,7 @@ type judged struct {
 	judge    *verify.Judge
 	revision uint64
 	want     map[string]bool            // endpoints, by service and address
-	have     map[string]map[string]bool // the same of each sink, by protocol
+	have     map[string]map[string]bool // the same of each sink, by protocol, once its stream has a response
 }
 
 // newJudged returns one whose bridge has not started yet.
@@ -87,6 +87,7 @@ func (j *judged) start(since time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.addLocked(&verify.Event{Kind: verify.Start, Since: since})
+	clear(j.have) // the sinks have to connect again
 }
 
 // follow connects the sinks.
@@ -105,7 +106,10 @@ func (j *judged) follow(bridge *testenv.Isthmus) {
 			defer j.mu.Unlock()
 			e.Stream = 2*e.Stream + n
 			j.addLocked(e)
-			if e.Kind == verify.Response {
+			switch e.Kind {
+			case verify.Open:
+				delete(j.have, protocol)
+			case verify.Response:
 				j.have[protocol] = endpointsAfter(have, e)
 			}
 			return nil

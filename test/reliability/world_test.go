@@ -80,6 +80,7 @@ type world struct {
 type sink struct {
 	protocol string
 	have     map[string][]verify.Endpoint
+	waits    bool // for the first response of its stream
 }
 
 // options are those of a world.
@@ -346,7 +347,13 @@ func (w *world) churn(changes int) {
 
 // apply keeps what the sink has of the registries.
 func (s *sink) apply(e *verify.Event) {
-	if e.Kind != verify.Response {
+	switch e.Kind {
+	case verify.Open:
+		s.waits = true
+		return
+	case verify.Response:
+		s.waits = false
+	default:
 		return
 	}
 	if !e.Incremental {
@@ -498,6 +505,9 @@ func (w *world) converge(what string) time.Duration {
 		defer w.mu.Unlock()
 		for n, s := range w.sinks {
 			have := s.instances()
+			if s.waits {
+				return fmt.Sprintf("sink %d (%s) waits for the first response of its stream", n, s.protocol), false
+			}
 			if maps.Equal(w.there, have) {
 				continue
 			}
