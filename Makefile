@@ -64,11 +64,12 @@ e2e: tools ## real Consul, Nacos, ZooKeeper, Eureka, etcd, Kubernetes, CoreDNS, 
 	$(GO) test -count=1 -p $(JOBS) -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./adapters/etcd ./adapters/zookeeper ./server/xds
 
 # The tests that ask for versions of servers, and the folders they are in.
-MATRIX   = (Istiod|Nacos)Versions\(\)|(Compat|DubboTool)\(\)
+MATRIX   = (Istiod(TLS)?|Nacos)Versions\(\)|(Compat|DubboTool)\(\)
 MATRIXED = $(shell grep -rlE --include='*_test.go' '$(MATRIX)' adapters internal server test)
 
 .PHONY: compat
 compat: tools ## the wide matrix: the versions of servers that make test leaves out
+	ISTHMUS_COMPAT=1 $(GO) run ./internal/testenv/cmd/fetch
 	ISTHMUS_COMPAT=1 $(GO) test -count=1 -timeout 30m \
 		-run "^($$(awk '/^func / { name = $$2; sub(/[^A-Za-z0-9_].*/, "", name) } name ~ /^Test/ && /$(MATRIX)/ { print name }' $(MATRIXED) | sort -u | paste -sd '|' -))\$$" \
 		$(addprefix ./,$(sort $(patsubst %/,%,$(dir $(MATRIXED)))))

@@ -34,6 +34,7 @@ type IstiodVersion struct {
 var (
 	Istiod121    = IstiodVersion{Name: "istiod-1.21.2", tool: Istiod121Tool}
 	Istiod124    = IstiodVersion{Name: "istiod-1.24.0", tool: Istiod124Tool}
+	Istiod126    = IstiodVersion{Name: "istiod-1.26.0", tool: Istiod126Tool}
 	IstiodNewest = IstiodVersion{Name: "istiod-newest", tool: IstiodNewestTool, needsKube: true}
 )
 
@@ -41,9 +42,18 @@ var (
 // against, oldest first: the two ends, or what is between them if [Compat].
 func IstiodVersions() []IstiodVersion {
 	if Compat() {
-		return []IstiodVersion{Istiod124}
+		return []IstiodVersion{Istiod124, Istiod126}
 	}
 	return []IstiodVersion{Istiod121, IstiodNewest}
+}
+
+// IstiodTLSVersions are those of [IstiodVersions] that dial with TLS if they
+// are told to.
+func IstiodTLSVersions() []IstiodVersion {
+	if Compat() {
+		return []IstiodVersion{Istiod126}
+	}
+	return []IstiodVersion{IstiodNewest}
 }
 
 // Istiod is a running istiod without a cluster.

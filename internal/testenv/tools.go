@@ -40,6 +40,8 @@ var (
 	Istiod121Tool = goTool("istiod-1.21", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
 	// Istiod124Tool is istiod 1.24.0.
 	Istiod124Tool = goTool("istiod-1.24", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
+	// Istiod126Tool is istiod 1.26.0, the first that dials with TLS.
+	Istiod126Tool = goTool("istiod-1.26", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
 	// IstiodNewestTool is the newest istiod on the module proxy that builds
 	// with this repository's version of Go.
 	IstiodNewestTool = goTool("istiod", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
@@ -83,6 +85,10 @@ func Tools() []Tool {
 		IstioCRDsTool, MonitoringCRDsTool, CycloneDXTool,
 	}
 }
+
+// CompatTools returns the tools that only `make compat` needs, in the order of
+// fetching.
+func CompatTools() []Tool { return []Tool{Istiod126Tool, SPIREServerTool, SPIREAgentTool} }
 
 // String returns the tool's name.
 func (t Tool) String() string { return t.name }

@@ -26,7 +26,7 @@ func (c costs) of(v testenv.IstiodVersion) cost {
 	switch v.Name {
 	case testenv.Istiod121.Name:
 		return c.istiod121
-	case testenv.Istiod124.Name:
+	case testenv.Istiod124.Name, testenv.Istiod126.Name:
 		return c.istiod124
 	default:
 		return c.newest

@@ -1,10 +1,16 @@
 package e2e
 
 import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
@@ -89,4 +95,151 @@ func TestIstiodDialsTLS(t *testing.T) {
 	if strings.Contains(isthmus.Log(), "PRIVATE KEY") {
 		t.Error("the log has a key")
 	}
+}
+
+// All that a certificate has changes under a bridge whose services change all
+// the time: it is renewed, it has another authority, another name. istiod
+// connects again after each, or refuses to, and no proxy loses an endpoint.
+func TestCertificatesRotateUnderChurn(t *testing.T) {
+	testenv.SkipIfShort(t)
+	const host = "isthmus.example.org"
+	first, second, unknown := testcert.New(t, "first"), testcert.New(t, "second"), testcert.New(t, "unknown")
+	var trusted []byte
+	for _, c := range []*testcert.Certificate{first, second} {
+		pem, err := os.ReadFile(c.Cert)
+		if err != nil {
+			t.Fatal(err)
+		}
+		trusted = append(trusted, pem...)
+	}
+	ca, err := json.Marshal(string(trusted))
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := fmt.Sprintf("tlsSettings: {mode: SIMPLE, sni: %s, subjectAltNames: [alias.example.org, %[1]s], caCertificates: %s}", host, ca)
+
+	for _, version := range testenv.IstiodTLSVersions() {
+		t.Run(version.Name, func(t *testing.T) {
+			files := newMounted(t)
+			files.put(first.Issue(t, host))
+			consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+			consul.Register(t, web(1), web(2))
+			isthmus := testenv.StartSecureIsthmus(t, follow{}.registries(consul.Addr)+"\n- {name: load, type: sim, config: {services: 20, instances: 10, changes_per_second: 50}}\n",
+				fmt.Sprintf("tls: {cert_file: %q, key_file: %q}, allow: [{peer: {sni: %s}}]", files.path("cert.pem"), files.path("key.pem"), host))
+			isthmus.WaitReady(t)
+			gate := testenv.NewGate(t, isthmus.XDS)
+			gate.Open(t)
+			istiod := testenv.StartIstiodWith(t, version, "xds://"+gate.Addr, settings)
+			istiod.WaitReady(t)
+			recorder := testenv.StartRecorder(t, istiod)
+			recorder.WaitSubscribed(t)
+			cluster := testenv.OutboundCluster("web.service.consul", 8080)
+			have := []string{"10.1.0.1:8080", "10.1.0.2:8080"}
+			recorder.WaitEndpoints(t, cluster, have...)
+			stays := slices.Clone(have)
+			var mu sync.Mutex
+			pushed := 0 // pushes of other services; guarded by mu
+			recorder.OnEndpoints(func(name string, endpoints []string) {
+				mu.Lock()
+				defer mu.Unlock()
+				if name != cluster {
+					pushed++
+				}
+				for _, e := range stays {
+					if name == cluster && !slices.Contains(endpoints, e) {
+						t.Errorf("a proxy is told that %s has %v", name, endpoints)
+					}
+				}
+			})
+			others := func() int {
+				mu.Lock()
+				defer mu.Unlock()
+				return pushed
+			}
+
+			next := 3
+			follows := func() {
+				t.Helper()
+				consul.Register(t, web(next))
+				have = append(have, fmt.Sprintf("10.1.0.%d:8080", next))
+				next++
+				recorder.WaitEndpoints(t, cluster, have...)
+				before := others()
+				testenv.Eventually(t, testenv.Patience, "what changes all the time to go on", func() (string, bool) { return "nothing", others() > before })
+			}
+			follows()
+			alias := func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, "alias.example.org") }
+			for _, tt := range []struct {
+				name string
+				cert *testcert.Certificate
+				good bool
+			}{
+				{"renewed", first.Issue(t, host), true},
+				{"of another authority", second.Issue(t, host), true},
+				{"with a further name", second.Issue(t, host, alias), true},
+				{"without the name", second.Issue(t, "other.example.org"), false},
+				{"renewed after that", second.Issue(t, host), true},
+				{"of an authority that istiod does not trust", unknown.Issue(t, host), false},
+				{"of the first authority again", first.Issue(t, host), true},
+			} {
+				// The stream that is open stays; the next meets it.
+				files.put(tt.cert)
+				testenv.Eventually(t, testenv.Patience, "the certificate "+tt.name+" to be in use", func() (string, bool) {
+					conn, err := tls.Dial("tcp", isthmus.XDS, &tls.Config{ServerName: host, InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // to look at it
+					if err != nil {
+						return err.Error(), false
+					}
+					defer conn.Close()
+					now := conn.ConnectionState().PeerCertificates[0].Raw
+					return fmt.Sprintf("%d bytes", len(now)), bytes.Equal(now, tt.cert.Leaf().Raw)
+				})
+				follows()
+				refused := isthmus.Refused(t, "handshake")
+				gate.Shut()
+				gate.Open(t)
+				if tt.good {
+					follows()
+					continue
+				}
+				testenv.Eventually(t, testenv.Patience, "istiod to refuse the certificate "+tt.name, func() (string, bool) {
+					return isthmus.Log(), isthmus.Refused(t, "handshake") > refused
+				})
+			}
+		})
+	}
+}
+
+// mounted is a folder whose files are replaced all at once, as those of a
+// Secret in a pod are.
+type mounted struct {
+	t   *testing.T
+	dir string
+	n   int
+}
+
+func newMounted(t *testing.T) *mounted {
+	t.Helper()
+	return &mounted{t: t, dir: t.TempDir()}
+}
+
+func (m *mounted) path(name string) string { return filepath.Join(m.dir, "data", name) }
+
+func (m *mounted) put(c *testcert.Certificate) {
+	m.t.Helper()
+	m.n++
+	folder := fmt.Sprintf("v%d", m.n)
+	must := func(err error) {
+		m.t.Helper()
+		if err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	must(os.Mkdir(filepath.Join(m.dir, folder), 0o700))
+	for name, from := range map[string]string{"cert.pem": c.Cert, "key.pem": c.Key} {
+		b, err := os.ReadFile(from)
+		must(err)
+		must(os.WriteFile(filepath.Join(m.dir, folder, name), b, 0o600))
+	}
+	must(os.Symlink(folder, filepath.Join(m.dir, "data.new")))
+	must(os.Rename(filepath.Join(m.dir, "data.new"), filepath.Join(m.dir, "data")))
 }

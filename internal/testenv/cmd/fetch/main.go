@@ -2,6 +2,7 @@
 // user's cache directory. It prints its progress to standard error and ends
 // with status 1, after having tried them all, if one could not be had. With
 // names as arguments it gets those, and prints their paths to standard output.
+// Those that only `make compat` needs are left out without its environment.
 package main
 
 import (
@@ -20,7 +21,11 @@ func main() {
 	defer stop()
 	failed := false
 	names := os.Args[1:]
-	for _, tool := range testenv.Tools() {
+	tools := testenv.Tools()
+	if testenv.Compat() || len(names) > 0 {
+		tools = append(tools, testenv.CompatTools()...)
+	}
+	for _, tool := range tools {
 		if len(names) > 0 && !slices.Contains(names, tool.String()) {
 			continue
 		}
