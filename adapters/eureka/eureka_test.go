@@ -529,12 +529,8 @@ func TestConformance(t *testing.T) {
 	}
 	gate := testenv.NewGate(t, u.Host)
 	gate.Open(t)
-	server.Register(t, web(1), web(2), testenv.EurekaInstance{App: "DB_MAIN", ID: "db", IP: "10.3.0.1", Port: 5432})
-	// Until then its answers may be of a time between the registrations.
-	c, stop := followUntil(t, eureka.Config{Servers: []string{server.URL}})
-	c.AwaitIDs(t, within, "registered", "WEB", "web-1 web-2")
-	c.AwaitIDs(t, within, "registered", "DB_MAIN", "db")
-	stop()
+	all := []testenv.EurekaInstance{web(1), web(2), {App: "DB_MAIN", ID: "db", IP: "10.3.0.1", Port: 5432}}
+	server.RegisterListed(t, all...)
 	config, err := json.Marshal(map[string]any{"servers": []string{"http://" + gate.Addr + "/eureka"}, "interval": "1s"})
 	if err != nil {
 		t.Fatal(err)
@@ -559,7 +555,7 @@ func TestConformance(t *testing.T) {
 				Cut: func(context.Context) error { server.Kill(); return nil },
 				Restore: func(context.Context) error {
 					server.Start(t)
-					server.Register(t, web(1), web(2), testenv.EurekaInstance{App: "DB_MAIN", ID: "db", IP: "10.3.0.1", Port: 5432})
+					server.RegisterListed(t, all...)
 					return nil
 				},
 			},

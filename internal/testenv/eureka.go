@@ -218,6 +218,27 @@ func (e *Eureka) Register(t testing.TB, instances ...EurekaInstance) {
 	}
 }
 
+// RegisterListed is [Eureka.Register], and waits until the server's list of
+// everything has the instances. A list that the server began before a
+// registration and ended after it stays in its cache until the next one, for up
+// to three minutes, while its answers with changes are newer.
+func (e *Eureka) RegisterListed(t testing.TB, instances ...EurekaInstance) {
+	t.Helper()
+	Eventually(t, Patience, "the list of Eureka to have what is registered", func() (string, bool) {
+		e.Register(t, instances...)
+		list, err := e.do(t.Context(), http.MethodGet, "/apps", nil)
+		if err != nil {
+			return err.Error(), false
+		}
+		for _, i := range instances {
+			if !strings.Contains(list, fmt.Sprintf("\"instanceId\":%q", i.ID)) {
+				return list, false
+			}
+		}
+		return "", true
+	})
+}
+
 // TryRegister registers one instance, and returns the error.
 func (e *Eureka) TryRegister(ctx context.Context, i EurekaInstance) error {
 	_, err := e.do(ctx, http.MethodPost, "/apps/"+i.App, map[string]any{"instance": i.body()})
