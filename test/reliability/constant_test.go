@@ -183,9 +183,9 @@ What is constant, and what is not:
 
 - **While Consul cannot be reached** there are fewer requests than in a calm
   time. The first window has what the outage itself costs: the connections of
-  the 1,000 blocking queries end, and each query is tried once more before it
-  waits. That is once per outage, and does not grow with its length: the window
-  after it is the measure. No service is composed, and nothing is sent.
+  the 1,000 blocking queries end. Only the listing asks again. That is once per
+  outage, and does not grow with its length: the window after it is the measure.
+  No service is composed, and nothing is sent.
 - **When Consul is back** every service is asked for again, twice at most: once
   for what it has now, once to block again. Answers that are as before change
   nothing.
