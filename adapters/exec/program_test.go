@@ -1,7 +1,6 @@
 package exec
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -26,23 +25,8 @@ import (
 // patience is how long a test waits for what will happen.
 const patience = time.Minute
 
-// logs is a log that can be read while it is written.
-type logs struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
+// logs is the log of an adapter.
+type logs = testwait.Buffer
 
 // follow runs the adapter until the test ends, or stop is called.
 func follow(t *testing.T, c Config) (catalog *plugintest.Catalog, log *logs, stop func()) {

@@ -69,10 +69,7 @@ plugins {
 }
 `, s.port, filepath.Join(dir, "server.sock"), filepath.Join(dir, "server"), filepath.Join(dir, "entries.sqlite3")))
 		s.server.start(t, nil, s.binary, "run", "-config", config)
-	}, func() (string, bool) {
-		out, err := s.command(t, s.binary, "healthcheck", "-socketPath", filepath.Join(dir, "server.sock"))
-		return out, err == nil
-	})
+	}, s.healthy(t, s.binary, "server.sock"))
 
 	// "Token: TEXT" is the first line.
 	out := s.admin(t, "token", "generate", "-spiffeID", "spiffe://example.org/node")
@@ -98,14 +95,18 @@ plugins {
 }
 `, s.port, filepath.Join(dir, "agent.sock"), filepath.Join(dir, "agent"), strings.TrimSpace(token)))
 	s.agent.start(t, nil, s.client, "run", "-config", config)
-	err = s.agent.waitReady(t, func() (string, bool) {
-		out, err := s.command(t, s.client, "healthcheck", "-socketPath", filepath.Join(dir, "agent.sock"))
-		return out, err == nil
-	})
-	if err != nil {
+	if err := s.agent.waitReady(t, s.healthy(t, s.client, "agent.sock")); err != nil {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// healthy returns a check of a program that listens on a socket.
+func (s *SPIRE) healthy(t testing.TB, binary, socket string) func() (string, bool) {
+	return func() (string, bool) {
+		out, err := s.command(t, binary, "healthcheck", "-socketPath", filepath.Join(s.dir, socket))
+		return out, err == nil
+	}
 }
 
 // command runs a program and returns what it writes.

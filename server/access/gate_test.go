@@ -38,23 +38,8 @@ import (
 
 const patience = time.Minute
 
-// buffer is a log that is read while it is written.
-type buffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
+// buffer is the log of a gate.
+type buffer = testwait.Buffer
 
 func policy(t *testing.T, l config.Listener) *Policy {
 	t.Helper()

@@ -1,11 +1,10 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"io"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/internal/watch"
 )
 
@@ -60,7 +60,7 @@ func TestSPIRE(t *testing.T) {
 	bridge := testenv.StartSecureIsthmus(t, follow{}.registries(consul.Addr),
 		`tls: {workload_api: "`+spire.Socket+`", client_auth: require}, allow: [{peer: {spiffe: "spiffe://example.org/tool"}}]`)
 	bridge.WaitReady(t)
-	follow := func(creds credentials.TransportCredentials) (out, problems *shared) {
+	follow := func(creds credentials.TransportCredentials) (out, problems *testwait.Buffer) {
 		t.Helper()
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
@@ -68,7 +68,7 @@ func TestSPIRE(t *testing.T) {
 			cancel()
 			running.Wait()
 		})
-		out, problems = &shared{}, &shared{}
+		out, problems = &testwait.Buffer{}, &testwait.Buffer{}
 		o := watch.Options{Address: bridge.XDS, Output: "json", Body: true, Stderr: problems, DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(creds)}}
 		running.Go(func() { // ends with cancel
 			if err := watch.Run(ctx, o, out); err != nil {
@@ -77,14 +77,14 @@ func TestSPIRE(t *testing.T) {
 		})
 		return out, problems
 	}
-	has := func(out *shared, what string) {
+	has := func(out *testwait.Buffer, what string) {
 		t.Helper()
 		testenv.Eventually(t, testenv.Patience, what, func() (string, bool) { return out.String(), strings.Contains(out.String(), what) })
 	}
 	sink, ended := follow(trusted)
 	has(sink, "10.1.0.1")
 
-	// The certificate in use is another one, twice.
+	// The certificate in use is one, another one, and another one.
 	serial := func() string {
 		conn, err := tls.Dial("tcp", bridge.XDS, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) //nolint:gosec // to look at it
 		if err != nil {
@@ -97,13 +97,13 @@ func TestSPIRE(t *testing.T) {
 		}
 		return c.SerialNumber.String()
 	}
-	for last, n := serial(), 0; n < 2; n++ {
-		testenv.Eventually(t, testenv.Patience, "SPIRE's renewal to be in use", func() (string, bool) {
-			now := serial()
-			return now, now != "" && now != last
-		})
-		last = serial()
-	}
+	seen := map[string]bool{}
+	testenv.Eventually(t, testenv.Patience, "two renewals by SPIRE to be in use", func() (string, bool) {
+		if now := serial(); now != "" {
+			seen[now] = true
+		}
+		return fmt.Sprint(seen), len(seen) == 3
+	})
 	another, _ := follow(trusted)
 	has(another, "10.1.0.1")
 
@@ -130,32 +130,10 @@ func TestSPIRE(t *testing.T) {
 	late, _ := follow(trusted)
 	has(late, "10.1.0.1")
 	consul.Register(t, web(2))
-	for _, out := range []*shared{sink, another, late} {
+	for _, out := range []*testwait.Buffer{sink, another, late} {
 		has(out, "10.1.0.2")
 	}
 	if ended.String() != "" {
 		t.Errorf("the stream that was open all the time: %s", ended)
 	}
-}
-
-// shared is a buffer for several goroutines.
-type shared struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-var _ io.Writer = (*shared)(nil)
-
-// Write implements [io.Writer].
-func (s *shared) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-// String returns what was written.
-func (s *shared) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }

@@ -114,7 +114,7 @@ slowest time after %v. %s, two shared cores, 24 GB.
 %s`, *length, changes, "`"+*sim+"`", len(samples), slowest.Round(10*time.Millisecond), time.Now().Format(time.DateOnly), &table)
 	t.Log("\n" + text)
 	if *write && !t.Failed() {
-		page(t, "Soak", "`make soak FOR=2h`", text)
+		page(t, "Soak", fmt.Sprintf("`make soak FOR=%v SIM='%s'`", *length, *sim), text)
 	}
 }
 

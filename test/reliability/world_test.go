@@ -504,10 +504,10 @@ func (w *world) converge(what string) time.Duration {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for n, s := range w.sinks {
-			have := s.instances()
 			if s.waits {
 				return fmt.Sprintf("sink %d (%s) waits for the first response of its stream", n, s.protocol), false
 			}
+			have := s.instances()
 			if maps.Equal(w.there, have) {
 				continue
 			}
