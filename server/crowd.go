@@ -151,14 +151,18 @@ type pacedStream struct {
 	crowd *crowd
 	pace  pace
 
-	conn    *intakeConn  // nil if it is not counted
-	request atomic.Int64 // size of the request that is being handled
+	ctx     context.Context //nolint:containedctx // of the stream, with its turns
+	conn    *intakeConn     // nil if it is not counted
+	request atomic.Int64    // size of the request that is being handled
 }
+
+// Context implements [grpc.ServerStream].
+func (s *pacedStream) Context() context.Context { return s.ctx }
 
 // RecvMsg implements [grpc.ServerStream].
 func (s *pacedStream) RecvMsg(m any) error {
 	s.conn.handled(s.request.Swap(0))
-	if s.pace.wait(s.Context()) {
+	if s.pace.wait(s.Context(), 1) {
 		address := ""
 		if p, ok := peer.FromContext(s.Context()); ok && p.Addr != nil {
 			address = p.Addr.String()
@@ -174,7 +178,7 @@ func (s *pacedStream) RecvMsg(m any) error {
 
 // SendMsg implements [grpc.ServerStream].
 func (s *pacedStream) SendMsg(m any) error {
-	s.pace.earn()
+	s.pace.earn(1)
 	return s.ServerStream.SendMsg(m)
 }
 
@@ -197,9 +201,12 @@ func (c *crowd) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, 
 		c.refuse(limitStreams, c.streams, "")
 		return stream.TooMany(c.streams)
 	}
-	paced := &pacedStream{ServerStream: ss, crowd: c, pace: pace{every: time.Second / requestRate, burst: requestBurst}}
+	paced := &pacedStream{ServerStream: ss, ctx: ss.Context(), crowd: c, pace: pace{every: time.Second / requestRate, burst: requestBurst}}
 	if p, ok := peer.FromContext(ss.Context()); ok && p.Addr != nil {
 		paced.conn = c.intake.of(endsOf(p.LocalAddr, p.Addr))
+	}
+	if paced.conn != nil {
+		paced.ctx = stream.WithTurns(paced.ctx, paced.conn.turn)
 	}
 	defer func() { paced.conn.handled(paced.request.Swap(0)) }()
 	return handler(srv, paced)

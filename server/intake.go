@@ -32,7 +32,7 @@ const (
 	// hostStreamRate is how many streams an IP address opens in a second, after
 	// the first hostStreamBurst: a stream takes 0.1 ms of a processor to open,
 	// and what other sinks wait for waits behind all that are opened at once.
-	hostStreamRate, hostStreamBurst = 1000, 500
+	hostStreamRate, hostStreamBurst = 500, 1000
 	// paceTime bounds how long a connection is held up; beyond it is closed, or
 	// what it sent is refused.
 	paceTime = 5 * time.Second
@@ -41,10 +41,13 @@ const (
 )
 
 // hostPace holds up an address that connects, opens streams or sends headers
-// faster than any sinks do.
+// and requests faster than any sinks do, or that has so many streams that to
+// wake them takes the time of others.
 type hostPace struct {
 	connections, streams, headers *rate.Limiter
-	open                          int // connections, guarded by intake.mu
+	data, turns                   pace
+	open                          int          // connections, guarded by intake.mu
+	live                          atomic.Int64 // streams
 }
 
 // waste returns what a DATA frame takes in memory besides its bytes: gRPC keeps
@@ -92,13 +95,15 @@ func (n *intake) paceOf(host string) *hostPace {
 		if len(n.hosts) >= maxHosts {
 			maps.DeleteFunc(n.hosts, func(_ string, h *hostPace) bool { return h.open == 0 })
 		}
-		pace := func(burst int) *rate.Limiter {
+		refilled := func(burst int) *rate.Limiter {
 			return rate.NewLimiter(rate.Limit(float64(burst)/refill.Seconds()), burst)
 		}
 		// One Read has at most the 32 KiB that gRPC reads at a time.
 		h = &hostPace{
-			connections: pace(n.peer), headers: pace(max(headerShare*n.peer, 64<<10)),
+			connections: refilled(n.peer), headers: refilled(max(headerShare*n.peer, 64<<10)),
 			streams: rate.NewLimiter(hostStreamRate, hostStreamBurst),
+			data:    pace{every: time.Second / dataRate, burst: dataBurst},
+			turns:   pace{every: time.Second / turnRate, burst: turnBurst},
 		}
 		n.hosts[host] = h
 	}
@@ -166,6 +171,7 @@ type intakeConn struct {
 	left    int
 	kind    http2.FrameType
 	fields  int // bytes of headers that were read and not held up
+	data    int // likewise of requests, and of the headers of their frames
 
 	mu sync.Mutex
 	// guarded by mu
@@ -204,12 +210,18 @@ func (c *intakeConn) Read(b []byte) (int, error) {
 			c.intake.shed()
 		}
 	}
-	// Headers are held up before gRPC decodes them, in the goroutine that reads
-	// this connection.
+	// Headers and requests are held up before gRPC decodes them, in the
+	// goroutine that reads this connection.
 	if fields := c.fields; fields > 0 {
 		c.fields = 0
 		if slow := c.intake.hold(c.gone, c.pace.headers, fields, "headers", c.host); slow != nil {
 			return 0, slow
+		}
+	}
+	if data := c.data; data > 0 {
+		c.data = 0
+		if c.pace.data.wait(c.gone, data) {
+			c.intake.slowed("bytes of requests", c.host)
 		}
 	}
 	return n, err
@@ -221,10 +233,17 @@ func (c *intakeConn) open() error {
 	if c == nil {
 		return nil
 	}
-	if c.opened.wait(c.gone) {
+	if c.opened.wait(c.gone, 1) {
 		c.intake.slowed("streams", c.host)
 	}
 	return c.intake.hold(c.gone, c.pace.streams, 1, "streams", c.host)
+}
+
+// turn waits until a change may wake a stream of the connection.
+func (c *intakeConn) turn(ctx context.Context) {
+	if c.pace.live.Load() > crowded {
+		c.pace.turns.wait(ctx, 1)
+	}
 }
 
 // hold waits until k of something may pass. It returns an error, and counts
@@ -268,6 +287,7 @@ func (c *intakeConn) parse(b []byte) (bytes, wasted int64) {
 			switch c.kind {
 			case http2.FrameData:
 				bytes += int64(k)
+				c.data += k
 			case http2.FrameHeaders, http2.FrameContinuation:
 				c.fields += k
 			}
@@ -280,6 +300,7 @@ func (c *intakeConn) parse(b []byte) (bytes, wasted int64) {
 			c.left = int(binary.BigEndian.Uint32(c.header) >> 8)
 			if c.kind = http2.FrameType(c.header[3]); c.kind == http2.FrameData {
 				wasted += waste(c.left)
+				c.data += frameSize
 			}
 			c.header = c.header[:0]
 		}
@@ -322,6 +343,7 @@ func (c *intakeConn) handled(size int64) {
 	if c == nil || size == 0 {
 		return
 	}
+	c.pace.data.earn(int(min(size, refund)))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	wasted := c.wasted
@@ -337,6 +359,7 @@ func (c *intakeConn) begin() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.streams++
+		c.pace.live.Add(1)
 	}
 }
 
@@ -347,6 +370,7 @@ func (c *intakeConn) end() {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.pace.live.Add(-1)
 	if c.streams--; c.streams == 0 {
 		c.addLocked(-c.bytes, -c.wasted)
 	}

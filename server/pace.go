@@ -12,28 +12,44 @@ import (
 // connection.
 const (
 	streamRate, streamBurst   = 200, 1000
-	requestRate, requestBurst = 500, 2000
+	requestRate, requestBurst = 100, 250
 )
+
+// Rates of an IP address in a second, and how much may come at once before.
+const (
+	// dataRate is in bytes of requests and their frames. The largest request is
+	// initial_resource_versions, 14 MB for 100,000 names of 100 bytes, which
+	// then takes six seconds. It takes 3 µs of a processor to handle a name.
+	dataRate, dataBurst = 2 << 20, 2 << 20
+	// turnRate is how many streams of an address that has more than crowded a
+	// change may wake, 2 µs of a processor each. For 10,000 streams changes of
+	// half a second come together.
+	turnRate, turnBurst, crowded = 20_000, 2_000, 1_000
+)
+
+// refund is what is given back of each request, in bytes: as many as a sink
+// needs to acknowledge a response. [requestRate] bounds them.
+const refund = 1 << 10
 
 // pace lets events pass at a rate, after a number of them that pass at once.
 type pace struct {
-	every time.Duration
+	every time.Duration // at least 1 ns
 	burst int
 
 	mu   sync.Mutex
 	next time.Time // when the next one would pass without a burst; guarded by mu
 }
 
-// wait waits until the event may pass or ctx ends, and reports whether it had
+// wait waits until n events may pass or ctx ends, and reports whether it had
 // to.
-func (p *pace) wait(ctx context.Context) (waited bool) {
+func (p *pace) wait(ctx context.Context, n int) (waited bool) {
 	p.mu.Lock()
 	now := time.Now()
 	if p.next.Before(now) {
 		p.next = now
 	}
 	due := p.next.Add(-time.Duration(p.burst) * p.every)
-	p.next = p.next.Add(p.every)
+	p.next = p.next.Add(time.Duration(n) * p.every)
 	p.mu.Unlock()
 	if !due.After(now) {
 		return false
@@ -47,9 +63,9 @@ func (p *pace) wait(ctx context.Context) (waited bool) {
 	return true
 }
 
-// earn lets one more pass at once.
-func (p *pace) earn() {
+// earn lets n more pass at once.
+func (p *pace) earn(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.next = p.next.Add(-p.every)
+	p.next = p.next.Add(-time.Duration(n) * p.every)
 }

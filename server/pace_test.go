@@ -14,7 +14,7 @@ func TestPace(t *testing.T) {
 		began := time.Now()
 		pass := func(n int) (waited int) {
 			for range n {
-				if p.wait(t.Context()) {
+				if p.wait(t.Context(), 1) {
 					waited++
 				}
 			}
@@ -26,8 +26,7 @@ func TestPace(t *testing.T) {
 		if n := pass(10); n != 10 || time.Since(began) != 100*time.Millisecond {
 			t.Errorf("of the next 10, %d waited %v", n, time.Since(began))
 		}
-		p.earn()
-		p.earn()
+		p.earn(2)
 		if n := pass(2); n != 0 {
 			t.Errorf("of 2 that were earned, %d waited", n)
 		}

@@ -181,6 +181,14 @@ func grantOf(ctx context.Context) Grant {
 	return func() ([]view.Filter, <-chan struct{}) { return nil, nil }
 }
 
+type turnsKey struct{}
+
+// WithTurns has the stream of a context call wait before it looks at a change
+// of the state. What changes meanwhile comes with it.
+func WithTurns(ctx context.Context, wait func(context.Context)) context.Context {
+	return context.WithValue(ctx, turnsKey{}, wait)
+}
+
 // Serve runs a stream until it ends. The session begins with a view that may
 // show more than the stream may see, and has the right one before its first
 // request. Requests come from receive, which reads one from the stream. The
@@ -240,6 +248,7 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 			timer.Stop()
 		}
 	}()
+	await, paced := ctx.Value(turnsKey{}).(func(context.Context))
 	turns := make(chan turn)
 	var req any
 	for {
@@ -263,6 +272,9 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 		select {
 		case req = <-requests:
 		case <-now.changed:
+			if paced {
+				await(ctx)
+			}
 		case <-regrant:
 			filters, regrant = grant()
 			now, releaseNow := s.view.Narrow(filters...)

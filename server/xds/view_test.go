@@ -2,6 +2,7 @@ package xds
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -92,4 +93,68 @@ type granted struct {
 // Context implements grpc.ServerStream.
 func (g *granted) Context() context.Context {
 	return stream.WithGrant(g.ServerStream.Context(), g.grant)
+}
+
+// A sink that has to wait for its turn gets all that changed until then at
+// once, and its first request does not wait for a turn.
+func TestTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := servertest.New(t, state.Options{})
+		s := newServer(t, w, Config{})
+		turns := 0
+		server := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			return next(srv, &inTurn{ss, func(context.Context) {
+				turns++
+				time.Sleep(time.Second)
+			}})
+		}))...)
+		s.Register(server)
+		conn, stop := servertest.Connect(t, server)
+		defer stop()
+		w.Entry("a/web", "web.a.example.org")
+		began := time.Now()
+		client, err := discovery.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context())
+		if err == nil {
+			err = client.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: entriesV1})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := func(resources int, after time.Duration) {
+			t.Helper()
+			r, err := client.Recv()
+			if err == nil {
+				err = client.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: entriesV1, ResponseNonce: r.GetNonce()})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); len(r.GetResources()) != resources || took < after || took > after+2*Settle {
+				t.Errorf("%d resources after %v, want %d after %v", len(r.GetResources()), took, resources, after)
+			}
+		}
+		next(1, 0)
+		synctest.Wait()
+		began = time.Now()
+		for i := range 3 {
+			w.Entry(fmt.Sprintf("a/api%d", i), fmt.Sprintf("api%d.a.example.org", i))
+			time.Sleep(100 * time.Millisecond)
+		}
+		next(3, time.Second)
+		synctest.Wait()
+		if turns != 1 {
+			t.Errorf("%d turns for changes that came in one", turns)
+		}
+	})
+}
+
+// inTurn is a stream that waits for its turn.
+type inTurn struct {
+	grpc.ServerStream
+	wait func(context.Context)
+}
+
+// Context implements grpc.ServerStream.
+func (s *inTurn) Context() context.Context {
+	return stream.WithTurns(s.ServerStream.Context(), s.wait)
 }
