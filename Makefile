@@ -4,7 +4,7 @@ GO       ?= go
 CACHE    := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/isthmus
 GOVER    := $(shell $(GO) env GOVERSION)
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-FUZZTIME ?= 5s
+FUZZTIME ?= 3s
 PEERTIME ?= 10s
 # Most tests wait for servers and timers more than they compute, so twice as
 # many packages as there are processors are tested at a time.
