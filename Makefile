@@ -44,8 +44,28 @@ unit: ## the fast tests, without real servers
 .PHONY: check
 check: format vet lint deadcode tidy proto generated site vuln ## formatting, linters, generated files
 
+# gotestsum prints a line for each package and, at the end, one of counts; with
+# TIMES=1 the ten slowest packages and servers as well.
+GOTESTSUM := $(GO) tool -modfile=tools/gotestsum/go.mod gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped
+TESTLOG   := $(CACHE)/test.log
+
+# What starts real servers and is on no main path: other versions of them,
+# packaging, browsers, faults for long, what judges the tests themselves.
+WIDE := bench compose deploy etcd hostile mutation page release reliability template validity
+
 .PHONY: test
-test: check race e2e fuzz ## all that CI runs
+test: ## the packages, and the main paths against one version of each real server
+	@ISTHMUS_MAIN=1 $(GO) run ./internal/testenv/cmd/fetch
+	@mkdir -p $(CACHE)
+	@ISTHMUS_MAIN=1 $(GOTESTSUM) --jsonfile-timing-events $(TESTLOG) -- -p $(JOBS) -timeout 20m -skip '$(ALONE)' \
+		./cmd/isthmus $$($(GO) list ./... | grep -vE '/test/($(subst $() ,|,$(WIDE)))(/|$$)')
+	@if [ -n "$(TIMES)" ]; then \
+		echo "the ten slowest packages, in seconds:"; \
+		sed -n 's/.*"Action":"\(pass\|fail\)","Package":"\([^"]*\)","Elapsed":\([0-9.]*\)}.*/\3 \2/p' $(TESTLOG) | sort -rn | head -10; \
+		echo "the ten slowest servers:"; ISTHMUS_MAIN=1 $(GO) run ./internal/testenv/cmd/fetch -times; fi
+
+.PHONY: ci
+ci: test check race e2e fuzz compat ## everything that CI runs
 
 # A program with the race detector waits a second when it ends, unless told
 # otherwise; the tests start thousands of them.
@@ -64,7 +84,7 @@ e2e: tools ## real Consul, Nacos, ZooKeeper, Eureka, etcd, Kubernetes, CoreDNS, 
 	$(GO) test -count=1 -p $(JOBS) -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./adapters/etcd ./adapters/zookeeper ./server/xds
 
 # The tests that ask for versions of servers, and the folders they are in.
-MATRIX   = (Istiod(TLS)?|Nacos)Versions\(\)|(Compat|DubboTool)\(\)
+MATRIX   = test(istiod|nacos)\.(TLS)?Versions\(\)|(Compat|DubboTool)\(\)
 MATRIXED = $(shell grep -rlE --include='*_test.go' '$(MATRIX)' adapters internal server test)
 
 .PHONY: compat
@@ -126,7 +146,7 @@ FIRST ?= 1
 
 .PHONY: simulate
 simulate: ## more seeds of the simulation: make simulate SEEDS=1000 FIRST=1
-	$(GO) test -count=1 -run '^TestSeeds$$' -timeout 24h -v ./test/simulation -seeds $(SEEDS) -first $(FIRST)
+	$(GO) test -count=1 -run '^(TestSeeds|TestState)$$' -timeout 24h -v ./test/simulation -seeds $(SEEDS) -first $(FIRST)
 
 .PHONY: mutation
 mutation: ## plant defects, look whether the validator finds them, write docs/mutations.md
@@ -155,6 +175,10 @@ soak: tools ## FOR=2h of changes: sinks have what Consul has, memory, goroutines
 .PHONY: tools
 tools: $(LINT)/golangci-lint $(PROTO)/buf ## build or fetch every tool and test server into the user's cache directory
 	$(GO) run ./internal/testenv/cmd/fetch
+
+.PHONY: clean-tools
+clean-tools: ## remove the servers and tools that tests run
+	@du -sh $(CACHE) 2>/dev/null; rm -rf $(CACHE)
 
 .PHONY: generate
 generate: $(PROTO)/buf ## write all generated files again

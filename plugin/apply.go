@@ -68,6 +68,10 @@ func newApplier(catalog Catalog, b believing) *applier {
 func (a *applier) fail(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.failLocked(err)
+}
+
+func (a *applier) failLocked(err error) {
 	a.away = true
 	a.grace.Away()
 	a.faults.Set("registry", listAway, err)
@@ -77,9 +81,13 @@ func (a *applier) fail(err error) {
 func (a *applier) take(l Listing) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.catalog.Heard()
-	a.away = false
-	a.faults.Clear("registry")
+	if l.Away != nil {
+		a.failLocked(l.Away)
+	} else {
+		a.catalog.Heard()
+		a.away = false
+		a.faults.Clear("registry")
+	}
 	a.problemsLocked(l)
 	if l.Lost != nil {
 		a.lost.Store(new(l.Lost.Error()))
@@ -102,15 +110,17 @@ func (a *applier) take(l Listing) {
 		}
 	case a.held != nil && l.Doubt == nil:
 		a.keepLocked(l)
-		if listed > 0 || !a.synced && time.Since(a.began) >= a.removeGrace {
+		if l.Away == nil && (listed > 0 || !a.synced && time.Since(a.began) >= a.removeGrace) {
 			a.believeLocked(l.Services)
 		}
 		return
 	}
 	if l.Lost != nil || l.Complete && before-listed >= 2 && float64(listed) < a.minShare*float64(before) {
-		a.grace.Away() // immediately followed by Back: starts the grace period
+		a.grace.Away() // immediately followed by Back: puts in question what it lacks
 	}
-	a.grace.Back()
+	if l.Away == nil {
+		a.grace.Back()
+	}
 	if l.Complete || l.Doubt != nil {
 		a.faults.Set("listing", listDoubt, l.Doubt)
 	}
@@ -119,6 +129,7 @@ func (a *applier) take(l Listing) {
 		for _, s := range l.Services {
 			a.grace.Add(s.Service, s.Instances)
 		}
+		a.grace.Doubt()
 	case l.Complete:
 		a.completeLocked(l.Services)
 	default:

@@ -57,8 +57,8 @@ type catalog struct {
 	degraded  string // why the registry cannot be followed, or ""
 	detail    string // how the registry is followed, or ""
 	stream    *cursor
-	streams   uint64                                // number of cursors so far, and of the current one
-	recall    []func(registry.Key) (Snapshot, bool) // see Recall
+	streams   uint64     // number of cursors so far, and of the current one
+	recall    []recaller // see Recall
 }
 
 var _ Publisher = (*catalog)(nil)

@@ -87,6 +87,29 @@ func (m *mirror) apply(resp *pluginv1.WatchResponse, idOf func(*pluginv1.Upsert)
 	if n := len(resp.GetUpserts()) + len(resp.GetRemovals()) + len(resp.GetProblems()) + len(resp.GetLeftOut()) + len(resp.GetKept()); n > wire.BatchResources {
 		return fmt.Errorf("a batch of %d", n)
 	}
+	named := map[resourceID]bool{}
+	once := func(id resourceID) error {
+		if named[id] && id.name != "" {
+			return fmt.Errorf("%v is twice in one message", id)
+		}
+		named[id] = true
+		return nil
+	}
+	for _, r := range resp.GetRemovals() {
+		if err := once(resourceID{r.GetCollection(), r.GetName()}); err != nil {
+			return err
+		}
+	}
+	for _, u := range resp.GetUpserts() {
+		if err := once(idOf(u)); err != nil {
+			return err
+		}
+	}
+	for _, k := range resp.GetKept() {
+		if err := once(resourceID{k.GetCollection(), k.GetName()}); err != nil {
+			return err
+		}
+	}
 	for _, r := range resp.GetRemovals() {
 		id := resourceID{r.GetCollection(), r.GetName()}
 		if _, ok := m.resources[id]; !ok && !m.kept[id] {

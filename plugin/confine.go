@@ -267,6 +267,25 @@ func (c *confinement) moved() error {
 // landlockNet is the first version of Landlock that confines TCP ports.
 const landlockNet = 4
 
+// unconfinable is the violation of a registry that requires confinement.
+func unconfinable(why string) error {
+	return &FieldError{Field: "plugin.confinement", Reason: "is required, and " + why}
+}
+
+// gaps returns what keeps the process from being confined as the adapter says,
+// with the given version of Landlock and the outcome of seccomp.
+func (a Access) gaps(landlock int, seccomp error) error {
+	switch {
+	case seccomp != nil:
+		return unconfinable("system calls are not confined: " + seccomp.Error())
+	case landlock < 1:
+		return unconfinable("files are not confined: this kernel has no Landlock, or it is off")
+	case a.network() && !a.AnyPort && landlock < landlockNet:
+		return unconfinable("ports are not confined: this kernel's Landlock cannot (Linux 6.7 can)")
+	}
+	return nil
+}
+
 // phrases describes what is in force, for people: with the given version of
 // Landlock (0: none), and with seccomp unless there is an error.
 func (c *confinement) phrases(a Access, landlock int, seccomp error) (out []string) {

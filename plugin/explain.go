@@ -36,13 +36,24 @@ const (
 // adapter that keeps nothing does not call Recall; neither does one that uses
 // [Grace] or [Poll], which do.
 func Recall(c Catalog, from func(registry.Key) (Snapshot, bool)) {
+	recallWith(c, from, func(registry.Key) map[string]string { return nil })
+}
+
+// recaller is where an adapter keeps what it passed to Set. retained returns
+// why it retains instances that the registry lacks, by ID.
+type recaller struct {
+	from     func(registry.Key) (Snapshot, bool)
+	retained func(registry.Key) map[string]string
+}
+
+func recallWith(c Catalog, from func(registry.Key) (Snapshot, bool), retained func(registry.Key) map[string]string) {
 	if s, ok := c.(*sharded); ok {
 		c = s.catalog
 	}
 	if c, ok := c.(*catalog); ok {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.recall = append(c.recall, from)
+		c.recall = append(c.recall, recaller{from, retained})
 	}
 }
 
@@ -114,9 +125,15 @@ func (c *catalog) explain(s *service) *pluginv1.ExplainedService {
 
 	out := &pluginv1.ExplainedService{Key: clip.Text(key.String(), maxIDBytes)}
 	var e *translate.Explanation
-	for _, from := range recall { // without a lock: it takes the adapter's
-		if snapshot, ok := from(key); ok {
+	for _, r := range recall { // without a lock: it takes the adapter's
+		if snapshot, ok := r.from(key); ok {
 			e = c.translator.Explain(snapshot.Service, snapshot.Instances)
+			missing := r.retained(key)
+			for i := range e.Instances {
+				if text := missing[e.Instances[i].ID]; text != "" {
+					e.Instances[i].Steps = append(e.Instances[i].Steps, translate.Step{Rule: "remove_grace", Text: text})
+				}
+			}
 			out.Original = true
 			break
 		}

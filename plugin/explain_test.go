@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -73,6 +75,46 @@ func TestExplain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What is retained although the registry lacks it says so, with its age since
+// the first answer that lacked it, outages included, and what is left.
+func TestExplainRetained(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := testServer(t, nil)
+		g := NewGrace(s.catalog, time.Minute, nil)
+		svc := registry.Service{Key: registry.Key{Name: "web"}}
+		a := registry.Instance{ID: "a", Address: "10.0.0.1", Ports: []registry.Port{{Number: 80}}}
+		b := registry.Instance{ID: "b", Address: "10.0.0.2", Ports: []registry.Port{{Number: 80}}}
+		says := func(want string) {
+			t.Helper()
+			got := map[string]string{}
+			for _, i := range explained(t, s, "web")[0].GetInstances() {
+				for _, step := range i.GetSteps() {
+					if step.GetRule() == "remove_grace" {
+						got[i.GetId()] += step.GetText()
+					}
+				}
+			}
+			if len(got) != 1 || got["b"] != want {
+				t.Errorf("explained as %q, want %q of b", got, want)
+			}
+		}
+		g.Set(svc, []registry.Instance{a, b})
+		g.Away()
+		g.Back()
+		g.Set(svc, []registry.Instance{a})
+		time.Sleep(20 * time.Second)
+		says("missing from the registry for 20s after an outage, and kept for another 40s (remove_grace is 1m0s)")
+		g.Away()
+		time.Sleep(time.Hour)
+		says("missing from the registry for 1h0m20s after an outage, and kept for another 40s, counted from when the registry answers again (remove_grace is 1m0s)")
+		g.Back()
+		time.Sleep(10 * time.Second)
+		g.Add(svc, []registry.Instance{a})
+		time.Sleep(time.Hour)
+		says("missing from the registry for 2h0m30s after an outage, and kept for another 30s, counted from its next complete answer (remove_grace is 1m0s)")
+	})
 }
 
 // An answer is bounded whatever the service, and counts what it leaves out.

@@ -2,10 +2,6 @@ package plugin_test
 
 import (
 	"context"
-	"fmt"
-	"maps"
-	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -79,23 +75,27 @@ func TestGrace(t *testing.T) {
 		set("web", "c")
 		c.WantIDs(t, "what was shown and went is gone", services{"web": "c", "db": "x"})
 
+		set("quiet", "q")
 		g.Away()
 		g.Back()
 		remove("web")
 		set("db", "")
 		time.Sleep(50 * time.Second)
 		g.Away()
+		time.Sleep(time.Hour)
 		g.Back()
 		remove("web")
-		time.Sleep(50 * time.Second)
+		time.Sleep(9 * time.Second)
 		synctest.Wait()
-		c.WantIDs(t, "another outage begins the time again", services{"web": "c", "db": "x"})
-		time.Sleep(11 * time.Second)
+		c.WantIDs(t, "another outage stops the clock", services{"web": "c", "db": "x", "quiet": "q"})
+		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		c.WantIDs(t, "the time is over; of db nothing was said", services{"db": "x"})
+		c.WantIDs(t, "and does not set it back; of quiet nothing was said", services{"db": "", "quiet": "q"})
 		c.WantDegraded(t, "the time is over", "")
-		set("db", "")
-		c.WantIDs(t, "db is empty", services{"db": ""})
+		time.Sleep(time.Minute)
+		set("quiet", "r")
+		c.WantIDs(t, "long after the outage nothing is in question", services{"db": "", "quiet": "r"})
+		remove("quiet")
 
 		set("db", "x y")
 		g.Away()
@@ -113,6 +113,120 @@ func TestGrace(t *testing.T) {
 	})
 }
 
+// TestGraceAnswers shows which answers count: one that may be incomplete stops
+// the clock, one during an outage removes nothing, and an instance that is back
+// begins anew.
+func TestGraceAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := plugintest.NewCatalog()
+		g := plugin.NewGrace(c, time.Minute, c.Degraded)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go g.Run(ctx)
+		set := func(name, instances string) { g.Set(svcNamed(name), ids(instances)) }
+		pass := func(d time.Duration) {
+			time.Sleep(d)
+			synctest.Wait()
+		}
+		set("web", "a b")
+		set("db", "x")
+		set("idle", "")
+		g.Away()
+		set("web", "a b")
+		set("web", "a")
+		g.Remove(svcNamed("idle").Key)
+		pass(time.Hour)
+		c.WantIDs(t, "listed and not, while away", services{"web": "a b", "db": "x", "idle": ""})
+		g.Back()
+		pass(40 * time.Second)
+		g.Add(svcNamed("web"), ids("a"))
+		pass(time.Hour)
+		c.WantIDs(t, "an answer that may be incomplete stops the clock of its service", services{"web": "a b", "db": "x"})
+		set("web", "a")
+		pass(19 * time.Second)
+		c.WantIDs(t, "a complete one has it go on", services{"web": "a b", "db": "x"})
+		g.Doubt()
+		pass(time.Hour)
+		c.WantIDs(t, "doubt stops the clocks", services{"web": "a b", "db": "x"})
+		set("web", "a")
+		pass(2 * time.Second)
+		c.WantIDs(t, "a complete answer ends the doubt", services{"web": "a", "db": "x"})
+
+		set("web", "a b")
+		g.Away()
+		g.Back()
+		set("web", "a")
+		pass(50 * time.Second)
+		set("web", "a b")
+		g.Away()
+		g.Back()
+		set("web", "a")
+		pass(59 * time.Second)
+		c.WantIDs(t, "what was back begins anew", services{"web": "a b", "db": "x"})
+		pass(time.Second)
+		c.WantIDs(t, "and ends", services{"web": "a", "db": "x"})
+		c.WantDegraded(t, "nothing is retained", "")
+	})
+}
+
+// TestGraceEnds shows that what left a registry that is away again and again
+// goes all the same: one that fails one answer in five, and one whose watch is
+// cut every 50 s. The instance c leaves in the first outage.
+func TestGraceEnds(t *testing.T) {
+	listing := func(left bool) plugin.Listing {
+		if left {
+			return all(services{"web": "a b"})
+		}
+		return all(services{"web": "a b c"})
+	}
+	for name, run := range map[string]func(context.Context, *plugintest.Catalog) error{
+		"one answer in five": func(ctx context.Context, c *plugintest.Catalog) error {
+			asked := 0
+			p := plugin.Poll{Interval: 10 * time.Second, RemoveGrace: time.Minute, MinShare: 0.5, Fetch: func(context.Context) (plugin.Listing, error) {
+				if asked++; asked%5 == 0 {
+					return plugin.Listing{}, errCut
+				}
+				return listing(asked > 5), nil
+			}}
+			return p.Run(ctx, c)
+		},
+		"a watch of 50 s": func(ctx context.Context, c *plugintest.Catalog) error {
+			sessions := 0
+			w := plugin.Watch{RemoveGrace: time.Minute, MinShare: 0.5, Follow: func(ctx context.Context, take func(plugin.Listing)) error {
+				sessions++
+				take(listing(sessions > 1))
+				plugin.Pause(ctx, 50*time.Second, nil)
+				return errCut
+			}}
+			return w.Run(ctx, c)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				c := plugintest.NewCatalog()
+				done := make(chan error, 1)
+				go func() { done <- run(ctx, c) }()
+				time.Sleep(95 * time.Second)
+				synctest.Wait()
+				c.WantIDs(t, "it may still register again", services{"web": "a b c"})
+				c.WantDegraded(t, "it may still register again", "remove_grace")
+				time.Sleep(35 * time.Second)
+				synctest.Wait()
+				c.WantIDs(t, "the registry's answers have lacked it for a minute", services{"web": "a b"})
+				time.Sleep(2 * time.Hour)
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				if h := look(c); h.Least["web"] != 2 {
+					t.Errorf("what lives was removed: %v", h.Least)
+				}
+			})
+		})
+	}
+}
+
 // TestNoGrace shows that without time everything is believed as soon as the
 // registry is back.
 func TestNoGrace(t *testing.T) {
@@ -124,76 +238,4 @@ func TestNoGrace(t *testing.T) {
 	c.WantIDs(t, "away", services{"web": "a b"})
 	g.Back()
 	c.WantIDs(t, "back", services{"web": "a"})
-}
-
-// TestGraceModel compares a random life with a model that goes by the text of
-// Grace: what was known before the outage and was not shown since is kept.
-func TestGraceModel(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		random := rand.New(rand.NewPCG(1, 2))
-		c := plugintest.NewCatalog()
-		g := plugin.NewGrace(c, time.Minute, c.Degraded)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		go g.Run(ctx)
-		type account struct{ answer, kept map[string]bool }
-		model := map[string]account{}
-		holding := false
-		told := func(a account) map[string]bool {
-			all := maps.Clone(a.answer)
-			maps.Copy(all, a.kept)
-			return all
-		}
-		for step := range 5000 {
-			name := fmt.Sprint("s", random.IntN(3))
-			a, known := model[name]
-			switch n := random.IntN(20); {
-			case n == 0:
-				g.Away()
-				g.Back()
-				holding = true
-				for name, a := range model {
-					model[name] = account{map[string]bool{}, told(a)}
-				}
-				// Every service is answered at once, as by a full listing.
-				for name, a := range model {
-					g.Set(svcNamed(name), nil)
-					model[name] = a
-				}
-			case n == 1:
-				time.Sleep(2 * time.Minute)
-				synctest.Wait()
-				holding = false
-				for name, a := range model {
-					model[name] = account{a.answer, nil}
-				}
-			case n == 2 && known && !holding:
-				g.Remove(svcNamed(name).Key)
-				delete(model, name)
-			default:
-				answer := map[string]bool{}
-				for i := range 4 {
-					if random.IntN(2) == 0 {
-						answer[fmt.Sprint("i", i)] = true
-					}
-				}
-				kept := maps.Clone(a.kept)
-				maps.DeleteFunc(kept, func(id string, _ bool) bool { return answer[id] })
-				model[name] = account{answer, kept}
-				g.Set(svcNamed(name), ids(strings.Join(slices.Sorted(maps.Keys(answer)), " ")))
-			}
-			want, instances := services{}, 0
-			for name, a := range model {
-				want[name] = strings.Join(slices.Sorted(maps.Keys(told(a))), " ")
-				instances += len(told(a))
-			}
-			c.WantIDs(t, fmt.Sprint("step ", step), want)
-			if known, _ := g.Instances(); known != instances {
-				t.Errorf("step %d: %d instances are known, want %d", step, known, instances)
-			}
-			if t.Failed() {
-				return
-			}
-		}
-	})
 }

@@ -33,6 +33,11 @@ type Listing struct {
 	// answered, or its revision went back. What it lacks is retained as after
 	// an outage, with this reason. Nil if it lacks nothing.
 	Lost error
+	// Away is why a part of the registry cannot be followed, although the
+	// session goes on, for [Watch]: an outage until a listing without it. The
+	// content is applied, and what it lacks retained as in an outage. Nil if
+	// everything is followed.
+	Away error
 	// Problems are what cannot be used unchanged, as for [Catalog].Problem:
 	// reasons by id. An empty reason clears one, and a complete listing clears
 	// those that it does not have.

@@ -139,6 +139,7 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 	var all []error
 	var translator *translate.Translator
 	_, err = s.translate.DecodeAlone(req.GetTranslate(), func(o Translate) (err error) {
+		o.Permit = req.GetLabels()
 		translator, err = translate.New(req.GetRegistry(), o.Over(s.translate.Defaults))
 		return err
 	})
@@ -161,11 +162,17 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 		return &pluginv1.ConfigureResponse{Violations: violations(err)}, nil
 	}
 	resp = &pluginv1.ConfigureResponse{}
+	if access == nil && req.GetConfinementRequired() {
+		return &pluginv1.ConfigureResponse{Violations: violations(unconfinable("the adapter does not say what it needs"))}, nil
+	}
 	if access != nil && s.alone && !req.GetUnconfined() {
 		s.confined = newConfinement(*access)
 		version, seccomp, err := s.confined.enforce(*access)
 		if err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
+		}
+		if err := access.gaps(version, seccomp); err != nil && req.GetConfinementRequired() {
+			return &pluginv1.ConfigureResponse{Violations: violations(err)}, nil
 		}
 		resp.Confinement = s.confined.phrases(*access, version, seccomp)
 	}

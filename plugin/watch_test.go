@@ -141,6 +141,40 @@ func TestWatch(t *testing.T) {
 	})
 }
 
+// TestWatchAway shows a session that goes on while a part of the registry
+// cannot be followed: changes apply, and what leaves is retained until
+// remove_grace after everything is followed again.
+func TestWatchAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := startWatch(t, plugin.Watch{RemoveGrace: time.Minute, MinShare: 0.5})
+		defer s.stop()
+		away := func(l plugin.Listing) plugin.Listing {
+			l.Away = errors.New("forbidden")
+			return l
+		}
+		s.take(away(plugin.Listing{}))
+		s.shows(t, "before the first listing", services{}, "forbidden")
+		if h := look(s.catalog); h.Synced {
+			t.Error("it is synced before its first listing")
+		}
+		s.take(all(services{"web": "a b", "db": "x"}))
+		s.shows(t, "listed", services{"web": "a b", "db": "x"}, "")
+		s.take(away(some(services{"web": "b c"})))
+		s.shows(t, "a change in a part", services{"web": "a b c", "db": "x"}, "forbidden")
+		s.take(away(some(services{}, "db")))
+		s.shows(t, "a removal in a part", services{"web": "a b c", "db": "x"}, "forbidden")
+		time.Sleep(time.Hour)
+		s.take(all(services{"web": "b c"}))
+		s.shows(t, "followed again", services{"web": "a b c", "db": "x"}, "remove_grace")
+		time.Sleep(time.Minute + time.Second)
+		synctest.Wait()
+		s.shows(t, "after the grace period", services{"web": "b c"}, "")
+		if began := len(s.began); began != 1 {
+			t.Errorf("%d sessions, want one", began)
+		}
+	})
+}
+
 // TestWatchFails shows that no order of failures removes anything, that each is
 // shown, and that its end is noticed.
 func TestWatchFails(t *testing.T) {

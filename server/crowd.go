@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"sync"
@@ -11,10 +12,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
 	"github.com/isthmus-mesh/isthmus/server/access"
+	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
@@ -26,32 +31,39 @@ type crowd struct {
 	refused          *prometheus.CounterVec
 	open             atomic.Int64 // streams
 	intake           *intake
+	budget           *budget
 
 	mu    sync.Mutex
-	peers map[string]int // connections by IP address, guarded by mu
+	peers map[string]int // connections by address, guarded by mu
 
 	told access.Sparingly // refusals in the log, by limit
 }
 
-func newCrowd(perPeer, streams, requestBytes int, log *slog.Logger, reg prometheus.Registerer) *crowd {
+func newCrowd(limits *config.Limits, log *slog.Logger, reg prometheus.Registerer) *crowd {
 	c := &crowd{
-		perPeer: perPeer, streams: streams, log: log, peers: make(map[string]int),
+		perPeer: limits.ConnectionsPerPeer, streams: limits.Streams, log: log, peers: make(map[string]int),
 		refused: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 			Name: "isthmus_connections_refused_total", Help: "Connections and streams that were refused, by the limit that was reached.",
 		}, []string{"limit"}),
 	}
-	for _, limit := range []string{limitPeer, limitStreams, limitRequests} {
+	for _, limit := range []string{limitPeer, limitStreams, limitRequests, limitRetained, limitResponses} {
 		c.refused.WithLabelValues(limit)
 	}
-	c.intake = newIntake(int64(requestBytes), perPeer, func(peer string) { c.refuse(limitRequests, requestBytes, peer) }, c.slowed)
+	c.intake = newIntake(int64(limits.RequestBytes), limits.ConnectionsPerPeer, func(peer string) { c.refuse(limitRequests, limits.RequestBytes, peer) }, c.slowed)
+	c.budget = newBudget(limits.RetainedBytes, limits.ResponseBytes, func(limit, peer string) {
+		c.refuse(limit, map[string]int{limitRetained: limits.RetainedBytes, limitResponses: limits.ResponseBytes}[limit], peer)
+	})
+	c.intake.gone = c.budget.gone
 	return c
 }
 
 // Names of the limits in the configuration and the metric.
 const (
-	limitPeer     = "connections_per_peer"
-	limitStreams  = "streams"
-	limitRequests = "request_bytes"
+	limitPeer      = "connections_per_peer"
+	limitStreams   = "streams"
+	limitRequests  = "request_bytes"
+	limitRetained  = "retained_bytes"
+	limitResponses = "response_bytes"
 )
 
 // refuse counts a refusal, and logs at most one per limit and minute.
@@ -76,9 +88,9 @@ func (l crowdListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		host, _, err := net.SplitHostPort(conn.RemoteAddr().String())
-		if err != nil {
-			return conn, nil //nolint:nilerr // no peer that could be counted
+		host, ok := stream.HostOf(conn.RemoteAddr())
+		if !ok {
+			return conn, nil // no peer that could be counted
 		}
 		if counted := l.crowd.enter(conn, host); counted != nil {
 			return counted, nil
@@ -153,6 +165,7 @@ type pacedStream struct {
 
 	ctx     context.Context //nolint:containedctx // of the stream, with its turns
 	conn    *intakeConn     // nil if it is not counted
+	account *account        // likewise
 	request atomic.Int64    // size of the request that is being handled
 }
 
@@ -179,8 +192,23 @@ func (s *pacedStream) RecvMsg(m any) error {
 // SendMsg implements [grpc.ServerStream].
 func (s *pacedStream) SendMsg(m any) error {
 	s.pace.earn(1)
-	return s.ServerStream.SendMsg(m)
+	response, ok := m.(*stream.Message)
+	if !ok || s.account == nil {
+		return s.ServerStream.SendMsg(m)
+	}
+	s.conn.permit(response.Size)
+	response.Done = s.account.begin(response)
+	err := s.ServerStream.SendMsg(m)
+	if err != nil && response.Done != nil {
+		response.Done()
+	}
+	return err
 }
+
+// errCompressed refuses a stream whose requests may be compressed: 735 kB of
+// gzip are 900 MB of names. No istiod and no Pilot compresses its requests, and
+// gRPC would compress the responses likewise, for each stream.
+var errCompressed = status.Error(codes.Unimplemented, "requests are not to be compressed; send them without grpc-encoding")
 
 // counted is a gRPC interceptor that counts the streams of a connection, those
 // that are refused too.
@@ -190,7 +218,16 @@ func (c *crowd) counted(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo,
 		conn.begin()
 		defer conn.end()
 	}
+	// No interface of gRPC says how requests are compressed, before one is
+	// read.
+	if t, ok := grpc.ServerTransportStreamFromContext(ss.Context()).(interface{ RecvCompress() string }); !ok || !plain(t.RecvCompress()) {
+		return errCompressed
+	}
 	return handler(srv, ss)
+}
+
+func plain(compression string) bool {
+	return compression == "" || compression == encoding.Identity
 }
 
 // stream is a gRPC interceptor that limits the number of streams, and the rate
@@ -205,9 +242,22 @@ func (c *crowd) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, 
 	if p, ok := peer.FromContext(ss.Context()); ok && p.Addr != nil {
 		paced.conn = c.intake.of(endsOf(p.LocalAddr, p.Addr))
 	}
-	if paced.conn != nil {
-		paced.ctx = stream.WithTurns(paced.ctx, paced.conn.turn)
-	}
 	defer func() { paced.conn.handled(paced.request.Swap(0)) }()
-	return handler(srv, paced)
+	if paced.conn == nil {
+		return handler(srv, paced)
+	}
+	ctx, end := context.WithCancelCause(paced.ctx)
+	defer end(nil)
+	identity := ""
+	if g := access.GrantOf(ctx); g != nil {
+		identity = g.Identity()
+	}
+	paced.account = c.budget.open(paced.conn, identity, end)
+	defer paced.account.close()
+	paced.ctx = stream.WithAccount(ctx, paced.account)
+	err := handler(srv, paced)
+	if errors.Is(context.Cause(ctx), errShed) {
+		return status.Error(codes.ResourceExhausted, errShed.Error())
+	}
+	return err
 }

@@ -1,16 +1,30 @@
 package server
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/status"
 
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
@@ -157,4 +171,118 @@ func TestOnePortOfAPeer(t *testing.T) {
 	counted("the first to stay so", 1)
 	first.Close()
 	counted("nothing to be left", 0)
+}
+
+// A stream whose requests may be compressed is refused before one is read, as
+// it is their size on the wire that is bounded.
+func TestCompressed(t *testing.T) {
+	s := serve(t, "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}")
+	for _, compression := range []string{gzip.Name, encoding.Identity} {
+		stream, err := discovery.NewAggregatedDiscoveryServiceClient(connect(t, s.XDSAddr())).DeltaAggregatedResources(t.Context(), grpc.UseCompressor(compression))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Unknown types are answered at once.
+		_ = stream.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: "a", ResourceNamesSubscribe: slices.Repeat([]string{strings.Repeat("a", 1000)}, 1000)})
+		_, err = stream.Recv()
+		if want := codes.OK; compression == encoding.Identity && status.Code(err) != want {
+			t.Errorf("without compression: %v", err)
+		} else if want = codes.Unimplemented; compression == gzip.Name && (status.Code(err) != want || !strings.Contains(err.Error(), "grpc-encoding")) {
+			t.Errorf("with compression: %v, want %v", err, want)
+		}
+	}
+}
+
+// An address that opens streams without end fills no log, and another one is
+// still in it.
+func TestLinesPerAddress(t *testing.T) {
+	const streams = 500
+	lines := new(counted)
+	cfg, err := parse("listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serveConfig(t, cfg, Options{Log: slog.New(lines)})
+	open := func(client discovery.AggregatedDiscoveryServiceClient, node string) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stream, err := client.DeltaAggregatedResources(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Send(&discovery.DeltaDiscoveryRequest{Node: &core.Node{Id: node}, TypeUrl: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	many := discovery.NewAggregatedDiscoveryServiceClient(connectFrom(t, "127.0.0.2", s.XDSAddr()))
+	for range streams {
+		open(many, "many")
+	}
+	if n := lines.of("many"); n < 100 || n > 400 {
+		t.Errorf("%d streams of one address logged %d lines", streams, n)
+	}
+	other := discovery.NewAggregatedDiscoveryServiceClient(connectFrom(t, "127.0.0.3", s.XDSAddr()))
+	open(other, "other")
+	if n := lines.of("other"); n == 0 {
+		t.Error("another address logged nothing")
+	}
+	if lines.leftOut.Load() == 0 {
+		t.Error("no line says how many were left out")
+	}
+}
+
+// counted counts lines of the log by node.
+type counted struct {
+	node    string
+	parent  *counted
+	nodes   sync.Map // *atomic.Int64 by node
+	leftOut atomic.Int64
+}
+
+func (c *counted) of(node string) int64 {
+	n, _ := c.nodes.LoadOrStore(node, new(atomic.Int64))
+	return n.(*atomic.Int64).Load()
+}
+
+func (c *counted) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelInfo }
+func (c *counted) WithGroup(string) slog.Handler                { return c }
+
+func (c *counted) WithAttrs(attrs []slog.Attr) slog.Handler {
+	root := cmp.Or(c.parent, c)
+	for _, a := range attrs {
+		if a.Key == "node" {
+			return &counted{node: a.Value.String(), parent: root}
+		}
+	}
+	return c
+}
+
+func (c *counted) Handle(_ context.Context, r slog.Record) error {
+	root := cmp.Or(c.parent, c)
+	n, _ := root.nodes.LoadOrStore(c.node, new(atomic.Int64))
+	n.(*atomic.Int64).Add(1)
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "left_out" {
+			root.leftOut.Add(a.Value.Int64())
+		}
+		return true
+	})
+	return nil
+}
+
+// connectFrom is a connection from an address of its own.
+func connectFrom(t *testing.T, from string, to net.Addr) *grpc.ClientConn {
+	t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	conn, err := grpc.NewClient(to.String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+		return dialer.DialContext(ctx, "tcp", address)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
 }

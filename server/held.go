@@ -43,14 +43,12 @@ func (s *Server) held() metadata.MD {
 // registryOptions returns the options of each registry in the state.
 func registryOptions(cfg *config.Config) map[string]state.RegistryOptions {
 	registries := cfg.Registries
-	// Sinks that the bridge dials may be anywhere, too.
-	beyond := cfg.Listen.Beyond() || len(cfg.Sinks) > 0
 	out := make(map[string]state.RegistryOptions, len(registries))
 	for i := range registries {
 		r := &registries[i]
 		p := &r.Protect
 		out[r.Name] = state.RegistryOptions{
-			Owns:     owns.New(r.Owns, beyond),
+			Owns:     owns.New(r, cfg.Mesh),
 			Optional: !r.Required, SyncTimeout: time.Duration(r.SyncTimeout),
 			Protect: state.Protect{
 				MinShare: p.MinShare, MinServices: p.MinServices, Hold: time.Duration(p.Hold),

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
@@ -26,6 +27,10 @@ const (
 	// IP address may have are opened at once, in bytes: a token and more. A
 	// compressed header of 10 KB takes as long as 30 MB.
 	headerShare = 2 << 10
+	// framesShare is how many frames other than those of requests a connection
+	// may send: what opens it, its streams and its pings. Each response permits
+	// some more, as its reader extends the window.
+	framesShare = 10
 	// refill is the time in which an address may again have as many connections
 	// and headers at once.
 	refill = 10 * time.Second
@@ -44,10 +49,10 @@ const (
 // and requests faster than any sinks do, or that has so many streams that to
 // wake them takes the time of others.
 type hostPace struct {
-	connections, streams, headers *rate.Limiter
-	data, turns                   pace
-	open                          int          // connections, guarded by intake.mu
-	live                          atomic.Int64 // streams
+	connections, streams, headers, frames *rate.Limiter
+	data, turns                           pace
+	open                                  int          // connections, guarded by intake.mu
+	live                                  atomic.Int64 // streams
 }
 
 // waste returns what a DATA frame takes in memory besides its bytes: gRPC keeps
@@ -75,6 +80,7 @@ type intake struct {
 	total  atomic.Int64
 	refuse func(peer string)
 	slowed func(what, peer string)
+	gone   func(c *intakeConn) // called when one is closed, if set
 
 	mu sync.Mutex
 	// guarded by mu
@@ -101,6 +107,7 @@ func (n *intake) paceOf(host string) *hostPace {
 		// One Read has at most the 32 KiB that gRPC reads at a time.
 		h = &hostPace{
 			connections: refilled(n.peer), headers: refilled(max(headerShare*n.peer, 64<<10)),
+			frames:  refilled(max(framesShare*n.peer, 32<<10/frameSize)),
 			streams: rate.NewLimiter(hostStreamRate, hostStreamBurst),
 			data:    pace{every: time.Second / dataRate, burst: dataBurst},
 			turns:   pace{every: time.Second / turnRate, burst: turnBurst},
@@ -131,8 +138,8 @@ type intakeCredentials struct {
 // ServerHandshake implements [credentials.TransportCredentials].
 func (c intakeCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	n := c.intake
-	host, _, err := net.SplitHostPort(raw.RemoteAddr().String())
-	if err != nil { // a unix socket: its users are trusted with the machine
+	host, ok := stream.HostOf(raw.RemoteAddr())
+	if !ok { // a unix socket: its users are trusted with the machine
 		return c.TransportCredentials.ServerHandshake(raw)
 	}
 	pace := n.paceOf(host)
@@ -171,12 +178,14 @@ type intakeConn struct {
 	left    int
 	kind    http2.FrameType
 	fields  int // bytes of headers that were read and not held up
-	data    int // likewise of requests, and of the headers of their frames
+	data    int // likewise of requests, and frameCost for each of their frames
+	frames  int // likewise all other frames
 
 	mu sync.Mutex
 	// guarded by mu
 	bytes, wasted int64
 	streams       int
+	permitted     int // frames, by responses
 	closed        bool
 }
 
@@ -218,6 +227,14 @@ func (c *intakeConn) Read(b []byte) (int, error) {
 			return 0, slow
 		}
 	}
+	if frames := c.frames; frames > 0 {
+		c.frames = 0
+		if over := c.exceed(frames); over > 0 {
+			if slow := c.intake.hold(c.gone, c.pace.frames, over, "frames", c.host); slow != nil {
+				return 0, slow
+			}
+		}
+	}
 	if data := c.data; data > 0 {
 		c.data = 0
 		if c.pace.data.wait(c.gone, data) {
@@ -225,6 +242,26 @@ func (c *intakeConn) Read(b []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// permit lets the reader of a response of a size send the frames that it takes
+// to read it.
+func (c *intakeConn) permit(size int) {
+	if c != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.permitted = min(c.permitted+perResponse+size/windowShare, maxPermitted)
+	}
+}
+
+// exceed returns how many of the frames that were read are not permitted by
+// responses.
+func (c *intakeConn) exceed(frames int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	permitted := min(frames, c.permitted)
+	c.permitted -= permitted
+	return frames - permitted
 }
 
 // open waits for the turn of a stream that the connection opens. It returns an
@@ -270,6 +307,9 @@ func (c *intakeConn) Close() error {
 	c.intake.total.Add(-c.weight())
 	c.bytes, c.wasted, c.closed = 0, 0, true
 	c.mu.Unlock()
+	if c.intake.gone != nil {
+		c.intake.gone(c)
+	}
 	return c.Conn.Close()
 }
 
@@ -300,7 +340,9 @@ func (c *intakeConn) parse(b []byte) (bytes, wasted int64) {
 			c.left = int(binary.BigEndian.Uint32(c.header) >> 8)
 			if c.kind = http2.FrameType(c.header[3]); c.kind == http2.FrameData {
 				wasted += waste(c.left)
-				c.data += frameSize
+				c.data += frameCost
+			} else {
+				c.frames++
 			}
 			c.header = c.header[:0]
 		}
@@ -343,7 +385,7 @@ func (c *intakeConn) handled(size int64) {
 	if c == nil || size == 0 {
 		return
 	}
-	c.pace.data.earn(int(min(size, refund)))
+	c.pace.data.earn(int(min(size, refund)) + frameCost)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	wasted := c.wasted

@@ -3,21 +3,27 @@ package server
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
+	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
 // One who sends requests that do not end is cut off when they take more memory
@@ -83,8 +89,8 @@ func TestRequestBytes(t *testing.T) {
 	for range streams {
 		testwait.Receive(t, patience, "the permission to send a request", permitted)
 	}
-	// Each byte in a frame of its own takes as much as 256: an address sends
-	// 4 MiB a second.
+	// A byte in a frame of its own counts as 256: what the address may send in
+	// two seconds exceeds the limit.
 	sent := 0
 	for err == nil && sent < streams*60<<20 {
 		err = framer.WriteData(2*uint32(sent%streams)+1, false, []byte{0})
@@ -252,7 +258,7 @@ func TestHostRequests(t *testing.T) {
 			all.Wait()
 			return time.Since(began)
 		}
-		const size = 16<<10 - frameSize
+		const size = 16<<10 - frameCost
 		if took := requests("10.0.0.1", 2, dataBurst/(16<<10)/2, size, false); took != 0 {
 			t.Errorf("the burst took %v", took)
 		}
@@ -405,4 +411,149 @@ func TestHostStreams(t *testing.T) {
 			t.Errorf("on a connection that is not counted: %v", err)
 		}
 	})
+}
+
+// What counts as one address is one of IPv4, in either notation, and a /64 of
+// IPv6: the limits of connections and all paces have it in common.
+func TestNetworks(t *testing.T) {
+	for _, c := range [][2]string{
+		{"10.0.0.1:1", "10.0.0.1"},
+		{"[::ffff:10.0.0.1]:1", "10.0.0.1"},
+		{"[2001:db8:0:1::1]:1", "2001:db8:0:1::/64"},
+		{"[2001:db8:0:1:ffff::2]:1", "2001:db8:0:1::/64"},
+		{"[2001:db8:0:2::1]:1", "2001:db8:0:2::/64"},
+		{"[fe80::1%lo]:1", "fe80::/64"},
+	} {
+		address, err := netip.ParseAddrPort(c[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := stream.HostOf(net.TCPAddrFromAddrPort(address)); !ok || got != c[1] {
+			t.Errorf("%s counts as %s, want %s", c[0], got, c[1])
+		}
+	}
+	if got, ok := stream.HostOf(&net.UnixAddr{Name: "@"}); ok {
+		t.Errorf("a unix socket counts as %s", got)
+	}
+	n := newIntake(1<<20, 100, func(string) {}, func(string, string) {})
+	crowd := &crowd{perPeer: 2, peers: map[string]int{}, intake: n, refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "x"}, []string{"limit"}), log: slog.New(slog.DiscardHandler)}
+	queue := make(chan net.Conn, 4)
+	for i := range 3 {
+		queue <- from{host: fmt.Sprintf("2001:db8::%d", i)}
+	}
+	queue <- from{host: "2001:db8:1::"}
+	l := crowdListener{queued{conns: queue}, crowd}
+	var got []string
+	for range 3 {
+		conn, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, conn.RemoteAddr().String())
+		counted, _, err := n.credentials(insecure.NewCredentials()).ServerHandshake(conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer counted.Close()
+	}
+	if want := []string{"[2001:db8::]:1", "[2001:db8::1]:1", "[2001:db8:1::]:1"}; !slices.Equal(got, want) || len(n.hosts) != 2 {
+		t.Errorf("of at most 2 connections for an address accepted %v, want %v; %d paces", got, want, len(n.hosts))
+	}
+}
+
+// queued is a listener of connections that are there already.
+type queued struct {
+	net.Listener
+	conns chan net.Conn
+}
+
+func (q queued) Accept() (net.Conn, error) { return <-q.conns, nil }
+
+// Frames that are no requests have a pace for each address: settings, pings,
+// windows, resets, and those that HTTP/2 does not know. Who reads responses may
+// send as many as that takes.
+func TestHostFrames(t *testing.T) {
+	const connections, burst = 1000, 1000 * framesShare
+	write := map[string]func(f *http2.Framer) error{
+		"settings": func(f *http2.Framer) error { return f.WriteSettings() },
+		"ping":     func(f *http2.Framer) error { return f.WritePing(false, [8]byte{}) },
+		"window":   func(f *http2.Framer) error { return f.WriteWindowUpdate(0, 1) },
+		"reset":    func(f *http2.Framer) error { return f.WriteRSTStream(1, http2.ErrCodeCancel) },
+		"empty":    func(f *http2.Framer) error { return f.WriteContinuation(1, false, nil) },
+		"unknown":  func(f *http2.Framer) error { return f.WriteRawFrame(99, 0, 0, nil) },
+	}
+	for name, one := range write {
+		synctest.Test(t, func(t *testing.T) {
+			var mu sync.Mutex
+			slowed := map[string]int{} // guarded by mu
+			n := newIntake(1<<30, connections, func(string) { t.Error("a connection was closed") }, func(what, peer string) {
+				mu.Lock()
+				defer mu.Unlock()
+				slowed[what+" "+peer]++
+			})
+			// send sends frames of an address on four connections, and returns
+			// how long that takes, and how many were closed.
+			send := func(host string, count, responses int) (took time.Duration, closed int) {
+				sent := bytes.NewBufferString(http2.ClientPreface)
+				for f := http2.NewFramer(sent, nil); count > 0; count-- {
+					if err := one(f); err != nil {
+						t.Fatal(err)
+					}
+				}
+				began := time.Now()
+				var all sync.WaitGroup
+				for range 4 {
+					c := n.enter(from{host: host, sent: bytes.NewReader(sent.Bytes())}, host, n.paceOf(host))
+					for range responses {
+						c.permit(100)
+					}
+					all.Go(func() {
+						defer c.Close()
+						for b := make([]byte, 1<<10); ; {
+							if _, err := c.Read(b); errors.Is(err, io.EOF) {
+								return
+							} else if err != nil {
+								mu.Lock()
+								closed++
+								mu.Unlock()
+								return
+							}
+						}
+					})
+				}
+				all.Wait()
+				return time.Since(began), closed
+			}
+			if took, closed := send("10.0.0.1", burst/4, 0); took != 0 || closed != 0 {
+				t.Errorf("%s: the burst took %v, %d closed", name, took, closed)
+			}
+			if took, closed := send("10.0.0.1", burst/8, 0); took < refill/4 || took > refill || closed != 0 {
+				t.Errorf("%s: half as many more took %v, want %v; %d closed", name, took, refill/2, closed)
+			}
+			if took, closed := send("10.0.0.2", burst*perResponse, burst); took != 0 || closed != 0 {
+				t.Errorf("%s: a sink that gets a response for each waited %v, %d closed", name, took, closed)
+			}
+			// What has to wait for long is not waited for, by the next either.
+			var flood sync.WaitGroup
+			for range 200 {
+				c := n.enter(from{host: "10.0.0.1"}, "10.0.0.1", n.paceOf("10.0.0.1"))
+				flood.Go(func() {
+					_ = n.hold(c.gone, c.pace.frames, burst/10, "frames", "10.0.0.1")
+					_ = c.Close()
+				})
+			}
+			synctest.Wait()
+			began := time.Now()
+			_ = n.hold(t.Context(), n.paceOf("10.0.0.1").frames, 1, "frames", "10.0.0.1")
+			if took := time.Since(began); took > paceTime {
+				t.Errorf("%s: after a flood a frame waits %v", name, took)
+			}
+			flood.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if slowed["frames 10.0.0.1"] == 0 || len(slowed) != 1 {
+				t.Errorf("%s: held up: %v", name, slowed)
+			}
+		})
+	}
 }

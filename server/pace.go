@@ -27,6 +27,16 @@ const (
 	turnRate, turnBurst, crowded = 20_000, 2_000, 1_000
 )
 
+// frameCost is what a frame of a request costs besides its bytes, in bytes: a
+// frame that is empty takes as much time as one of so many.
+const frameCost = 64
+
+// windowShare is the bytes of a response for which its reader may send a frame:
+// clients extend their window by 8 KiB or more at a time. perResponse is how
+// many frames it may send besides: two windows, and a ping that measures them.
+// maxPermitted bounds how many of them are remembered for a connection.
+const windowShare, perResponse, maxPermitted = 4 << 10, 4, 100_000
+
 // refund is what is given back of each request, in bytes: as many as a sink
 // needs to acknowledge a response. [requestRate] bounds them.
 const refund = 1 << 10

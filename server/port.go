@@ -168,6 +168,10 @@ func (s *Server) start(ctx context.Context, group *errgroup.Group, p *port) {
 	ctx, p.end = context.WithCancel(ctx)
 	p.ended = make(chan struct{})
 	group.Go(func() error {
+		p.gate.Watch(ctx)
+		return nil
+	})
+	group.Go(func() error {
 		defer close(p.ended)
 		defer p.end()
 		return s.servePort(ctx, p)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,9 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
+
+// triggerAPI is the trigger of a request to the admin API.
+const triggerAPI = "API"
 
 // Errors of [Server.Reload].
 var (
@@ -92,6 +96,13 @@ func (s *Server) reloadLoop(ctx context.Context, group *errgroup.Group) {
 
 // note records the outcome of a reload.
 func (s *Server) note(trigger string, d *config.Difference, err error) {
+	if trigger != triggerAPI { // which the audit has as a request
+		result, more := access.AuditDone, slog.String("detail", "sha256="+s.config().Hash())
+		if err != nil {
+			result, more = access.AuditFailed, slog.String("why", problemsOf(err)[0].Reason)
+		}
+		s.audit.Record("configuration "+trigger, "", "reload", result, more)
+	}
 	now := time.Now()
 	last := &admin.Reload{Time: now, Trigger: trigger, Result: resultSuccess}
 	cfg := s.config()
@@ -109,9 +120,17 @@ func (s *Server) note(trigger string, d *config.Difference, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
-		s.loaded = admin.Config{File: cfg.File(), Hash: cfg.Hash(), Loaded: now}
+		s.loaded.File, s.loaded.Hash, s.loaded.Loaded = cfg.File(), cfg.Hash(), now
 	}
 	s.loaded.LastReload = last
+}
+
+// setAudit has the audit go where a configuration says.
+func (s *Server) setAudit(cfg *config.Config) error {
+	if err := s.audit.SetFile(cfg.Audit.File); err != nil {
+		return config.Problems{{File: cfg.File(), Position: cfg.Position("audit.file"), Field: "audit.file", Reason: err.Error()}}
+	}
+	return nil
 }
 
 func changedNames(d *config.Difference) []string {
@@ -151,6 +170,13 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 	if err == nil {
 		err = s.open(&next, opened, going)
 	}
+	if err == nil {
+		if err = s.setAudit(&next); err != nil {
+			for _, p := range opened {
+				err = errors.Join(err, p.listener.Close())
+			}
+		}
+	}
 	if err != nil {
 		closePolicies(rules)
 		for _, m := range fresh {
@@ -162,13 +188,10 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 	}
 
 	s.replace(ctx, group, &next, &d, members, fresh)
-	if len(d.Renamed()) > 0 {
-		s.view.Anew()
-	}
 	s.warnOfGaps(&next)
 	for i, p := range ports {
 		if p.gate == nil {
-			p.gate = access.NewGate(p.String(), rules[i], s.access, s.log)
+			p.gate = access.NewGate(p.String(), rules[i], s.access, s.audit, s.log)
 		} else {
 			p.gate.Set(rules[i])
 		}

@@ -33,6 +33,7 @@ import (
 	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
 	"github.com/isthmus-mesh/isthmus/server/otlp"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 	"github.com/isthmus-mesh/isthmus/server/view"
 	"github.com/isthmus-mesh/isthmus/server/xds"
@@ -58,6 +59,9 @@ type Options struct {
 	Level *slog.LevelVar
 	// Shards are the shards of the hosts that this process follows and serves.
 	Shards shard.Set
+	// Memory is what there is for the bridge and its plugins, in bytes, for
+	// limits that the configuration does not have; 0 if it is not known.
+	Memory int
 	// Metrics is the registry for metrics that the admin server shows. Nil
 	// means a new one.
 	Metrics *prometheus.Registry
@@ -68,6 +72,7 @@ type Server struct {
 	options Options
 	log     *slog.Logger
 	started time.Time
+	limits  config.Limits // of the whole run: a reload does not change them
 
 	db      *state.DB
 	view    *view.View
@@ -80,6 +85,7 @@ type Server struct {
 	loads   *loadMetrics
 	crowd   *crowd
 	access  *access.Metrics
+	audit   *access.Audit
 	store   *lastgood.Store // nil if the last good state is disabled; created by Run
 	reloads chan reload
 	ready   chan struct{} // closed when the supervisors and the store exist
@@ -120,7 +126,7 @@ func New(cfg config.Config, o Options) (*Server, error) {
 		o.Metrics = prometheus.NewRegistry()
 	}
 	s := &Server{
-		cfg: cfg, options: o, log: o.Log, started: time.Now(),
+		cfg: cfg, options: o, log: o.Log, started: time.Now(), limits: cfg.Fit(o.Memory),
 		reloads: make(chan reload), ready: make(chan struct{}), ended: make(chan struct{}),
 	}
 	names := make([]string, len(cfg.Registries))
@@ -141,15 +147,15 @@ func New(cfg config.Config, o Options) (*Server, error) {
 	}
 	s.latency = latency.New(o.Metrics, s.export.Tracer())
 	registerBuild(o.Metrics, o.Version)
-	s.crowd = newCrowd(cfg.Limits.ConnectionsPerPeer, cfg.Limits.Streams, cfg.Limits.RequestBytes, s.log, o.Metrics)
-	s.access = access.NewMetrics(o.Metrics)
-	s.loaded = admin.Config{File: cfg.File(), Hash: cfg.Hash(), Loaded: s.started}
+	s.crowd = newCrowd(&s.limits, s.log, o.Metrics)
+	s.access, s.audit = access.NewMetrics(o.Metrics), access.NewAudit(o.Log)
+	s.loaded = admin.Config{File: cfg.File(), Hash: cfg.Hash(), Loaded: s.started, Memory: o.Memory, Limits: s.limits}
 	s.loads.succeeded(s.started)
 	s.db = state.New(names, state.Options{
-		MaxResources: cfg.Limits.ResourcesPerRegistry,
-		MaxServices:  cfg.Limits.ServicesPerRegistry,
-		MaxBytes:     cfg.Limits.BytesPerRegistry,
-		Tombstones:   cfg.Limits.Tombstones,
+		MaxResources: s.limits.ResourcesPerRegistry,
+		MaxServices:  s.limits.ServicesPerRegistry,
+		MaxBytes:     s.limits.BytesPerRegistry,
+		Tombstones:   s.limits.Tombstones,
 		Selector:     translate.SelectorValue,
 		Validate:     translate.ValidateBody,
 		Registries:   registryOptions(&cfg),
@@ -158,13 +164,13 @@ func New(cfg config.Config, o Options) (*Server, error) {
 		Applied:      s.latency.Applied,
 	}, o.Log, o.Metrics)
 	s.view = view.New(s.db, filterOfShards(o.Shards)...)
-	s.xds, err = xds.New(s.view, xds.Config{Profile: cfg.Profile, Acked: s.latency.Acked}, o.Log, o.Metrics)
+	s.xds, err = xds.New(s.view, xds.Config{Profile: cfg.Profile, Acked: s.latency.Acked}, stream.Sparse(s.log), o.Metrics)
 	if err != nil {
 		return nil, err
 	}
 	s.mcp, err = mcpserver.New(s.view, mcpserver.Config{
 		Profile: cfg.MCP.Profile, SyntheticEntries: cfg.MCP.SyntheticEntries, FullState: cfg.MCP.FullState, Acked: s.latency.Acked,
-	}, o.Log, o.Metrics)
+	}, stream.Sparse(s.log), o.Metrics)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +179,9 @@ func New(cfg config.Config, o Options) (*Server, error) {
 }
 
 func (s *Server) newMember(cfg *config.Config, r *config.Registry) (*member, error) {
-	spec, err := Spec(cfg, r)
+	fitted := *cfg
+	fitted.Limits = s.limits
+	spec, err := Spec(&fitted, r)
 	if err != nil {
 		return nil, err
 	}
@@ -205,8 +213,8 @@ func Spec(cfg *config.Config, r *config.Registry) (supervisor.Spec, error) {
 	}
 	return supervisor.Spec{
 		Registry: r.Name, Adapter: r.Type, Command: append([]string{path}, args...), SHA256: r.Plugin.SHA256, PublicKey: r.Plugin.PublicKey,
-		EnvNames: r.Plugin.Env, User: r.Plugin.User, Unconfined: !r.Plugin.Confine,
-		Config: r.Config, Translate: r.Translate,
+		EnvNames: r.Plugin.Env, User: r.Plugin.User, Unconfined: !r.Plugin.Confine, Confinement: r.Plugin.Confinement,
+		Config: r.Config, Translate: r.Translate, Labels: r.Owns.Labels,
 		Resources: cfg.Limits.ResourcesPerRegistry, Services: cfg.Limits.ServicesPerRegistry, Bytes: cfg.Limits.BytesPerRegistry, Memory: cfg.Limits.PluginMemory, OpenFiles: cfg.Limits.PluginFiles,
 	}, nil
 }
@@ -223,12 +231,16 @@ func (s *Server) Listen() error {
 		return found.Sort()
 	}
 	s.warnOfGaps(cfg)
-	if err := openPorts(ports, nil); err != nil {
+	err := s.setAudit(cfg)
+	if err == nil {
+		err = openPorts(ports, nil)
+	}
+	if err != nil {
 		closePolicies(rules)
 		return err
 	}
 	for i, p := range ports {
-		p.gate = access.NewGate(p.String(), rules[i], s.access, s.log)
+		p.gate = access.NewGate(p.String(), rules[i], s.access, s.audit, s.log)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,8 +299,7 @@ func (s *sink) Apply(m *pluginv1.WatchResponse) error {
 		defer s.latency.End(s.name)
 	}
 	s.listed = s.listed || m.GetSynced()
-	s.Registry.Apply(m)
-	return nil
+	return s.Registry.Apply(m)
 }
 
 // Run follows the registries and serves sinks until ctx ends, and returns when
@@ -798,6 +809,9 @@ func (a source) Resources(profile string) (iter.Seq[admin.Resource], error) {
 			}
 			for c := range a.s.db.Changes(state.Kind{Collection: coll, Shape: l.Shape}, new(state.Cursor)) {
 				r := c.Record
+				if c.Removed { // since the listing began
+					continue
+				}
 				if !yield(admin.Resource{
 					Registry: a.s.db.RegistryOf(r), Collection: coll, Name: r.Name(), Version: r.Encode(l).Version.String(),
 					Body: func() (json.RawMessage, error) {

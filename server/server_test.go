@@ -75,7 +75,9 @@ func serveWith(t *testing.T, text string, o Options) *Server {
 
 func serveConfig(t *testing.T, cfg config.Config, o Options) *Server {
 	t.Helper()
-	o.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	if o.Log == nil {
+		o.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	}
 	s, err := New(cfg, o)
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 // listener and of the rule that lets it in.
 func grantView(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	g := access.GrantOf(ss.Context())
-	return next(srv, &viewing{ss, stream.WithGrant(ss.Context(), func() ([]view.Filter, <-chan struct{}) {
+	return next(srv, &viewing{ss, stream.WithGrant(stream.WithIdentity(ss.Context(), g.Identity), func() ([]view.Filter, <-chan struct{}) {
 		views, changed := g.Views()
 		return filtersOf(views), changed
 	})})

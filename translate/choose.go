@@ -56,7 +56,7 @@ func (t *Translator) notSelected(inst *registry.Instance) string {
 // labels of the labels block in the registry's spelling.
 func (c *call) instanceValues(inst *registry.Instance) *values {
 	t := c.t
-	v := &values{set: make(map[string]string, len(inst.Meta)), more: func(name string) string { return c.instanceFact(inst, name) }}
+	v := &values{set: make(map[string]string, len(inst.Meta)), more: func(name string) string { return c.instanceFact(inst, name) }, foreign: t.foreign}
 	if t.instances.names() {
 		for _, name := range instanceFacts {
 			if fact := c.instanceFact(inst, name); fact != "" {
@@ -68,12 +68,12 @@ func (c *call) instanceValues(inst *registry.Instance) *values {
 		}
 	}
 	for _, tag := range slices.Backward(slices.Sorted(slices.Values(inst.Tags))) {
-		if key, value := t.tagLabel(tag); key != "" && !strings.HasPrefix(key, "__") {
+		if key, value := t.tagLabel(tag); key != "" && !strings.HasPrefix(key, "__") && !t.foreign(key) {
 			v.put(key, value)
 		}
 	}
 	for key, value := range inst.Meta {
-		if value != "" && !strings.HasPrefix(key, "__") && t.meta.match(key) {
+		if value != "" && !strings.HasPrefix(key, "__") && t.meta.match(key) && !t.foreign(key) {
 			v.set[key] = value
 		}
 	}
@@ -135,6 +135,17 @@ func (c *call) instanceFact(inst *registry.Instance, name string) string {
 // sets the locality from the rules in inst.
 func (c *call) relabelInstance(inst *registry.Instance) []pair {
 	v := c.instanceValues(inst)
+	v.foreign = c.labels.denies
+	for key, value := range inst.Meta {
+		if value != "" && c.t.meta.match(key) {
+			c.labels.denies(key)
+		}
+	}
+	for _, tag := range inst.Tags {
+		if key, _ := c.t.tagLabel(tag); key != "" {
+			c.labels.denies(key)
+		}
+	}
 	c.t.instances.apply(v) // excluded instances were removed before
 	inst.Locality = registry.Locality{Region: v.get("__region"), Zone: v.get("__zone"), SubZone: v.get("__sub_zone")}
 	return slices.DeleteFunc(sortedPairs(v.set), func(p pair) bool { return strings.HasPrefix(p.key, "__") })

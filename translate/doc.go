@@ -84,8 +84,9 @@
 // configuration wins over the cluster, the cluster over metadata, metadata over
 // tags, a legal key over a changed one, then the alphabet; the loser is listed
 // unless the configuration won. [SelectorLabel] and istio.io/rev cannot be set.
-// Other labels with a meaning to Istio pass: an instance with
-// security.istio.io/tlsMode=istio gets mutual TLS.
+// Other labels with a meaning to Istio come from the configuration, as
+// security.istio.io/tlsMode=istio for mutual TLS; those of the registry are
+// left out and listed, unless [Options.Permit] has them.
 //
 // # Rules
 //

@@ -96,7 +96,7 @@ func (t *Translator) Explain(svc registry.Service, instances []registry.Instance
 	return e
 }
 
-var fieldInReason = regexp.MustCompile(`\b(?:translate|limits)(?:\.[a-z_]+(?:\[[0-9]+\])?)+`)
+var fieldInReason = regexp.MustCompile(`\b(?:translate|limits|owns)(?:\.[a-z_]+(?:\[[0-9]+\])?)+`)
 
 // FieldOf returns the last field of the configuration that a reason names, or
 // "".

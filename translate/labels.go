@@ -3,6 +3,7 @@ package translate
 import (
 	"cmp"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 )
@@ -16,6 +17,36 @@ const (
 	// never set.
 	healthChecksAnnotation = "proxy.istio.io/health-checks-enabled"
 )
+
+// IsIstios reports whether Istio gives a meaning to a label or an annotation:
+// those of its own domains, and istio-locality. Only the configuration sets
+// them.
+func IsIstios(key string) bool {
+	domain, _, ok := strings.Cut(lower(key), "/")
+	return domain == "istio-locality" || ok && (domain == "istio.io" || strings.HasSuffix(domain, ".istio.io"))
+}
+
+// Sets reports whether the options set a label or an annotation to that value,
+// or to one of the registry by naming the key.
+func (o Options) Sets(key, value string) bool {
+	for _, labels := range []map[string]string{o.Labels.Add, o.ServiceLabels.Add, o.Annotations.Add} {
+		if v, ok := labels[key]; ok && v == value {
+			return true
+		}
+	}
+	sets := func(r RelabelRule) bool { return strings.TrimPrefix(r.Target, "annotation.") == key }
+	return o.ClusterID != "" && key == clusterIDLabel && value == o.ClusterID || o.Labels.Cluster == key ||
+		slices.ContainsFunc(o.Relabel.Instances, sets) || slices.ContainsFunc(o.Relabel.Services, sets)
+}
+
+// foreign reports whether a key of the registry is one that only the
+// configuration may set.
+func (t *Translator) foreign(key string) bool {
+	return IsIstios(key) && !slices.ContainsFunc(t.o.Permit, func(pattern string) bool {
+		ok, _ := path.Match(pattern, key) // validated by the bridge
+		return ok || pattern == "*"
+	})
+}
 
 // pair is one label or annotation.
 type pair struct{ key, value string }
@@ -104,6 +135,10 @@ func (l *labeler) add(from int, origin, key, value string) {
 		l.find(origin, fmt.Sprintf("the label %s is reserved: left out; rename it, or leave it out by translate.labels", k))
 		return
 	}
+	// A rule says its target by name; what it copies is checked before.
+	if (from > fromCluster || from == fromRule && k != key) && l.denies(k) {
+		return
+	}
 	v := mendLabelValue(value)
 	switch {
 	case v == "":
@@ -120,6 +155,16 @@ func (l *labeler) add(from int, origin, key, value string) {
 		l.find(origin, fmt.Sprintf("the value %s is no legal label value: served as %s; correct it, or leave it out by translate.labels", quote(value), v))
 	}
 	l.candidates = append(l.candidates, candidate{pair{k, v}, from, k != key, origin})
+}
+
+// denies reports and lists a label from the registry that only the
+// configuration may set.
+func (l *labeler) denies(key string) bool {
+	if !l.call.t.foreign(key) {
+		return false
+	}
+	l.find(key, "has a meaning to Istio: left out; set it in translate.labels.add, or name it in owns.labels to take it from the registry")
+	return true
 }
 
 func (l *labeler) find(origin, reason string) { l.call.once("label "+quote(origin), reason) }

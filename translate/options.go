@@ -18,6 +18,9 @@ type Options struct {
 	// Adapter is the type of the registry, used by presets. It is set by the
 	// plugin, not configured.
 	Adapter string `json:"-"`
+	// Permit are patterns of the labels with a meaning to Istio that the
+	// registry may set: owns.labels, which the bridge sends.
+	Permit []string `json:"-"`
 
 	Preset string `json:"preset,omitempty" jsonschema:"enum=consul,enum=nacos,enum=istio-consul,enum=aeraki-consul,enum=higress,enum=slime,enum=slime-gateway,enum=nacos-istio,enum=aeraki-dubbo,enum=registry-sync" jsonschema_description:"The conventions of another bridge, which hold where the other fields say nothing; see docs/migrate. Default: consul or nacos, with these adapters."`
 
@@ -117,7 +120,7 @@ type ProtocolOptions struct {
 
 // LabelOptions configures the labels of a WorkloadEntry.
 type LabelOptions struct {
-	Meta []string `json:"meta,omitempty" jsonschema_description:"Metadata keys of instances that become labels, as globs (* any run, ? one character). [none] for none. Default: ['*']."`
+	Meta []string `json:"meta,omitempty" jsonschema_description:"Metadata keys of instances that become labels, as globs (* any run, ? one character). [none] for none. Those with a meaning to Istio need owns.labels. Default: ['*']."`
 	Tags string   `json:"tags,omitempty" jsonschema:"enum=all,enum=pairs,enum=none" jsonschema_description:"Tags of instances that become labels. pairs: those of the form k=v, k:v or k|v. all: bare ones too, with the value true. Default: all."`
 	// Illegal applies to labels from the registry.
 	Illegal string `json:"illegal,omitempty" jsonschema:"enum=mend,enum=drop" jsonschema_description:"What becomes of a key or a value that no label can have. mend: it is made legal. drop: the label is left out. Either is listed. Default: mend."`
@@ -171,6 +174,7 @@ func (o Options) Over(defaults Options) Options {
 func (o Options) over(defaults Options) Options {
 	return Options{
 		Adapter:      over(o.Adapter, defaults.Adapter),
+		Permit:       overList(o.Permit, defaults.Permit),
 		Preset:       over(o.Preset, defaults.Preset),
 		Host:         over(o.Host, defaults.Host),
 		HostCase:     over(o.HostCase, defaults.HostCase),

@@ -110,6 +110,9 @@ type values struct {
 	set map[string]string
 	// more, if not nil, looks up names that are not set.
 	more func(name string) string
+	// foreign reports whether a name that is copied is one that only the
+	// configuration may set; nil means none.
+	foreign func(name string) bool
 }
 
 func (v *values) get(name string) string {
@@ -177,7 +180,7 @@ func (r *rule) names(v *values) bool {
 	case "labelmap":
 		for _, p := range sortedPairs(v.set) {
 			if r.regex.MatchString(p.key) {
-				if to := r.regex.ReplaceAllString(p.key, r.replacement); to != "" {
+				if to := r.regex.ReplaceAllString(p.key, r.replacement); to != "" && (v.foreign == nil || !v.foreign(to)) {
 					v.put(to, p.value)
 				}
 			}

@@ -622,6 +622,7 @@ func (c *call) relabelService(n *names, data *ServiceData, host, namespace, name
 		}
 		return ""
 	}
+	v.foreign = func(name string) bool { return c.labels.denies(strings.TrimPrefix(name, "annotation.")) }
 	if field := c.t.services.apply(&v); field != "" {
 		n.leftOut = "left out by " + field
 		n.ok = false

@@ -72,72 +72,99 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		newPeer(a, st, catalog).run(ctx)
 		return nil
 	}
-	if err := a.preferTLS(ctx, st, catalog.Detail); err != nil {
-		a.env.Log.Info("the agent's https port is not used", slog.Any("err", err))
+	if !a.preferTLS(ctx, st) {
+		return nil
 	}
-	a.clients.turns.detail = catalog.Detail
+	a.clients.turns.detail, a.clients.waits.detail, a.clients.stale.detail = st.detail(detailShared), st.detail(detailWaits), st.detail(detailStale)
+	if a.config.Stale {
+		a.clients.stale.accept(0)
+	}
+	a.tellHosts(st)
 
-	scopes := a.scopes(st, catalog)
+	all := &scopes{a: a, st: st, catalog: catalog}
 	var wg sync.WaitGroup
 	// Owned by Run; ends with ctx.
-	wg.Go(func() { a.clients.turns.run(ctx, scopes) })
-	for _, s := range scopes {
-		plugin.Recall(catalog, s.recall)
-		// Owned by Run; ends with ctx, after the watches of its services.
-		wg.Go(func() { s.run(ctx) })
-	}
+	wg.Go(func() { a.clients.turns.run(ctx, all.number) })
+	all.run(ctx)
 	wg.Wait()
 	a.clients.closeIdle()
 	return nil
 }
 
-// preferTLS switches to the agent's https port if the configuration names a
-// plain one and both belong to the same agent. If there is such a port that
-// cannot be used, it returns the reason. It waits until the agent is reachable.
-func (a *Adapter) preferTLS(ctx context.Context, st *state, detail func(string)) error {
+// errNoPort reports an agent that does not state an https port.
+var errNoPort = errors.New("the agent states no https port, to this token; one with agent_prefix \"\" read sees it")
+
+// preferTLS switches to the agent's https port where it can be used. If tls
+// asks for it, it waits until it can, unless plain HTTP is permitted. It
+// returns false once ctx has ended.
+func (a *Adapter) preferTLS(ctx context.Context, st *state) bool {
 	const part = "catalog https"
-	t := a.clients.target
-	if t.scheme == "https" || t.socket != "" || a.config.Mode == modeAddress {
-		return nil
+	if a.clients.target.scheme == "https" || a.clients.target.socket != "" || a.config.Mode == modeAddress || len(a.config.Addresses) > 0 {
+		return true
 	}
-	var plain, secure agent
+	required := a.config.TLS != (plugin.TLS{}) && !a.config.Insecure
 	retry := plugin.Backoff{First: 250 * time.Millisecond, Most: 5 * time.Second}
 	for {
-		err := a.clients.self(ctx, &plain)
-		if _, unreachable := errors.AsType[*url.Error](err); !unreachable || ctx.Err() != nil {
-			break // a token that may not read the agent gets no port
+		f := a.findTLS(ctx, st)
+		switch {
+		case ctx.Err() != nil:
+			return false
+		case f == nil:
+			st.set(part, nil)
+			return true
+		case f.kind == faultUnreachable && f.outage:
+		case required:
+			f = &fault{kind: faultUnreachable, err: fmt.Errorf(
+				"tls is set and the agent's https port cannot be used, so nothing is asked for: %w; write an https address, or insecure: true to do without", f.err)}
+		default:
+			if !errors.Is(f.err, errNoPort) {
+				a.env.Log.Info("the agent's https port is not used", slog.Any("err", f.err))
+			}
+			st.set(part, nil)
+			return true
 		}
-		st.set(part, classify(err, t))
+		st.set(part, f)
 		if !plugin.Pause(ctx, retry.Next(), nil) {
-			break
+			return false
 		}
 	}
-	st.set(part, nil)
-	if plain.DebugConfig.HTTPSPort <= 0 {
-		return nil
+}
+
+// findTLS switches to the https port of the agent, or returns why not. That the
+// agent at address cannot be reached is an outage.
+func (a *Adapter) findTLS(ctx context.Context, st *state) *fault {
+	var plain, secure agent
+	t := a.clients.target
+	err := a.clients.self(ctx, &plain)
+	if _, unreachable := errors.AsType[*url.Error](err); unreachable {
+		return classify(err, t)
+	}
+	not := func(err error) *fault { return &fault{kind: faultUnreachable, err: err} }
+	if plain.DebugConfig.HTTPSPort <= 0 { // or a token that may not read the agent
+		return not(errNoPort)
 	}
 	host, _, err := net.SplitHostPort(t.host)
 	if err != nil {
-		return err
+		return not(err)
 	}
 	c := a.config
 	c.Address = "https://" + net.JoinHostPort(host, strconv.Itoa(plain.DebugConfig.HTTPSPort)) + t.prefix
 	cl, err := newClients(c)
 	if err != nil {
-		return err
+		return not(err)
 	}
 	if err := cl.self(ctx, &secure); err != nil {
 		cl.closeIdle()
-		return fmt.Errorf("%w; if its certificate is to be trusted, set tls.ca_file and mode: auto", classify(err, cl.target))
+		return not(fmt.Errorf("%w; if its certificate is to be trusted, set tls.ca_file and mode: auto", classify(err, cl.target)))
 	}
 	if secure.Config != plain.Config {
 		cl.closeIdle()
-		return fmt.Errorf("another agent answers at %s", cl.target)
+		return not(fmt.Errorf("another agent answers at %s", cl.target))
 	}
 	a.clients.closeIdle()
 	a.clients = cl
 	a.env.Log.Info("using the agent's https port", slog.String("address", c.Address))
-	detail("over " + c.Address + ", which is the same agent's")
+	st.detail(detailAddress)("over " + c.Address + ", which is the same agent's")
 	return nil
 }
 
@@ -165,25 +192,4 @@ func (c *clients) closeIdle() {
 		s.closeIdle()
 	}
 	c.slots = nil
-}
-
-// scopes returns one scope for each configured datacenter and namespace, and
-// for each peer. All are awaited before any starts.
-func (a *Adapter) scopes(st *state, catalog plugin.Catalog) []*scope {
-	orNone := func(names []string) []string {
-		if len(names) == 0 {
-			return []string{""}
-		}
-		return names
-	}
-	var scopes []*scope
-	for _, dc := range orNone(a.config.Datacenters) {
-		for _, ns := range orNone(a.config.Namespaces) {
-			scopes = append(scopes, newScope(a, st, catalog, len(scopes), dc, ns, ""))
-		}
-	}
-	for _, peer := range a.config.Peers {
-		scopes = append(scopes, newScope(a, st, catalog, len(scopes), "", "", peer))
-	}
-	return scopes
 }

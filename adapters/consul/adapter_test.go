@@ -374,6 +374,44 @@ func TestReplacedNoticedByOne(t *testing.T) {
 	})
 }
 
+// TestFlapping shows that what left a Consul that comes and goes is removed
+// once the answers lacked it for the grace period, a service that is not listed
+// any more as well as an instance, and that the rest stays throughout.
+func TestFlapping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t)
+		f.set("web", entry("web", "web-1", 80), entry("web", "web-2", 80))
+		f.set("db", entry("db", "db-1", 5432))
+		r, _ := startFake(t, f)
+		synctest.Wait()
+		before := r.view()
+		f.setDown(errRefused)
+		f.set("web", entry("web", "web-1", 80))
+		f.set("db")
+		for range 2 {
+			time.Sleep(10 * time.Second)
+			f.setDown(nil)
+			time.Sleep(14 * time.Second)
+			wantView(t, r, before)
+			wantState(t, r, "remove_grace")
+			f.setDown(errRefused)
+		}
+		for range 2 {
+			time.Sleep(10 * time.Second)
+			f.setDown(nil)
+			time.Sleep(14 * time.Second)
+			f.setDown(errRefused)
+		}
+		f.setDown(nil)
+		time.Sleep(10 * time.Second)
+		wantView(t, r, map[string][]string{"web": {"n1/web-1 10.0.0.1:80 passing"}})
+		wantState(t, r, "")
+		if _, removes, _ := r.counts(); removes != 1 {
+			t.Errorf("%d removes, want db's only", removes)
+		}
+	})
+}
+
 // TestOneServiceFails shows that the grace period holds for one service too,
 // where only its own queries failed or went backwards.
 func TestOneServiceFails(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -41,6 +42,9 @@ type clients struct {
 	target target
 	auth   auth
 	turns  *turns
+	waits  *waits
+	hosts  *hosts
+	stale  *staleness
 	// newTransport returns an http.RoundTripper; tests replace it.
 	newTransport func() http.RoundTripper
 
@@ -56,18 +60,19 @@ type slot struct {
 }
 
 func newClients(c Config) (*clients, error) {
-	t, err := parseAddress(c.Address, c.Scheme)
-	if err != nil {
-		return nil, &plugin.FieldError{Field: "address", Reason: err.Error()}
-	}
+	targets := c.targets()
+	t := targets[0] // Validate accepted them
 	if _, err := c.TLS.Config("tls"); err != nil {
 		return nil, err
 	}
-	cl := &clients{target: t, turns: newTurns(c.MaxConnections, c.scopes())}
+	cl := &clients{target: t, turns: newTurns(c.MaxConnections, c.scopes()), waits: &waits{most: time.Duration(c.Wait)}, hosts: &hosts{}, stale: &staleness{most: time.Duration(c.MaxStale), wait: time.Duration(c.Wait)}}
+	for _, t := range targets {
+		cl.hosts.all = append(cl.hosts.all, t.host)
+	}
 	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
 	cl.auth = auth{
 		token: string(c.Token), tokenFile: c.TokenFile,
-		namespaced: len(c.Namespaces) > 0, partitioned: c.Partition != "",
+		namespaced: len(c.Namespaces) > 0, partitioned: c.Partition != "" || len(c.Partitions) > 0,
 	}
 	// A file missing at the start is a configuration error, later a fault that
 	// may pass. The same is true of TLS files.
@@ -104,6 +109,13 @@ func newClients(c Config) (*clients, error) {
 	return cl, nil
 }
 
+// at returns the address that is used.
+func (c *clients) at() target {
+	t := c.target
+	t.host = c.hosts.current()
+	return t
+}
+
 // newSlot returns a transport with its client.
 func (c *clients) newSlot() (*slot, error) {
 	transport := c.newTransport()
@@ -115,7 +127,7 @@ func (c *clients) newSlot() (*slot, error) {
 		// reading a file that the environment names.
 		Token: "set by authTransport",
 		HttpClient: &http.Client{
-			Transport: &authTransport{auth: c.auth, multiplexed: &c.turns.multiplexed, next: transport, first: make(chan struct{}, 1)},
+			Transport: &authTransport{auth: c.auth, hosts: c.hosts, multiplexed: &c.turns.multiplexed, next: transport, first: make(chan struct{}, 1)},
 			// Consul redirects only malformed paths; a redirect would lead to
 			// the answer of another query.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -207,6 +219,7 @@ func (e *tokenError) Unwrap() error { return e.err }
 // environment.
 type authTransport struct {
 	auth
+	hosts       *hosts
 	multiplexed *atomic.Bool // set to whether the last answer was multiplexed
 	next        http.RoundTripper
 
@@ -236,14 +249,28 @@ func (t *authTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		q.Del("partition")
 	}
 	r.URL.RawQuery = q.Encode()
-	res, err := t.send(r)
+	var res *http.Response
+	for range t.hosts.all {
+		host := t.hosts.current()
+		r.URL.Host, r.Host = host, host
+		if res, err = t.send(r); err == nil || r.Context().Err() != nil || !notReached(err) {
+			break
+		}
+		t.hosts.fail(host, err)
+	}
 	if err != nil {
 		return nil, err
 	}
+	t.hosts.answered(r.URL.Host)
 	if shared := res.ProtoMajor >= 2; shared != t.multiplexed.Load() {
 		t.multiplexed.Store(shared)
 	}
 	res.Body = http.MaxBytesReader(nil, res.Body, maxBody)
+	if res.StatusCode >= 500 && q.Has("wait") && res.Header.Get("X-Consul-Index") == "" {
+		defer res.Body.Close()
+		body, _ := io.ReadAll(io.LimitReader(res.Body, 4096)) // what there is of it
+		return nil, &proxyError{api.StatusError{Code: res.StatusCode, Body: string(body)}}
+	}
 	return res, nil
 }
 
@@ -359,6 +386,9 @@ func classify(err error, t target) *fault {
 	}
 	if status, ok := errors.AsType[api.StatusError](err); ok {
 		return classifyStatus(status)
+	}
+	if p, ok := errors.AsType[*proxyError](err); ok {
+		return classifyStatus(p.StatusError)
 	}
 	if refused, ok := errors.AsType[*refusedError](err); ok {
 		return connectionLimit(refused.body)

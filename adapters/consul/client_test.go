@@ -3,6 +3,7 @@ package consul
 import (
 	"bytes"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
@@ -259,5 +260,78 @@ func TestClassifyTooLong(t *testing.T) {
 	_, err := io.ReadAll(body)
 	if f := classify(err, target{scheme: "http", host: "x:1"}); f.kind != faultServer || f.outage || f.interrupted || !strings.Contains(f.Error(), "longer than 512 MiB") {
 		t.Errorf("%+v", f)
+	}
+}
+
+// TestPlainRefused shows what follows from tls beside a plain address if the
+// https port cannot be used: nothing is asked for in plain text but the port,
+// unless that is permitted, and the port is used once it can be.
+func TestPlainRefused(t *testing.T) {
+	self := func(node string, port int) func(w http.ResponseWriter, r *http.Request) bool {
+		return func(w http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Path != "/v1/agent/self" {
+				return false
+			}
+			fmt.Fprintf(w, `{"Config": {"NodeID": %q}, "DebugConfig": {"HTTPSPort": %d}}`, node, port)
+			return true
+		}
+	}
+	for name, test := range map[string]struct {
+		node     string // that answers at the https port
+		foreign  bool   // its certificate is another authority's
+		port     bool   // it is stated
+		insecure bool
+		reason   string
+	}{
+		"another agent":      {"b", false, true, false, "another agent answers"},
+		"not trusted":        {"a", true, true, false, "certificate"},
+		"no port":            {"a", false, false, false, "no https port"},
+		"another, permitted": {"b", false, true, true, ""},
+		"the same":           {"a", false, true, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, g := newFake(t), newFake(t)
+			f.set("web", entry("web", "web-1", 80))
+			g.set("web", entry("web", "web-1", 80))
+			secure := httptest.NewUnstartedServer(g)
+			secure.Config.ErrorLog = log.New(io.Discard, "", 0)
+			secure.StartTLS()
+			t.Cleanup(secure.Close)
+			port := 0
+			if test.port {
+				port = secure.Listener.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it listens on TCP
+			}
+			f.setAnswer(self("a", port))
+			g.setAnswer(self(test.node, port))
+			plain := httptest.NewServer(f)
+			t.Cleanup(plain.Close)
+			ca := testcert.New(t, "elsewhere").Cert
+			if !test.foreign {
+				ca = filepath.Join(t.TempDir(), "ca.pem")
+				if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw}), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r := startHTTP(t, plain, func(c *Config) { c.Mode, c.Insecure, c.TLS.CAFile, c.Token = "auto", test.insecure, ca, "t" })
+			if test.reason == "" {
+				r.AwaitSynced(t, 10*time.Second)
+				return
+			}
+			r.Await(t, 10*time.Second, "degraded", func(h *plugintest.Held) bool { return strings.Contains(h.Degraded, test.reason) })
+			f.count("/v1/agent/self")
+			if n := f.requests(); n > 0 {
+				t.Errorf("%d queries in plain text", n)
+			}
+			if r.held().Synced || !strings.Contains(r.held().Degraded, "insecure: true") {
+				t.Errorf("synced %t, degraded %q", r.held().Synced, r.held().Degraded)
+			}
+			if test.node == "b" {
+				g.setAnswer(self("a", port))
+				r.AwaitSynced(t, 20*time.Second)
+				if n := f.count("/v1/catalog/services"); n > 0 {
+					t.Errorf("%d listings in plain text", n)
+				}
+			}
+		})
 	}
 }

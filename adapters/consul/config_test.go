@@ -49,9 +49,27 @@ func TestValidate(t *testing.T) {
 		"tls by scheme":     {func(c *Config) { c.Address, c.Scheme = "x:8501", "https"; c.TLS.CAFile = "/ca" }, nil},
 		"certificate alone": {func(c *Config) { c.Address = "https://x"; c.TLS.CertFile = "/c" }, []string{"tls.cert_file"}},
 		"two authorities":   {func(c *Config) { c.Address = "https://x"; c.TLS.CAFile, c.TLS.CAPath = "/a", "/b" }, []string{"tls.ca_path"}},
-		"datacenters":       {func(c *Config) { c.Datacenters = []string{"a", "", "a", "*"} }, []string{"datacenters[1]", "datacenters[2]", "datacenters[3]"}},
-		"namespaces":        {func(c *Config) { c.Namespaces = []string{"*"} }, []string{"namespaces[0]"}},
-		"partition":         {func(c *Config) { c.Partition = "*" }, []string{"partition"}},
+		"token in plain":    {func(c *Config) { c.Address, c.Token = "http://consul.example.org:8500", "t" }, []string{"address"}},
+		"file in plain":     {func(c *Config) { c.Mode, c.Address, c.TokenFile = "auto", "10.0.0.1", "/t" }, []string{"address"}},
+		"in plain, said so": {func(c *Config) { c.Address, c.Token, c.Insecure = "http://consul.example.org:8500", "t", true }, nil},
+		"over loopback":     {func(c *Config) { c.Address, c.Token = "http://[::1]:8500", "t" }, nil},
+		"over localhost":    {func(c *Config) { c.Address, c.Token = "localhost:8500", "t" }, nil},
+		"over a socket":     {func(c *Config) { c.Address, c.Token = "unix:///run/consul.sock", "t" }, nil},
+		"over https":        {func(c *Config) { c.Address, c.Token = "https://consul.example.org", "t" }, nil},
+		"addresses":         {func(c *Config) { c.Addresses = []string{"https://a", "https://b:1"} }, nil},
+		"address twice":     {func(c *Config) { c.Address, c.Addresses = "https://c", []string{"https://a"} }, []string{"addresses"}},
+		"addresses, odd": {func(c *Config) {
+			c.Token, c.Addresses = "t", []string{"http://localhost", "https://a", "http://b", "http://localhost", "://"}
+		}, []string{"addresses[1]", "addresses[2]", "addresses[3]", "addresses[4]"}},
+		"addresses and tls": {func(c *Config) {
+			c.Mode, c.TLS.CAFile, c.Addresses = "auto", "/ca", []string{"http://a", "http://b"}
+		}, []string{"tls"}},
+		"max_stale":   {func(c *Config) { c.MaxStale = 1 }, []string{"max_stale"}},
+		"datacenters": {func(c *Config) { c.Datacenters = []string{"a", "", "a", "*"} }, []string{"datacenters[1]", "datacenters[2]", "datacenters[3]"}},
+		"namespaces":  {func(c *Config) { c.Namespaces = []string{"a", "*"} }, []string{"namespaces[1]"}},
+		"all of them": {func(c *Config) { c.Namespaces, c.Partitions = []string{"*"}, []string{"*"} }, nil},
+		"partitions":  {func(c *Config) { c.Partition, c.Partitions = "a", []string{"*", "a"} }, []string{"partitions[0]", "partitions"}},
+		"partition":   {func(c *Config) { c.Partition = "*" }, []string{"partition"}},
 		"globs": {func(c *Config) {
 			c.Services = plugin.Selection{Include: plugin.Globs{"a*", "[a"}, Exclude: plugin.Globs{""}}
 			c.NodeMeta = plugin.Globs{"["}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
@@ -17,18 +18,18 @@ import (
 // TestConformance runs the adapter as a plugin against a real server: one
 // changed instance is one resource on the wire.
 func TestConformance(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{})
+	server := startConsul(t, testconsul.Config{})
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	gate := testenv.NewGate(t, strings.TrimPrefix(server.Addr, "http://"))
 	gate.Open(t)
-	web := func(id, port int) testenv.ConsulInstance {
-		return testenv.ConsulInstance{Service: "web", ID: "web-" + strconv.Itoa(id), Address: "10.1.0." + strconv.Itoa(id), Port: port}
+	web := func(id, port int) testconsul.Instance {
+		return testconsul.Instance{Service: "web", ID: "web-" + strconv.Itoa(id), Address: "10.1.0." + strconv.Itoa(id), Port: port}
 	}
 	server.Register(t, web(1, 80), web(2, 80), web(3, 80),
-		testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.1.1", Port: 5432})
+		testconsul.Instance{Service: "db", ID: "db-1", Address: "10.1.1.1", Port: 5432})
 	endpoints := func(want int) func(*plugintest.World) error {
 		return func(w *plugintest.World) error {
 			if n := len(w.Names(collection.WorkloadEntry)); n != want {

@@ -1,7 +1,6 @@
 package consul
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -26,8 +25,14 @@ type sidecars struct {
 // behind is what is known of one service behind sidecars.
 type behind struct {
 	datacenter string
-	instances  map[*watch][]registry.Instance
-	published  bool
+	parts      map[*watch]part
+}
+
+// part is what one watch knows of a service, and what an answer since the last
+// outage listed. It is answered if that was all.
+type part struct {
+	known, listed []registry.Instance
+	answered      bool
 }
 
 // destination returns the service that an instance accepts connections for in
@@ -62,25 +67,36 @@ func destinations(entries []*api.ServiceEntry, of []registry.Instance, known map
 	return all
 }
 
-// set replaces the instances that a watch has found.
-func (c *sidecars) set(w *watch, instances []registry.Instance) {
-	next := map[string][]registry.Instance{}
+// set replaces what a watch knows, and what its last answer listed of that,
+// which is all if it is whole.
+func (c *sidecars) set(w *watch, listed, known []registry.Instance, whole bool) {
+	next := map[string]part{}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, i := range instances {
+	for _, i := range known {
 		d := w.destinations[i.ID]
-		next[d.service] = append(next[d.service], i)
+		p := next[d.service]
+		p.known, p.answered = append(p.known, i), whole
+		next[d.service] = p
 		if c.of[d.service] == nil {
-			c.of[d.service] = &behind{instances: map[*watch][]registry.Instance{}}
+			c.of[d.service] = &behind{parts: map[*watch]part{}}
 		}
 		c.of[d.service].datacenter = d.datacenter
 	}
+	for _, i := range listed {
+		d := w.destinations[i.ID]
+		p := next[d.service]
+		p.listed = append(p.listed, i)
+		next[d.service] = p
+	}
 	for name, b := range c.of {
-		if _, was := b.instances[w]; !was && next[name] == nil {
+		_, was := b.parts[w]
+		p, is := next[name]
+		if !was && !is {
 			continue
 		}
-		if delete(b.instances, w); next[name] != nil {
-			b.instances[w] = next[name]
+		if delete(b.parts, w); is {
+			b.parts[w] = p
 		}
 		c.tellLocked(name)
 	}
@@ -107,42 +123,55 @@ func (c *sidecars) tellAll() {
 	}
 }
 
-// tellLocked updates one service in the catalog.
-func (c *sidecars) tellLocked(name string) {
-	b, key := c.of[name], c.s.key(name)
-	snapshot, ok := c.snapshotLocked(name)
-	switch {
-	case ok:
-		b.published = true
-		c.s.catalog.Set(snapshot.Service, snapshot.Instances)
-	case b.published:
-		b.published = false
-		c.s.catalog.Remove(key)
-	}
-	if len(b.instances) == 0 {
-		delete(c.of, name)
+// question puts in question what some watches, or all, have found.
+func (c *sidecars) question(some ...*watch) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name, b := range c.of {
+		for w, p := range b.parts {
+			if len(some) > 0 && !slices.Contains(some, w) {
+				continue
+			}
+			b.parts[w] = part{known: p.known}
+			if len(some) > 0 {
+				c.s.grace.Question(c.s.key(name))
+			}
+		}
 	}
 }
 
-// snapshotLocked returns a service as it is to be in the catalog, if it is.
-func (c *sidecars) snapshotLocked(name string) (plugin.Snapshot, bool) {
+// removeOthers tells grace which services are behind no sidecar any more.
+func (c *sidecars) removeOthers() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.s.grace.RemoveOthers(func(key registry.Key) bool { return c.of[key.Name] != nil })
+}
+
+// tellLocked passes on one service.
+func (c *sidecars) tellLocked(name string) {
 	b, key := c.of[name], c.s.key(name)
-	if b == nil || len(b.instances) == 0 || !c.s.config.Services.Match(name) || !c.s.wants(key) {
-		return plugin.Snapshot{}, false
+	if len(b.parts) == 0 {
+		delete(c.of, name)
+	}
+	if len(b.parts) == 0 || !c.s.config.Services.Match(name) || !c.s.wants(key) {
+		c.s.grace.Remove(key)
+		return
 	}
 	service := c.s.service(name)
 	service.SubjectAltNames = []string{c.s.spiffe(name, b.datacenter)}
-	return plugin.Snapshot{Service: service, Instances: plugin.SortInstances(slices.Concat(slices.Collect(maps.Values(b.instances))...))}, true
-}
-
-// recall returns a service as it is in the catalog.
-func (c *sidecars) recall(key registry.Key) (plugin.Snapshot, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if key != c.s.key(key.Name) {
-		return plugin.Snapshot{}, false
+	var listed, open []registry.Instance
+	answered := false
+	for _, p := range b.parts {
+		listed, _ = plugin.UnionInstances(listed, p.listed)
+		if answered = answered || p.answered; !p.answered {
+			open, _ = plugin.UnionInstances(open, p.known)
+		}
 	}
-	return c.snapshotLocked(key.Name)
+	if answered {
+		c.s.grace.SetPart(service, listed, open)
+	} else {
+		c.s.grace.Add(service, listed)
+	}
 }
 
 // spiffe returns the name in the certificates of a service's sidecars.
@@ -153,7 +182,7 @@ func (s *scope) spiffe(name, datacenter string) string {
 	if s.namespace != "" {
 		namespace = s.namespace
 	}
-	if p := s.config.Partition; p != "" && p != "default" {
+	if p := s.partition; p != "" && p != "default" {
 		partition = "/ap/" + p
 	}
 	return "spiffe://" + s.facts.trustDomain + partition + "/ns/" + namespace + "/dc/" + datacenter + "/svc/" + name

@@ -18,6 +18,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnginx"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -105,7 +107,7 @@ func (c *catalog) awaitState(t testing.TB, part string) {
 }
 
 // follow runs the adapter against the server for the rest of the test.
-func follow(t testing.TB, server *testenv.Consul, change ...func(*consul.Config)) *catalog {
+func follow(t testing.TB, server *testconsul.Server, change ...func(*consul.Config)) *catalog {
 	t.Helper()
 	config := consul.DefaultConfig
 	config.Address = server.Addr
@@ -130,10 +132,10 @@ func follow(t testing.TB, server *testenv.Consul, change ...func(*consul.Config)
 }
 
 // startConsul starts a server, unless -short is given.
-func startConsul(t testing.TB, config testenv.ConsulConfig) *testenv.Consul {
+func startConsul(t testing.TB, config testconsul.Config) *testconsul.Server {
 	t.Helper()
 	testenv.SkipIfShort(t)
-	return testenv.StartConsul(t, config)
+	return testconsul.Start(t, config)
 }
 
 func one(cond func(registry.Instance) bool) func([]registry.Instance) bool {
@@ -143,7 +145,7 @@ func one(cond func(registry.Instance) bool) func([]registry.Instance) bool {
 // TestConsulLife goes through what happens to an instance that an agent
 // registers, on a real server.
 func TestConsulLife(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{})
+	server := startConsul(t, testconsul.Config{})
 	c := follow(t, server)
 	c.awaitSynced(t)
 	agent := server.Client.Agent()
@@ -208,11 +210,11 @@ func TestConsulLife(t *testing.T) {
 // TestConsulACL shows what each kind of token leads to on a real server with
 // access control.
 func TestConsulACL(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{ACL: true})
+	server := startConsul(t, testconsul.Config{ACL: true})
 	server.Register(t,
-		testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80},
-		testenv.ConsulInstance{Service: "web", ID: "web-2", Address: "10.1.0.2", Port: 80},
-		testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
+		testconsul.Instance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80},
+		testconsul.Instance{Service: "web", ID: "web-2", Address: "10.1.0.2", Port: 80},
+		testconsul.Instance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
 	policy := func(name, rules string) (id string) {
 		t.Helper()
 		p, _, err := server.Client.ACL().PolicyCreate(&api.ACLPolicy{Name: name, Rules: rules}, nil)
@@ -285,7 +287,7 @@ func TestConsulACL(t *testing.T) {
 		update(services)
 		// A change of db wakes db's watch, and of the catalog the listing: both
 		// see nothing from now on.
-		server.Register(t, testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.9", Port: 5432})
+		server.Register(t, testconsul.Instance{Service: "db", ID: "db-1", Address: "10.1.0.9", Port: 5432})
 		c.awaitState(t, `node_prefix "" read`)
 		c.await(t, "everything kept", func() bool {
 			return len(c.Held.Instances) == 2 && len(c.Held.Instances["web"]) == 2 && c.Held.Removes == 0
@@ -299,7 +301,7 @@ func TestConsulACL(t *testing.T) {
 		if _, err := server.Client.ACL().TokenDelete(tok.AccessorID, nil); err != nil {
 			t.Fatal(err)
 		}
-		server.Register(t, testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
+		server.Register(t, testconsul.Instance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
 		c.awaitState(t, "refuses the token")
 		c.await(t, "everything kept", func() bool {
 			return len(c.Held.Instances) == 2 && len(c.Held.Instances["web"]) == 2 && c.Held.Removes == 0
@@ -311,9 +313,9 @@ func TestConsulACL(t *testing.T) {
 // then holds nothing: what is known stays for the grace period, and what
 // registers again within it never leaves.
 func TestConsulKilled(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{})
-	web := testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80}
-	db := testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.2", Port: 80}
+	server := startConsul(t, testconsul.Config{})
+	web := testconsul.Instance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80}
+	db := testconsul.Instance{Service: "db", ID: "db-1", Address: "10.1.0.2", Port: 80}
 	server.Register(t, web, db)
 	c := follow(t, server, func(c *consul.Config) { c.RemoveGrace = plugin.Duration(8 * time.Second) })
 	c.awaitSynced(t)
@@ -331,8 +333,8 @@ func TestConsulKilled(t *testing.T) {
 // TestConsulKeepsItsCatalog shows a server with a disk killed and started
 // again: nothing changes but the state, there and back.
 func TestConsulKeepsItsCatalog(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{Persistent: true})
-	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
+	server := startConsul(t, testconsul.Config{Persistent: true})
+	server.Register(t, testconsul.Instance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
 	c := follow(t, server)
 	c.awaitSynced(t)
 	server.Kill()
@@ -340,7 +342,7 @@ func TestConsulKeepsItsCatalog(t *testing.T) {
 	server.Restart(t)
 	c.awaitState(t, "")
 	c.await(t, "nothing touched", func() bool { return c.Held.Sets == 1 && c.Held.Removes == 0 })
-	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 81})
+	server.Register(t, testconsul.Instance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 81})
 	c.awaitWeb(t, "followed again", one(func(i registry.Instance) bool { return i.Ports[0].Number == 81 }))
 }
 
@@ -447,17 +449,17 @@ func (r *relay) count(n int) {
 // configured, and other programs on the machine go on registering.
 func TestConsulTurns(t *testing.T) {
 	const n = 400
-	server := startConsul(t, testenv.ConsulConfig{})
-	instances := make([]testenv.ConsulInstance, n)
+	server := startConsul(t, testconsul.Config{})
+	instances := make([]testconsul.Instance, n)
 	for i := range instances {
 		id := strconv.Itoa(i)
-		instances[i] = testenv.ConsulInstance{Service: "svc" + id, ID: id, Address: "10.1.0.1", Port: 80}
+		instances[i] = testconsul.Instance{Service: "svc" + id, ID: id, Address: "10.1.0.1", Port: 80}
 	}
 	// set registers the services of every step-th number again, with a port and
 	// a check.
 	set := func(step, port int, critical bool) {
 		t.Helper()
-		var some []testenv.ConsulInstance
+		var some []testconsul.Instance
 		for i := 0; i < n; i += step {
 			instances[i].Port, instances[i].Critical = port, critical
 			some = append(some, instances[i])
@@ -536,9 +538,9 @@ func TestConsulTurns(t *testing.T) {
 // port: it is used if its certificate is trusted.
 func TestConsulPrefersHTTPS(t *testing.T) {
 	cert := testcert.New(t, "localhost")
-	server := startConsul(t, testenv.ConsulConfig{CertFile: cert.Cert, KeyFile: cert.Key})
+	server := startConsul(t, testconsul.Config{CertFile: cert.Cert, KeyFile: cert.Key})
 	_, port, _ := strings.Cut(server.HTTPSAddr, ":")
-	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
+	server.Register(t, testconsul.Instance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
 	for name, test := range map[string]struct {
 		change func(*consul.Config)
 		used   bool
@@ -546,6 +548,9 @@ func TestConsulPrefersHTTPS(t *testing.T) {
 		"trusted": {func(c *consul.Config) {
 			c.Mode, c.TLS = "auto", plugin.TLS{CAFile: cert.Cert, ServerName: "localhost"}
 		}, true},
+		"not trusted, permitted": {func(c *consul.Config) {
+			c.Mode, c.TLS, c.Insecure = "auto", plugin.TLS{CAFile: testcert.New(t, "localhost").Cert}, true
+		}, false},
 		"not trusted": {func(*consul.Config) {}, false},
 		"not wanted":  {func(c *consul.Config) { c.Mode = "address" }, false},
 	} {
@@ -557,6 +562,13 @@ func TestConsulPrefersHTTPS(t *testing.T) {
 			c.awaitState(t, "")
 		})
 	}
+	t.Run("not trusted, and not permitted", func(t *testing.T) {
+		c := follow(t, server, func(c *consul.Config) {
+			c.Mode, c.TLS = "auto", plugin.TLS{CAFile: testcert.New(t, "localhost").Cert, ServerName: "localhost"}
+		})
+		c.awaitState(t, "insecure: true")
+		c.await(t, "nothing", func() bool { return !c.Held.Synced && len(c.Held.Instances) == 0 })
+	})
 }
 
 // TestConsulConnectionLimit shows a server that takes fewer connections than
@@ -564,11 +576,11 @@ func TestConsulPrefersHTTPS(t *testing.T) {
 // then all services are followed over fewer connections.
 func TestConsulConnectionLimit(t *testing.T) {
 	const n = 120
-	server := startConsul(t, testenv.ConsulConfig{ExtraHCL: "limits { http_max_conns_per_client = 80 }"})
-	instances := make([]testenv.ConsulInstance, n)
+	server := startConsul(t, testconsul.Config{ExtraHCL: "limits { http_max_conns_per_client = 80 }"})
+	instances := make([]testconsul.Instance, n)
 	for i := range instances {
 		id := strconv.Itoa(i)
-		instances[i] = testenv.ConsulInstance{Service: "svc" + id, ID: id, Address: "10.1.0.1", Port: 80}
+		instances[i] = testconsul.Instance{Service: "svc" + id, ID: id, Address: "10.1.0.1", Port: 80}
 	}
 	server.Register(t, instances...)
 	c := follow(t, server)
@@ -596,11 +608,11 @@ func TestConsulConnectionLimit(t *testing.T) {
 // TestConsulFilter shows a filter expression in Consul's language, a wrong one,
 // and a service that is there and not selected.
 func TestConsulFilter(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{})
+	server := startConsul(t, testconsul.Config{})
 	server.Register(t,
-		testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80, Tags: []string{"mesh"}},
-		testenv.ConsulInstance{Service: "web", ID: "web-2", Address: "10.1.0.2", Port: 80},
-		testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
+		testconsul.Instance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80, Tags: []string{"mesh"}},
+		testconsul.Instance{Service: "web", ID: "web-2", Address: "10.1.0.2", Port: 80},
+		testconsul.Instance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
 	t.Run("right", func(t *testing.T) {
 		c := follow(t, server, func(c *consul.Config) { c.Filter = `"mesh" in Service.Tags` })
 		c.awaitSynced(t)
@@ -618,10 +630,15 @@ func TestConsulFilter(t *testing.T) {
 // TestConsulElsewhere shows that a server without namespaces, or without the
 // datacenter, says so.
 func TestConsulElsewhere(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{})
+	server := startConsul(t, testconsul.Config{})
 	t.Run("namespace", func(t *testing.T) {
 		c := follow(t, server, func(c *consul.Config) { c.Namespaces = []string{"team"} })
 		c.awaitState(t, "namespaces")
+		c.await(t, "not synced", func() bool { return !c.Held.Synced })
+	})
+	t.Run("all namespaces", func(t *testing.T) {
+		c := follow(t, server, func(c *consul.Config) { c.Namespaces = []string{"*"} })
+		c.awaitState(t, "only Consul Enterprise has")
 		c.await(t, "not synced", func() bool { return !c.Held.Synced })
 	})
 	t.Run("datacenter", func(t *testing.T) {
@@ -651,7 +668,7 @@ func TestConsulMany(t *testing.T) {
 // many starts a server with n services of m instances and follows it until
 // synced. change sets the port of the first instance of svc500.
 func many(t testing.TB, n, m int) (c *catalog, change func(port int)) {
-	server := startConsul(t, testenv.ConsulConfig{})
+	server := startConsul(t, testconsul.Config{})
 	// One node for each hundred services: a transaction takes Consul a time
 	// that grows with what its node has.
 	op := func(s, i, port int) *api.TxnOp {
@@ -702,4 +719,79 @@ func BenchmarkConsulChange(b *testing.B) {
 		change(port)
 		c.await(b, "the change", func() bool { return c.Held.Instances["svc500"][0].Ports[0].Number == port })
 	}
+}
+
+// TestConsulBalancer shows a real nginx before Consul that ends each query that
+// waits for longer than a few seconds: that is no outage, a removal is as quick
+// as without it, queries soon wait for less, and the detail says so.
+func TestConsulBalancer(t *testing.T) {
+	const n, timeout = 60, 3 * time.Second
+	cert := testcert.New(t, "localhost")
+	server := startConsul(t, testconsul.Config{})
+	proxy := testnginx.Start(t, testnginx.Config{Upstreams: []string{server.Addr}, Timeout: timeout, Cert: cert.Cert, Key: cert.Key})
+	instances := make([]testconsul.Instance, 2*n)
+	for i := range instances {
+		instances[i] = testconsul.Instance{Service: "svc" + strconv.Itoa(i/2), ID: strconv.Itoa(i), Address: "10.1.0.1", Port: 80}
+	}
+	server.Register(t, instances...)
+	for scheme, change := range map[string]func(*consul.Config){
+		"http":  func(c *consul.Config) { c.Address, c.Mode = "http://"+proxy.Addr, "address" },
+		"https": func(c *consul.Config) { c.Address, c.TLS.CAFile = "https://"+proxy.HTTPSAddr, cert.Cert },
+	} {
+		t.Run(scheme, func(t *testing.T) {
+			c := follow(t, server, change)
+			c.awaitSynced(t)
+			c.await(t, "all services", func() bool { return len(c.Held.Instances) == n })
+			pause(t, 3*timeout) // until the limit is known
+			all, failed := proxy.Answers(t)
+			pause(t, 5*timeout)
+			quiet, ended := proxy.Answers(t)
+			server.Deregister(t, "0")
+			began := time.Now()
+			c.await(t, "the removal", func() bool { return len(c.Held.Instances["svc0"]) == 1 })
+			removal := time.Since(began)
+			server.Register(t, instances[0])
+			c.await(t, "its return", func() bool { return len(c.Held.Instances["svc0"]) == 2 })
+			var reasons []string
+			var detail string
+			c.Look(func(h *plugintest.Held) { reasons, detail = h.Reasons, h.Detail })
+			t.Logf("%d requests an hour, %d of them ended by nginx; %d changes of the degraded text; a removal took %v; %s",
+				(quiet-all)*3600/15, (ended-failed)*3600/15, len(reasons), removal.Round(time.Millisecond), detail)
+			if len(reasons) > 0 {
+				t.Errorf("degraded %d times: %s", len(reasons), reasons[0])
+			}
+			if ended-failed > n/10 {
+				t.Errorf("nginx still ended %d queries", ended-failed)
+			}
+			if !strings.Contains(detail, "after 3s (504)") {
+				t.Errorf("the detail does not say what nginx does: %q", detail)
+			}
+		})
+	}
+}
+
+// TestConsulStale shows a real server that is asked for answers of any server,
+// at the second of two addresses once the first one is gone.
+func TestConsulStale(t *testing.T) {
+	server := startConsul(t, testconsul.Config{})
+	web := testconsul.Instance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80}
+	server.Register(t, web, testconsul.Instance{Service: "web", ID: "web-2", Address: "10.1.0.2", Port: 80})
+	one, two := testenv.NewGate(t, server.Addr), testenv.NewGate(t, server.Addr)
+	one.Open(t)
+	two.Open(t)
+	c := follow(t, server, func(c *consul.Config) {
+		c.Address, c.Addresses, c.Stale = "", []string{"http://" + one.Addr, "http://" + two.Addr}, true
+	})
+	c.awaitSynced(t)
+	c.awaitWeb(t, "both instances", func(i []registry.Instance) bool { return len(i) == 2 })
+	one.Shut()
+	c.await(t, "the second address", func() bool {
+		return strings.Contains(c.Held.Detail, "at "+two.Addr) && strings.Contains(c.Held.Detail, "any server answers")
+	})
+	web.Port = 81
+	server.Register(t, web)
+	c.awaitWeb(t, "a change", func(i []registry.Instance) bool { return len(i) == 2 && i[0].Ports[0].Number == 81 })
+	server.Deregister(t, "web-2")
+	c.awaitWeb(t, "a removal", func(i []registry.Instance) bool { return len(i) == 1 })
+	c.await(t, "no outage", func() bool { return len(c.Held.Reasons) == 0 && c.Held.Removes == 0 })
 }

@@ -193,6 +193,7 @@ func FuzzConvert(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	c := newConverter(Config{TaggedAddress: "wan", NodeMeta: []string{"*"}}.withDefaults())
+	f.Add([]byte(strings.Repeat(`[{"Node":{"Meta":`, 3000) + "1" + strings.Repeat("}}]", 3000)))
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		var entries []*api.ServiceEntry
 		if json.Unmarshal(answer, &entries) != nil {

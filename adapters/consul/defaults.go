@@ -118,7 +118,7 @@ func (s *scope) fact(ctx context.Context, part string, required bool, call senso
 				know()
 				return nil, meta, errNotOffered // Consul before 1.5
 			}
-			f := classify(err, s.target)
+			f := classify(err, s.clients.at())
 			if tries++; f.kind != faultUnreachable && (!f.outage || tries >= defaultsTries) {
 				know()
 			}

@@ -20,9 +20,9 @@
 // changes of their checks. The adapter then queries the index of each member,
 // and requests a member in full if its index differs. It queries the index of
 // every service if the listing of services shows that something else has
-// changed. See plan.go, which schedules the queries.
+// changed. Package plan schedules the queries.
 //
-// The mode peering uses no queries: see peering.go.
+// The mode peering, which is experimental, uses no queries: see peering.go.
 //
 // # What is believed
 //
@@ -36,8 +36,8 @@
 //   - an empty answer counts once a later listing lacks the service and that
 //     listing can be trusted: it is not empty, and it contains the servers' own
 //     service "consul" unless something else proves that it is complete;
-//   - for remove_grace after an outage or a replacement of the agent, missing
-//     instances are retained, so that agents may register them again.
+//   - what is missing after an outage or a replacement of the agent is retained
+//     for remove_grace, by plugin.Grace, so that agents may register it again.
 //
 // While one of these rules retains anything, the registry is degraded and
 // states the reason.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"github.com/isthmus-mesh/isthmus/adapters/consul/plan"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
@@ -48,6 +49,15 @@ type fakeConsul struct {
 	down  error
 	tries int            // requests that failed for it
 	calls map[string]int // by path
+	// passes is how long a balancer in front lets a query wait, 0 for any time.
+	// It ends such a query, and what is cut, with the status ends, which is not
+	// Consul's.
+	passes time.Duration
+	ends   int
+	// stale permits queries of any server, which is so far behind the leader.
+	stale   bool
+	behind  time.Duration
+	leaders int // queries that only the leader may answer
 	// cuts counts the times that what waited was cut off, and cutting is the
 	// path that the last one was about, "" for all.
 	cuts    int
@@ -155,7 +165,11 @@ func (f *fakeConsul) count(path string) int {
 func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	f.calls[r.URL.Path]++
-	answer, cuts := f.answer, f.cuts
+	answer, cuts, passes, ends, stale, behind := f.answer, f.cuts, f.passes, f.ends, f.stale, f.behind
+	if !r.URL.Query().Has("stale") {
+		f.leaders++
+		behind = 0
+	}
 	f.mu.Unlock()
 	if answer != nil && answer(w, r) {
 		return
@@ -174,8 +188,11 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		wait = ms
 	}
-	if q.Has("passing") || q.Has("stale") || q.Has("cached") {
-		f.t.Errorf("%s: passing, stale and cached gain nothing and cost the server", r.URL)
+	if q.Has("passing") || q.Has("cached") {
+		f.t.Errorf("%s: passing and cached gain nothing and cost the server", r.URL)
+	}
+	if q.Has("stale") != (stale && index > 0) {
+		f.t.Errorf("%s: any server may answer what waits, where that is permitted, and nothing else", r.URL)
 	}
 	path := r.URL.Path
 	if peer := q.Get("peer"); peer != "" { // imported services are in f.services as peer@name
@@ -198,6 +215,10 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNotFound)
 		return
 	}
+	ended := false
+	if passes > 0 && wait > passes {
+		wait, ended = passes, true
+	}
 	end := time.NewTimer(wait)
 	defer end.Stop()
 	for expired, began := wait == 0, true; ; began = false {
@@ -210,10 +231,13 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		changed, down := f.changed, f.down
 		if down == nil && (expired || wakes) && (f.cuts == cuts || f.cutting != "" && f.cutting != r.URL.Path) {
 			f.mu.Unlock()
+			if behind > 0 && !wakes {
+				now = index - 1 // of a server that has not everything yet
+			}
 			w.Header().Set("X-Consul-Index", strconv.FormatUint(now, 10))
-			w.Header().Set("X-Consul-Lastcontact", "0")
+			w.Header().Set("X-Consul-Lastcontact", strconv.FormatInt(behind.Milliseconds(), 10))
 			w.Header().Set("X-Consul-Query-Backend", "blocking-query")
-			w.Header().Set("X-Consul-Knownleader", "true")
+			w.Header().Set("X-Consul-Knownleader", strconv.FormatBool(behind == 0))
 			if streamed := isHealth && index > 0; streamed {
 				// As Consul 1.22 does: a stream's answer knows of no leader,
 				// and of nothing that was filtered.
@@ -227,13 +251,20 @@ func (f *fakeConsul) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		cut := f.cuts > cuts && (f.cutting == "" || f.cutting == r.URL.Path)
 		f.mu.Unlock()
+		if cut && ends != 0 {
+			http.Error(w, "bad gateway", ends)
+			return
+		}
 		if down != nil || cut {
 			panic(http.ErrAbortHandler)
 		}
 		select {
 		case <-changed:
 		case <-end.C:
-			expired = true
+			if expired = true; ended {
+				http.Error(w, "upstream request timeout", ends)
+				return
+			}
 		case <-r.Context().Done():
 		}
 		if r.Context().Err() != nil {
@@ -476,7 +507,7 @@ func startOver(t testing.TB, a *Adapter, f *fakeConsul) (*recorder, func()) {
 	a.clients.slots = nil
 	if atRest {
 		f.http1 = true
-		a.clients.turns.plan.most, a.clients.turns.plan.places = 0, 0
+		a.clients.turns.plan = plan.New(0, cap(a.clients.turns.few)*3/4)
 	}
 	return start(t, a)
 }

@@ -15,16 +15,18 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
 // peered starts two peered servers, the first of which imports everything of
 // the second, its peer "beta".
-func peered(t *testing.T) (importer, exporter *testenv.Consul) {
+func peered(t *testing.T) (importer, exporter *testconsul.Server) {
 	t.Helper()
-	importer = startConsul(t, testenv.ConsulConfig{Peering: true, ACL: true})
-	exporter = startConsul(t, testenv.ConsulConfig{Peering: true, Persistent: true, ExtraHCL: `datacenter = "dc2"`})
+	importer = startConsul(t, testconsul.Config{Peering: true, ACL: true})
+	exporter = startConsul(t, testconsul.Config{Peering: true, Persistent: true, ExtraHCL: `datacenter = "dc2"`})
 	token, _, err := importer.Client.Peerings().GenerateToken(t.Context(), api.PeeringGenerateTokenRequest{PeerName: "beta"}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +39,7 @@ func peered(t *testing.T) (importer, exporter *testenv.Consul) {
 }
 
 // export makes a server export services to its peer "alpha".
-func export(t *testing.T, server *testenv.Consul, names ...string) {
+func export(t *testing.T, server *testconsul.Server, names ...string) {
 	t.Helper()
 	entry := &api.ExportedServicesConfigEntry{Name: "default"}
 	for _, name := range names {
@@ -64,9 +66,9 @@ func TestConsulImported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	importer.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
-	exporter.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.2.0.1", Port: 80, Meta: map[string]string{"k": "v"}},
-		testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.2.0.2", Port: 5432})
+	importer.Register(t, testconsul.Instance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
+	exporter.Register(t, testconsul.Instance{Service: "web", ID: "web-1", Address: "10.2.0.1", Port: 80, Meta: map[string]string{"k": "v"}},
+		testconsul.Instance{Service: "db", ID: "db-1", Address: "10.2.0.2", Port: 5432})
 	c := follow(t, importer, func(c *consul.Config) {
 		c.Token, c.Peers = plugin.Secret(token.SecretID), []string{"beta"}
 	})
@@ -82,9 +84,9 @@ func TestConsulImported(t *testing.T) {
 		return c.Held.Services["beta.peer/web"].Key == registry.Key{Name: "web", Peer: "beta"}
 	})
 
-	exporter.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-2", Address: "10.2.0.3", Port: 80},
-		testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.2.0.1", Port: 80, Critical: true},
-		testenv.ConsulInstance{Service: "new", ID: "new-1", Address: "10.2.0.4", Port: 80})
+	exporter.Register(t, testconsul.Instance{Service: "web", ID: "web-2", Address: "10.2.0.3", Port: 80},
+		testconsul.Instance{Service: "web", ID: "web-1", Address: "10.2.0.1", Port: 80, Critical: true},
+		testconsul.Instance{Service: "new", ID: "new-1", Address: "10.2.0.4", Port: 80})
 	imported("web", "one more, and one that fails", func(i []registry.Instance) bool {
 		return len(i) == 2 && i[0].Health == registry.HealthCritical && i[1].Health == registry.HealthPassing
 	})
@@ -106,7 +108,7 @@ func TestConsulImported(t *testing.T) {
 	c.awaitState(t, "the peering is FAILING")
 	c.await(t, "all kept", func() bool { return len(c.Held.Instances) == 4 && c.Held.Removes == 1 })
 	exporter.Restart(t)
-	exporter.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-3", Address: "10.2.0.6", Port: 80})
+	exporter.Register(t, testconsul.Instance{Service: "web", ID: "web-3", Address: "10.2.0.6", Port: 80})
 	imported("web", "changes go on", func(i []registry.Instance) bool { return len(i) == 2 })
 	c.awaitState(t, "")
 
@@ -127,7 +129,7 @@ func TestConsulImported(t *testing.T) {
 // is part of the service from its first appearance on, and that its changes are
 // seen.
 func TestConsulServiceDefaults(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{})
+	server := startConsul(t, testconsul.Config{})
 	entry := func(name, protocol string) {
 		t.Helper()
 		if _, _, err := server.Client.ConfigEntries().Set(&api.ServiceConfigEntry{Kind: api.ServiceDefaults, Name: name, Protocol: protocol}, nil); err != nil {
@@ -136,7 +138,7 @@ func TestConsulServiceDefaults(t *testing.T) {
 	}
 	entry("web", "grpc")
 	entry("other", "http")
-	server.Register(t, testenv.ConsulInstance{Service: "Web", ID: "web-1", Address: "10.1.0.1", Port: 80})
+	server.Register(t, testconsul.Instance{Service: "Web", ID: "web-1", Address: "10.1.0.1", Port: 80})
 	c := follow(t, server)
 	c.awaitSynced(t)
 	protocol := func(want string) {
@@ -166,8 +168,8 @@ func TestConsulServiceDefaults(t *testing.T) {
 // sidecars, under a name that a certificate of Consul's own carries: a client
 // with a certificate of that mesh reaches the service through a real sidecar.
 func TestConsulSidecars(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{})
-	behind := testenv.StartHTTPBackend(t, "pay-1")
+	server := startConsul(t, testconsul.Config{})
+	behind := testproxy.StartHTTPBackend(t, "pay-1")
 	port := testenv.FreePort(t)
 	agent := server.Client.Agent()
 	register := func(r *api.AgentServiceRegistration) {

@@ -19,6 +19,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
@@ -30,7 +31,7 @@ var long = flag.Bool("long", false, "run 10,000 changes instead of some hundreds
 // world is a Consul with many services, what the adapter makes of it, and what
 // is changed there.
 type world struct {
-	server *testenv.Consul
+	server *testconsul.Server
 	// direct makes changes and asks for truth, over https, so that the adapter
 	// alone uses the other port.
 	direct *api.Client
@@ -58,7 +59,7 @@ func newWorld(t testing.TB, n, m, perNode int, persistent bool) *world {
 	testenv.SkipIfShort(t)
 	cert := testcert.New(t, "localhost")
 	w := &world{
-		server: testenv.StartConsul(t, testenv.ConsulConfig{CertFile: cert.Cert, KeyFile: cert.Key, Persistent: persistent, Peering: true}), ca: cert.Cert,
+		server: testconsul.Start(t, testconsul.Config{CertFile: cert.Cert, KeyFile: cert.Key, Persistent: persistent, Peering: true}), ca: cert.Cert,
 		busy: map[int]bool{},
 	}
 	config := api.Config{Address: w.server.HTTPSAddr, Scheme: "https", TLSConfig: api.TLSConfig{CAFile: w.ca}}

@@ -416,7 +416,7 @@ func (p *peer) list(names []string) {
 		return
 	}
 	p.state.set(peeringPart, nil)
-	p.catalog.Detail("over a peering stream")
+	p.catalog.Detail("over a peering stream, which is experimental: its messages are internal to Consul and may change with any version")
 	if !p.begun {
 		p.begun, p.services = true, nil
 		p.grace.Back()

@@ -4,12 +4,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/hashicorp/consul/api"
 
 	"github.com/isthmus-mesh/isthmus/adapters/consul"
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -60,7 +61,7 @@ func (p peering) config(c *consul.Config) {
 // TestConsulPeeringLife goes through what happens to an instance that an agent
 // registers, as a peer of a real server with access control is told of it.
 func TestConsulPeeringLife(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{ACL: true, Peering: true})
+	server := startConsul(t, testconsul.Config{ACL: true, Peering: true})
 	// Who makes a token needs the right to do so, and the peer none.
 	policy, _, err := server.Client.ACL().PolicyCreate(&api.ACLPolicy{Name: "peering", Rules: `peering = "write"`}, nil)
 	if err != nil {
@@ -76,8 +77,12 @@ func TestConsulPeeringLife(t *testing.T) {
 	}
 	p := newPeering(t, server.Client)
 	p.generate(t, client)
-	server.Register(t, testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432, Critical: true})
+	server.Register(t, testconsul.Instance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432, Critical: true})
 	c := follow(t, server, p.config, func(c *consul.Config) { c.NodeMeta, c.TaggedAddress = plugin.Globs{"rack"}, "wan" })
+	c.await(t, "that this is experimental", func() bool { return strings.Contains(c.Held.Detail, "experimental") })
+	if consul.DefaultConfig.Mode == "peering" {
+		t.Error("the mode peering is the default")
+	}
 	c.awaitSynced(t)
 	c.await(t, "what was there", func() bool {
 		return len(c.Held.Instances) == 1 && len(c.Held.Instances["db"]) == 1 && c.Held.Instances["db"][0].Health == registry.HealthCritical
@@ -155,9 +160,9 @@ func TestConsulPeeringLife(t *testing.T) {
 // TestConsulPeeringSecret shows that a token is exchanged once and what it was
 // exchanged for is used from then on, by one adapter at a time.
 func TestConsulPeeringSecret(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{Peering: true})
+	server := startConsul(t, testconsul.Config{Peering: true})
 	p := newPeering(t, server.Client)
-	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
+	server.Register(t, testconsul.Instance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
 	followed := func(t *testing.T) {
 		c := follow(t, server, p.config)
 		c.awaitSynced(t)
@@ -210,16 +215,16 @@ func TestConsulPeeringSecret(t *testing.T) {
 // TestConsulPeeringOutages cuts the stream, restarts the server with and
 // without its data, and looks for removals that nobody asked for.
 func TestConsulPeeringOutages(t *testing.T) {
-	server := startConsul(t, testenv.ConsulConfig{Peering: true, Persistent: true})
+	server := startConsul(t, testconsul.Config{Peering: true, Persistent: true})
 	relay := newRelay(t, server.PeeringAddr())
 	p := newPeering(t, server.Client, relay.Addr().String())
-	web := func(n int, of ...testenv.ConsulInstance) {
+	web := func(n int, of ...testconsul.Instance) {
 		for i := range n {
-			of = append(of, testenv.ConsulInstance{Service: "web", ID: "web-" + string(rune('a'+i)), Address: "10.1.0.1", Port: 80 + i})
+			of = append(of, testconsul.Instance{Service: "web", ID: "web-" + string(rune('a'+i)), Address: "10.1.0.1", Port: 80 + i})
 		}
 		server.Register(t, of...)
 	}
-	web(3, testenv.ConsulInstance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
+	web(3, testconsul.Instance{Service: "db", ID: "db-1", Address: "10.1.0.3", Port: 5432})
 	c := follow(t, server, p.config, func(c *consul.Config) { c.RemoveGrace = plugin.Duration(3 * 1e9) })
 	c.awaitSynced(t)
 
@@ -229,7 +234,7 @@ func TestConsulPeeringOutages(t *testing.T) {
 	relay.cut()
 	c.awaitState(t, "cannot be reached")
 	server.Deregister(t, "web-a")
-	web(1, testenv.ConsulInstance{Service: "new", ID: "new-1", Address: "10.1.0.4", Port: 1})
+	web(1, testconsul.Instance{Service: "new", ID: "new-1", Address: "10.1.0.4", Port: 1})
 	server.Deregister(t, "web-a")
 	relay.refuse(false)
 	c.await(t, "kept", func() bool { return len(c.Held.Instances["new"]) == 1 && len(c.Held.Instances["web"]) == 3 })
@@ -240,14 +245,14 @@ func TestConsulPeeringOutages(t *testing.T) {
 	before := 0
 	c.Look(func(h *plugintest.Held) { before = len(h.Reasons) })
 	relay.cut()
-	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-z", Address: "10.1.0.9", Port: 80})
+	server.Register(t, testconsul.Instance{Service: "web", ID: "web-z", Address: "10.1.0.9", Port: 80})
 	c.awaitWeb(t, "after a cut", func(i []registry.Instance) bool { return len(i) == 3 })
 	c.await(t, "no outage", func() bool { return len(c.Held.Reasons) == before && c.Held.Removes == 0 })
 
 	server.Kill()
 	c.awaitState(t, "cannot be reached")
 	server.Restart(t)
-	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-y", Address: "10.1.0.8", Port: 80})
+	server.Register(t, testconsul.Instance{Service: "web", ID: "web-y", Address: "10.1.0.8", Port: 80})
 	c.awaitWeb(t, "after a restart", func(i []registry.Instance) bool { return len(i) == 4 })
 	c.await(t, "nothing removed", func() bool { return len(c.Held.Instances) == 3 && c.Held.Removes == 0 })
 
@@ -256,7 +261,7 @@ func TestConsulPeeringOutages(t *testing.T) {
 	server.RestartEmpty(t)
 	c.awaitState(t, "consul") // its authority is another one
 	p.export(t, "*")
-	server.Register(t, testenv.ConsulInstance{Service: "web", ID: "web-x", Address: "10.1.0.7", Port: 80})
+	server.Register(t, testconsul.Instance{Service: "web", ID: "web-x", Address: "10.1.0.7", Port: 80})
 	p.generate(t, server.Client, relay.Addr().String())
 	c.awaitWeb(t, "after a restart without data", func(i []registry.Instance) bool { return len(i) == 5 })
 	c.await(t, "kept for now", func() bool { return len(c.Held.Instances) == 3 && c.Held.Removes == 0 })

@@ -13,6 +13,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"github.com/isthmus-mesh/isthmus/adapters/consul/plan"
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
@@ -58,7 +59,7 @@ type turns struct {
 	kick chan struct{}
 
 	mu   sync.Mutex // guards everything below
-	plan plan
+	plan plan.Plan
 	told time.Time // when detail was last told something, zero if that was ""
 }
 
@@ -69,8 +70,17 @@ func newTurns(connections, scopes int) *turns {
 	few := min(max(left/8, 4), manyFetches)
 	return &turns{
 		many: make(chan struct{}, manyFetches), few: make(chan struct{}, few), connections: connections,
-		kick: make(chan struct{}, 1), plan: newPlan(left-few, few*3/4),
+		kick: make(chan struct{}, 1), plan: plan.New(left-few, few*3/4),
 	}
+}
+
+// more takes connections from the services for the queries of one more scope
+// than there were at the start.
+func (t *turns) more() {
+	t.do(func(p *plan.Plan) []*plan.Turn {
+		p.Take(ownQueries)
+		return nil
+	})
 }
 
 // needed returns the minimum number of connections for the scopes.
@@ -93,12 +103,12 @@ func (t *turns) fetch(ctx context.Context) (done func(), err error) {
 
 // do calls fn on the plan, wakes the services that it returns, and makes run
 // take the next step.
-func (t *turns) do(fn func(p *plan) (wake []*turn)) {
+func (t *turns) do(fn func(p *plan.Plan) (wake []*plan.Turn)) {
 	t.mu.Lock()
 	wake := fn(&t.plan)
 	t.mu.Unlock()
 	for _, w := range wake {
-		signal(w.wake)
+		signal(w.Wake)
 	}
 	signal(t.kick)
 }
@@ -114,48 +124,48 @@ func signal(c chan struct{}) {
 func (t *turns) wait(d time.Duration) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.multiplexed.Load() || t.plan.settled() {
+	if t.multiplexed.Load() || t.plan.Settled() {
 		return d
 	}
-	return min(d, turnTime)
+	return min(d, plan.TurnTime)
 }
 
-// run executes the plan for the scopes until ctx ends, and returns after all
-// its goroutines have ended.
-func (t *turns) run(ctx context.Context, scopes []*scope) {
+// run executes the plan for the scopes, by their numbers, until ctx ends, and
+// returns after all its goroutines have ended.
+func (t *turns) run(ctx context.Context, scopes func(number int) *scope) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
 		now := time.Now()
-		var s steps
+		var s plan.Steps
 		if !t.multiplexed.Load() {
 			t.mu.Lock()
-			s = t.plan.step(now)
+			s = t.plan.Step(now)
 			t.mu.Unlock()
 		}
-		for _, w := range s.wake {
-			signal(w.wake)
+		for _, w := range s.Wake {
+			signal(w.Wake)
 		}
-		for _, g := range s.start {
+		for _, g := range s.Start {
 			// Owned by run; ends when the plan withdraws the group's place.
-			wg.Go(func() { scopes[g.scope].follow(ctx, g) })
+			wg.Go(func() { scopes(g.Scope).follow(ctx, g) })
 		}
-		for _, l := range s.look {
+		for _, l := range s.Look {
 			// Owned by run; ends with the answer.
 			wg.Go(func() {
-				if l.node != nil {
-					scopes[l.node.scope].look(ctx, l)
+				if l.Node != nil {
+					scopes(l.Node.Scope).look(ctx, l)
 				} else {
-					l.watch.look(ctx, l)
+					l.Owner.(*watch).look(ctx, l) //nolint:forcetypeassert // newWatch set it
 				}
 			})
 		}
 		t.tell(now)
 		timer.Stop()
-		if !s.at.IsZero() {
-			timer.Reset(time.Until(s.at))
+		if !s.At.IsZero() {
+			timer.Reset(time.Until(s.At))
 		}
 		select {
 		case <-t.kick:
@@ -170,9 +180,9 @@ func (t *turns) run(ctx context.Context, scopes []*scope) {
 func (t *turns) tell(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p := &t.plan
-	crowded := p.crowded && !t.multiplexed.Load()
-	if t.detail == nil || crowded == !t.told.IsZero() && (!crowded || now.Sub(t.told) < turnTime) {
+	crowd, crowded := t.plan.Crowd()
+	crowded = crowded && !t.multiplexed.Load()
+	if t.detail == nil || crowded == !t.told.IsZero() && (!crowded || now.Sub(t.told) < plan.TurnTime) {
 		return
 	}
 	t.told = time.Time{}
@@ -183,8 +193,8 @@ func (t *turns) tell(now time.Time) {
 	t.told = now
 	t.detail(fmt.Sprintf("%d services share %d connections: a change of health is found about %d ms late, any other %d ms; "+
 		"an https address, or limits.http_max_conns_per_client of %d with max_connections %d, would save that",
-		len(p.turns), p.places, p.delay.Milliseconds(), p.period().Milliseconds(),
-		len(p.turns)+t.connections, len(p.turns)+t.connections-p.places))
+		crowd.Services, crowd.Places, crowd.Delay.Milliseconds(), crowd.Period.Milliseconds(),
+		crowd.Services+t.connections, crowd.Services+t.connections-crowd.Places))
 }
 
 // rest waits until the watch may wait on a connection, or must request the
@@ -197,24 +207,24 @@ func (w *watch) rest(ctx context.Context) error {
 	ctx, done := w.interruptible(ctx)
 	defer done()
 	due := time.Now().Add(spread(w.wait))
-	turns.do(func(p *plan) []*turn {
+	turns.do(func(p *plan.Plan) []*plan.Turn {
 		index := w.index
 		if w.streamed {
 			index = 0
 		}
-		p.rest(&w.turn, index, w.nodes, due)
+		p.Rest(&w.turn, index, w.nodes, due)
 		return nil
 	})
 	timer := time.NewTimer(time.Until(due))
 	defer timer.Stop()
 	for {
 		turns.mu.Lock()
-		next := turns.plan.decide(&w.turn, time.Now())
+		next := turns.plan.Decide(&w.turn, time.Now())
 		turns.mu.Unlock()
 		switch {
-		case next == decideHold:
+		case next == plan.DecideHold:
 			return nil
-		case next == decideAsk, w.streamed:
+		case next == plan.DecideAsk, w.streamed:
 			// Indexes of streams cannot be compared with those of looks.
 			w.index = 0
 			return nil
@@ -225,7 +235,7 @@ func (w *watch) rest(ctx context.Context) error {
 			close(w.s.rests)
 		})
 		select {
-		case <-w.turn.wake:
+		case <-w.turn.Wake:
 		case <-timer.C:
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -235,7 +245,7 @@ func (w *watch) rest(ctx context.Context) error {
 
 // look queries the index of the service and reports it to the plan. After a
 // failure the service is requested in full, which reports the error.
-func (w *watch) look(ctx context.Context, l look) {
+func (w *watch) look(ctx context.Context, l plan.Look) {
 	var index uint64
 	err := w.s.query(ctx, 0, 0, func(q *api.QueryOptions) (*api.QueryMeta, error) {
 		// Without consistency, which costs the followers a round trip to the
@@ -254,9 +264,9 @@ func (w *watch) look(ctx context.Context, l look) {
 	if err != nil {
 		index = 0
 	}
-	w.s.clients.turns.do(func(p *plan) []*turn {
-		if p.looked(l, index, time.Now()) {
-			return []*turn{l.turn}
+	w.s.clients.turns.do(func(p *plan.Plan) []*plan.Turn {
+		if p.Looked(l, index, time.Now()) {
+			return []*plan.Turn{l.Turn}
 		}
 		return nil
 	})
@@ -264,29 +274,29 @@ func (w *watch) look(ctx context.Context, l look) {
 
 // look queries the index of a node and, if it differs, the services registered
 // there, and reports them to the plan.
-func (s *scope) look(ctx context.Context, l look) {
+func (s *scope) look(ctx context.Context, l plan.Look) {
 	var index uint64
-	var there map[string]registered
+	var there map[string]plan.Registered
 	ask := func(filter string) error {
 		return s.query(ctx, 0, 0, func(q *api.QueryOptions) (*api.QueryMeta, error) {
 			q.RequireConsistent, q.Filter = false, filter // see watch.look
-			answer, meta, err := s.clients.of(s.slot).Catalog().NodeServiceList(l.node.name, q)
+			answer, meta, err := s.clients.of(s.slot).Catalog().NodeServiceList(l.Node.Name, q)
 			if err != nil {
 				return meta, err
 			}
 			if meta.ResultsFilteredByACLs {
 				return meta, errFiltered
 			}
-			index, there = meta.LastIndex, make(map[string]registered, len(answer.Services))
+			index, there = meta.LastIndex, make(map[string]plan.Registered, len(answer.Services))
 			for _, i := range answer.Services {
 				name := strings.ToLower(i.Service)
-				there[name] = registered{there[name].instances + 1, max(there[name].index, i.ModifyIndex)}
+				there[name] = plan.Registered{Instances: there[name].Instances + 1, Index: max(there[name].Index, i.ModifyIndex)}
 			}
 			return meta, nil
 		})
 	}
 	err := ask(nothingOfServices)
-	if err == nil && l.news(index) {
+	if err == nil && l.News(index) {
 		err = ask("")
 	}
 	if ctx.Err() != nil {
@@ -295,23 +305,23 @@ func (s *scope) look(ctx context.Context, l look) {
 	if err != nil {
 		index = 0
 	}
-	s.clients.turns.do(func(p *plan) []*turn { return p.lookedNode(l, index, there, time.Now()) })
+	s.clients.turns.do(func(p *plan.Plan) []*plan.Turn { return p.LookedNode(l, index, there, time.Now()) })
 }
 
 // follow waits for changes of checks in a group until the plan withdraws its
 // place or ctx ends.
-func (s *scope) follow(ctx context.Context, g *group) {
+func (s *scope) follow(ctx context.Context, g *plan.Group) {
 	turns := s.clients.turns
 	if s.peer != "" {
 		s.visit(ctx, g)
 		return
 	}
-	s.sense(ctx, fmt.Sprintf("%s checks %s", s.id, g.prefix), g, 0, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
-		checks, meta, err := c.Health().Checks(g.probe, q)
+	s.sense(ctx, fmt.Sprintf("%s checks %s", s.id, g.Prefix), g, 0, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
+		checks, meta, err := c.Health().Checks(g.Probe, q)
 		return checks, meta, err
 	}, func(any, bool) {
-		turns.do(func(p *plan) []*turn {
-			p.woke(g, time.Now())
+		turns.do(func(p *plan.Plan) []*plan.Turn {
+			p.Woke(g, time.Now())
 			return nil
 		})
 	})
@@ -319,17 +329,17 @@ func (s *scope) follow(ctx context.Context, g *group) {
 
 // visit takes the place of follow for imported services, whose checks cannot be
 // waited for by prefix: all members are looked at, at an interval.
-func (s *scope) visit(ctx context.Context, g *group) {
+func (s *scope) visit(ctx context.Context, g *plan.Group) {
 	turns := s.clients.turns
 	for {
 		turns.mu.Lock()
-		keep := turns.plan.keep(g) && !turns.multiplexed.Load()
+		keep := turns.plan.Keep(g) && !turns.multiplexed.Load()
 		turns.mu.Unlock()
 		if !keep {
 			signal(turns.kick)
 			return
 		}
-		turns.do(func(p *plan) []*turn { p.woke(g, time.Now()); return nil })
+		turns.do(func(p *plan.Plan) []*plan.Turn { p.Woke(g, time.Now()); return nil })
 		if !plugin.Pause(ctx, listEvery, nil) {
 			return
 		}
@@ -342,7 +352,7 @@ func (s *scope) serveRests(ctx context.Context) {
 	if s.peer != "" {
 		// Consul tells neither the nodes nor the checks of imported instances;
 		// see visit, which needs no sweep.
-		s.clients.turns.do(func(p *plan) []*turn { p.setNodes(s.number, map[string]bool{}); return nil })
+		s.clients.turns.do(func(p *plan.Plan) []*plan.Turn { p.SetNodes(s.number, map[string]bool{}); return nil })
 		return
 	}
 	start := func(part string, every time.Duration, call sensor, tell func(answer any, begun bool)) {
@@ -355,30 +365,30 @@ func (s *scope) serveRests(ctx context.Context) {
 		})
 	}
 	for _, state := range []string{api.HealthWarning, api.HealthCritical} {
-		failing := map[nodeCheck]bool{}
+		failing := map[plan.NodeCheck]bool{}
 		start(state+" nodes", 0, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
 			q.Filter = ofNodes
 			checks, meta, err := c.Health().State(state, q)
 			return checks, meta, err
 		}, func(answer any, begun bool) {
-			now := map[nodeCheck]bool{}
+			now := map[plan.NodeCheck]bool{}
 			for _, c := range answer.(api.HealthChecks) { //nolint:forcetypeassert // as made above
-				now[nodeCheck{c.Node, c.CheckID}] = true
+				now[plan.NodeCheck{Node: c.Node, Check: c.CheckID}] = true
 			}
 			before := failing
 			if failing = now; begun {
 				s.stirred(0)
 				return
 			}
-			s.clients.turns.do(func(p *plan) (wake []*turn) {
-				p.doubt()
-				return p.nodesChanged(s.number, before, now)
+			s.clients.turns.do(func(p *plan.Plan) (wake []*plan.Turn) {
+				p.Doubt()
+				return p.NodesChanged(s.number, before, now)
 			})
 		})
 	}
 	start("nodes", listEvery, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
 		nodes, meta, err := c.Catalog().Nodes(q)
-		if err != nil || meta.ResultsFilteredByACLs || s.namespace != "" || s.config.Partition != "" {
+		if err != nil || meta.ResultsFilteredByACLs || s.namespace != "" || s.partition != "" {
 			return map[string]bool(nil), meta, err // nodes do not show all changes of these services
 		}
 		names := make(map[string]bool, len(nodes))
@@ -390,9 +400,9 @@ func (s *scope) serveRests(ctx context.Context) {
 		}
 		return names, meta, err
 	}, func(answer any, _ bool) {
-		s.clients.turns.do(func(p *plan) []*turn {
-			p.setNodes(s.number, answer.(map[string]bool)) //nolint:forcetypeassert // as made above
-			p.stir(s.number, 0, time.Now())
+		s.clients.turns.do(func(p *plan.Plan) []*plan.Turn {
+			p.SetNodes(s.number, answer.(map[string]bool)) //nolint:forcetypeassert // as made above
+			p.Stir(s.number, 0, time.Now())
 			return nil
 		})
 	})
@@ -401,8 +411,8 @@ func (s *scope) serveRests(ctx context.Context) {
 // stirred requests a sweep: a table was changed at an index, or with 0 at an
 // unknown one.
 func (s *scope) stirred(index uint64) {
-	s.clients.turns.do(func(p *plan) []*turn {
-		p.stir(s.number, index, time.Now())
+	s.clients.turns.do(func(p *plan.Plan) []*plan.Turn {
+		p.Stir(s.number, index, time.Now())
 		return nil
 	})
 }
@@ -413,7 +423,7 @@ type sensor func(*api.Client, *api.QueryOptions) (answer any, meta *api.QueryMet
 // sense repeats a query until ctx ends, or until its group loses its place, and
 // calls tell for each change. begun is set for the first answer, and the first
 // one after an error: earlier changes are unknown.
-func (s *scope) sense(ctx context.Context, part string, g *group, every time.Duration, call sensor, tell func(answer any, begun bool)) {
+func (s *scope) sense(ctx context.Context, part string, g *plan.Group, every time.Duration, call sensor, tell func(answer any, begun bool)) {
 	turns := s.clients.turns
 	var (
 		index, epoch uint64
@@ -425,7 +435,7 @@ func (s *scope) sense(ctx context.Context, part string, g *group, every time.Dur
 	for {
 		if g != nil {
 			turns.mu.Lock()
-			keep := turns.plan.keep(g) && !turns.multiplexed.Load()
+			keep := turns.plan.Keep(g) && !turns.multiplexed.Load()
 			turns.mu.Unlock()
 			if !keep {
 				signal(turns.kick)
@@ -459,10 +469,12 @@ func (s *scope) sense(ctx context.Context, part string, g *group, every time.Dur
 			return
 		case errors.Is(err, errPoked):
 			index = 0
+		case errors.Is(err, errEnded):
+			continue
 		case errors.Is(err, errNotOffered):
 			return
 		case err != nil:
-			f := s.located(classify(err, s.target))
+			f := s.located(classify(err, s.clients.at()))
 			if f.interrupted && !broken && index > 0 {
 				// See scope.run: the immediate retry shows whether that was an
 				// outage.
@@ -513,16 +525,16 @@ func (s *scope) sense(ctx context.Context, part string, g *group, every time.Dur
 
 // limited records a fault that may mean that Consul refused a connection: that
 // of a group, of a service, or with neither of another query.
-func (s *scope) limited(f *fault, g *group, t *turn) {
+func (s *scope) limited(f *fault, g *plan.Group, t *plan.Turn) {
 	if !f.connections || s.clients.turns.multiplexed.Load() {
 		return
 	}
 	turns, news := s.clients.turns, false
-	turns.do(func(p *plan) []*turn {
+	turns.do(func(p *plan.Plan) []*plan.Turn {
 		if t != nil {
-			g = t.group
+			g = t.Group()
 		}
-		news = p.refused(g, turns.connections-p.most-cap(turns.few), cap(turns.few), time.Now())
+		news = p.Refused(g, turns.connections-p.Most()-cap(turns.few), cap(turns.few), time.Now())
 		return nil
 	})
 	if news {

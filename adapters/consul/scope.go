@@ -15,6 +15,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"github.com/isthmus-mesh/isthmus/adapters/consul/plan"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
@@ -35,17 +36,17 @@ type scope struct {
 	log     *slog.Logger
 	clients *clients
 	convert converter
-	target  target
 	state   *state
-	catalog plugin.Catalog
+	catalog plugin.Catalog // for problems; services go through grace
+	grace   *plugin.Grace
 	wants   func(registry.Key) bool
 
 	sidecars *sidecars // nil unless services are published at these
 
-	number                int // among the scopes of the registry
-	datacenter, namespace string
-	peer                  string // whose imported services the scope follows, "" for the catalog's own
-	id                    string // names the scope in states, "catalog", "catalog dc2/ns" or "catalog peer p"
+	number                           int // among the scopes of the registry
+	datacenter, partition, namespace string
+	peer                             string // whose imported services the scope follows, "" for the catalog's own
+	id                               string // names the scope in states, "catalog", "catalog dc2/ns" or "catalog peer p"
 
 	// arrived must be called with each complete listing.
 	arrived func()
@@ -72,7 +73,8 @@ type scope struct {
 	// epoch counts possible changes of the server. An index is valid only in
 	// its epoch: one above the server's would block for the whole wait.
 	epoch uint64
-	// lastOutage is when the registry last became unreachable, or reachable.
+	// lastOutage is when the registry last became unreachable, or reachable,
+	// for what is no service.
 	lastOutage time.Time
 	// lost is set while the listing fails with an outage: its retries find the
 	// end of it for all watches.
@@ -106,18 +108,22 @@ type listing struct {
 	broken string
 }
 
-func newScope(a *Adapter, st *state, catalog plugin.Catalog, number int, datacenter, namespace, peer string) *scope {
+func newScope(a *Adapter, st *state, catalog plugin.Catalog, number int, at location, peer string) *scope {
 	id := "catalog"
-	if where := strings.Trim(datacenter+"/"+namespace, "/"); where != "" {
+	where := []string{at.datacenter, at.partition, at.namespace}
+	if len(a.config.Partitions) == 0 {
+		where[1] = "" // that of all scopes
+	}
+	if where := strings.Join(slices.DeleteFunc(where, func(s string) bool { return s == "" }), "/"); where != "" {
 		id += " " + where
 	}
 	if peer != "" {
 		id += " peer " + peer
 	}
 	s := &scope{
-		config: a.config, log: a.env.Log, clients: a.clients, convert: a.convert, target: a.clients.target,
+		config: a.config, log: a.env.Log, clients: a.clients, convert: a.convert,
 		state: st, catalog: catalog, wants: a.env.Wants,
-		number: number, datacenter: datacenter, namespace: namespace, peer: peer, id: id,
+		number: number, datacenter: at.datacenter, partition: at.partition, namespace: at.namespace, peer: peer, id: id,
 		arrived:   st.listing.Expect(),
 		gate:      make(chan struct{}),
 		listing:   make(chan struct{}, 1),
@@ -130,6 +136,13 @@ func newScope(a *Adapter, st *state, catalog plugin.Catalog, number int, datacen
 		senses:    map[string]context.CancelCauseFunc{},
 		rests:     make(chan struct{}),
 	}
+	s.grace = plugin.NewGrace(catalog, time.Duration(a.config.RemoveGrace), func(err error) {
+		if err == nil {
+			st.set(id+" grace", nil)
+			return
+		}
+		st.set(id+" grace", s.located(&fault{kind: faultHeld, err: err}))
+	})
 	switch {
 	case peer != "":
 		close(s.facts.ready)
@@ -148,6 +161,8 @@ func (s *scope) run(ctx context.Context) {
 	s.slot = s.clients.acquire()
 	defer s.clients.release(s.slot)
 	defer s.wg.Wait()
+	// Owned by the scope, which waits for it; ends with ctx.
+	s.wg.Go(func() { s.grace.Run(ctx) })
 	s.followFacts(ctx)
 	s.serveRests(ctx)
 	var (
@@ -172,8 +187,10 @@ func (s *scope) run(ctx context.Context) {
 				return
 			}
 			continue
+		case errors.Is(err, errEnded):
+			continue
 		case err != nil:
-			f := s.located(classify(err, s.target))
+			f := s.located(classify(err, s.clients.at()))
 			if f.interrupted && !broken && index > 0 {
 				// The query was interrupted. The immediate retry shows whether
 				// that was an outage.
@@ -197,14 +214,14 @@ func (s *scope) run(ctx context.Context) {
 				slog.String("catalog", s.id))
 		}
 		if replaced || away {
-			// The outage ends now, and the grace period begins.
 			s.newEpoch(true)
+			s.recovered()
 		}
 		if replaced {
 			s.pokeAll()
 		}
 		if away {
-			s.clients.turns.do(func(p *plan) []*turn { p.restore(); return nil })
+			s.clients.turns.do(func(p *plan.Plan) []*plan.Turn { p.Restore(); return nil })
 		}
 		if broken {
 			s.announceBack()
@@ -220,7 +237,9 @@ func (s *scope) run(ctx context.Context) {
 		}
 		index, highest, epoch = l.index, l.index, s.currentEpoch()
 		wait = time.Duration(s.config.Wait)
-		if s.accept(ctx, l) != nil {
+		if s.accept(ctx, l) == nil {
+			s.removeOthers()
+		} else {
 			// Consul does not wake queries when a token or policy changes.
 			wait = doubtfulWait
 		}
@@ -265,7 +284,7 @@ func (s *scope) accept(ctx context.Context, l listing) *fault {
 		s.watches[name] = w
 		lower := strings.ToLower(name)
 		s.named[lower] = append(s.named[lower], w)
-		s.clients.turns.do(func(p *plan) []*turn { p.join(&w.turn); return nil })
+		s.clients.turns.do(func(p *plan.Plan) []*plan.Turn { p.Join(&w.turn); return nil })
 		if !s.gateOpen {
 			s.untried++
 		}
@@ -337,7 +356,7 @@ func (s *scope) doubt(l listing) *fault {
 
 // hasServers reports whether Consul's servers register in this scope.
 func (s *scope) hasServers() bool {
-	return (s.namespace == "" || s.namespace == "default") && (s.config.Partition == "" || s.config.Partition == "default")
+	return (s.namespace == "" || s.namespace == "default") && (s.partition == "" || s.partition == "default")
 }
 
 // located adds the scope's name to the error if there are several scopes.
@@ -345,7 +364,7 @@ func (s *scope) located(f *fault) *fault {
 	if where := strings.TrimPrefix(s.id, "catalog"); where != "" {
 		g := *f
 		if s.peer == "" {
-			where = " datacenter or namespace" + where
+			where = " datacenter, partition or namespace" + where
 		}
 		g.err = fmt.Errorf("%s: %w", strings.TrimSpace(where), f.err)
 		return &g
@@ -437,7 +456,7 @@ func (s *scope) askPeering(ctx context.Context, index uint64, wait time.Duration
 // queries that do not wait, and rejects the answer of a server without a
 // leader.
 func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, call func(*api.QueryOptions) (*api.QueryMeta, error)) error {
-	limit := answerTimeout
+	limit, try, parent, stale := answerTimeout, false, ctx, s.config.Stale && index > 0
 	if index == 0 {
 		done, err := s.clients.turns.fetch(ctx)
 		if err != nil {
@@ -445,31 +464,53 @@ func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, cal
 		}
 		defer done()
 	} else {
+		wait, try = s.clients.waits.next(wait)
 		wait = spread(wait)
 		limit += wait + wait/16 // the server adds at most this
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errAnswerTimeout)
 	defer cancel()
 	q := &api.QueryOptions{
-		Datacenter: s.datacenter, Namespace: s.namespace, Partition: s.config.Partition, Peer: s.peer,
+		Datacenter: s.datacenter, Namespace: s.namespace, Partition: s.partition, Peer: s.peer,
 		WaitIndex: index,
 		// A new leader answers any other query with the part of the catalog
 		// that it has restored so far. Later queries block at the index of this
 		// answer, so they cannot return older state.
 		RequireConsistent: index == 0,
+		AllowStale:        stale,
 	}
 	if index > 0 {
 		q.WaitTime = wait
 	}
+	asked, host := time.Now(), s.clients.hosts.current()
 	meta, err := call(q.WithContext(ctx))
+	if index > 0 {
+		var replaced bool
+		if replaced, err = s.clients.waits.done(err, wait, time.Since(asked), try); replaced {
+			s.suspect()
+		}
+	}
+	if err != nil && parent.Err() == nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		// What breaks off is no failure before it was asked for again.
+		if f := classify(err, s.clients.at()); !errors.Is(err, errEnded) && f.outage && (!f.interrupted || index == 0) {
+			s.clients.hosts.fail(host, f.err)
+		}
+	}
 	switch {
-	case ctx.Err() != nil && err != nil:
-		return context.Cause(ctx)
+	case parent.Err() != nil && err != nil:
+		return context.Cause(parent)
 	case err != nil:
 		return err
 	case meta.LastIndex == 0:
 		return &fault{kind: faultServer, err: errors.New("answer without X-Consul-Index; what is at address is no Consul, or a proxy before it removes its headers")}
-	case !meta.KnownLeader && meta.QueryBackend != api.QueryBackendStreaming:
+	case stale && (!s.clients.stale.accept(meta.LastContact) || meta.LastIndex < index):
+		// Of a server that is behind, or of another one than before. The leader
+		// says which.
+		return s.query(parent, 0, 0, call)
+	case !meta.KnownLeader && !stale && meta.QueryBackend != api.QueryBackendStreaming:
 		return &fault{kind: faultServer, outage: true, err: errors.New("consul has no leader")}
 	}
 	s.catalog.Heard()
@@ -507,7 +548,7 @@ func (s *scope) confirm(ctx context.Context, after time.Time) (listing, error) {
 
 // key returns the key of a service of this scope.
 func (s *scope) key(name string) registry.Key {
-	return registry.Key{Name: name, Namespace: s.namespace, Partition: s.config.Partition, Datacenter: s.datacenter, Peer: s.peer}
+	return registry.Key{Name: name, Namespace: s.namespace, Partition: s.partition, Datacenter: s.datacenter, Peer: s.peer}
 }
 
 // service returns what Consul states of a service besides its instances.
@@ -536,7 +577,7 @@ func (s *scope) openGateLocked() {
 	if s.epoch > 0 {
 		s.first = 0 // it may be of another server
 	}
-	s.clients.turns.do(func(p *plan) []*turn { p.begin(s.number, s.first); return nil })
+	s.clients.turns.do(func(p *plan.Plan) []*plan.Turn { p.Begin(s.number, s.first); return nil })
 	close(s.gate)
 }
 
@@ -555,15 +596,12 @@ func (s *scope) forget(w *watch, since time.Time) bool {
 	}
 	if s.sidecars != nil {
 		s.mu.Unlock()
-		s.sidecars.set(w, nil)
+		s.sidecars.set(w, nil, nil, true)
 		return true
 	}
 	defer s.mu.Unlock()
-	if w.published {
-		// Under mu, so that it precedes updates by the next watch of the same
-		// name.
-		s.catalog.Remove(w.key)
-	}
+	// Under mu, so that it precedes updates by the next watch of the same name.
+	s.grace.Remove(w.key)
 	return true
 }
 
@@ -573,16 +611,57 @@ func (s *scope) currentEpoch() uint64 {
 	return s.epoch
 }
 
-// newEpoch invalidates all indexes and, after an outage, starts the grace
-// period.
+// newEpoch invalidates all indexes and, after an outage, puts in question what
+// is known.
 func (s *scope) newEpoch(outage bool) {
+	if outage {
+		s.grace.Away()
+		if s.sidecars != nil {
+			s.sidecars.question()
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.epoch++
 	if outage {
 		s.lastOutage = time.Now()
 	}
-	s.clients.turns.do(func(p *plan) []*turn { return p.askAll(s.number) })
+	s.clients.turns.do(func(p *plan.Plan) []*plan.Turn { return p.AskAll(s.number) })
+}
+
+// recovered ends an outage. The clock of what is retained of a service goes on
+// with the next answer about it, which a query that waits would delay.
+func (s *scope) recovered() {
+	s.grace.Back()
+	s.grace.Doubt()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.watches {
+		if _, retained := s.grace.Retained(w.key); retained || s.sidecars != nil {
+			w.begin()
+		}
+	}
+}
+
+// question puts in question what is known of a service, by its watch.
+func (s *scope) question(w *watch) {
+	if s.sidecars != nil {
+		s.sidecars.question(w)
+		return
+	}
+	s.grace.Question(w.key)
+}
+
+// removeOthers tells grace of the services that are retained and have no watch
+// any more that a complete listing lacks them.
+func (s *scope) removeOthers() {
+	if s.sidecars != nil {
+		s.sidecars.removeOthers()
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.grace.RemoveOthers(func(key registry.Key) bool { return s.watches[key.Name] != nil })
 }
 
 func (s *scope) setLost(lost bool) {
@@ -638,4 +717,12 @@ func (s *scope) takeSuspicion() (epoch uint64, suspected bool) {
 	suspected = s.suspected
 	s.suspected = false
 	return s.epoch, suspected
+}
+
+// idle reports whether no service is followed, and nothing retained.
+func (s *scope) idle() bool {
+	known, _ := s.grace.Instances()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.watches) == 0 && known == 0
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/isthmus-mesh/isthmus/adapters/consul/plan"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
@@ -65,7 +66,7 @@ func TestTurns(t *testing.T) {
 		}
 		// As README.md says: a second between two answers about
 		// the same table, and 2 ms for each service at rest between two sweeps.
-		const bound = listEvery + sweepAnyway
+		const bound = listEvery + plan.SweepAnyway
 		for i := range n {
 			f.set("svc"+strconv.Itoa(i), entry("svc", "i", 81))
 			if i%3 == 0 {
@@ -300,7 +301,7 @@ func TestTurnsDivided(t *testing.T) {
 		{16, 10, 7, 4, 61},
 	} {
 		u := newTurns(test.connections, test.scopes)
-		places := u.plan.places
+		places := u.plan.Most()
 		if places != test.places || cap(u.few) != test.few || u.connections != test.total || places+cap(u.few)+test.scopes*ownQueries != u.connections {
 			t.Errorf("%d connections, %d scopes: %d places, %d few, %d in all; want %+v",
 				test.connections, test.scopes, places, cap(u.few), u.connections, test)

@@ -3,12 +3,12 @@ package consul
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"time"
 
 	"github.com/hashicorp/consul/api"
 
+	"github.com/isthmus-mesh/isthmus/adapters/consul/plan"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
@@ -22,14 +22,11 @@ type watch struct {
 	id   string // identifies the watch in states
 
 	slot *slot
-	turn turn
-	// known and published are the state in the catalog: the instances, sorted
-	// by ID, and whether it has the service. They are written with scope.mu
-	// held, for recall.
-	known     []registry.Instance
-	published bool
-	// stated is what the catalog has of the service besides its instances.
-	stated registry.Service
+	turn plan.Turn
+	// known are the instances of the last answer that counts, sorted by ID, and
+	// protocol what was stated with them.
+	known    []registry.Instance
+	protocol string
 	// destinations are those of the instances, by ID, only if sidecars are
 	// published. moved reports that the catalog may have others.
 	destinations map[string]destined
@@ -47,9 +44,6 @@ type watch struct {
 	streamed bool
 	// wait is how long the next query waits.
 	wait time.Duration
-	// lastOutage is when this watch last found the registry unreachable or
-	// replaced.
-	lastOutage time.Time
 	// broken reports that there was no answer since the last error.
 	broken bool
 	retry  plugin.Backoff
@@ -70,11 +64,11 @@ func newWatch(s *scope, name string, now time.Time) *watch {
 	w := &watch{
 		s: s, name: name, key: key, id: "service " + key.String(), seen: now,
 		highest: map[bool]uint64{},
-		turn:    newTurn(s.number, name),
+		turn:    plan.NewTurn(s.number, name),
 		arrived: s.state.listing.Expect(),
 		retry:   plugin.Backoff{First: 500 * time.Millisecond, Most: 30 * time.Second},
 	}
-	w.turn.watch = w
+	w.turn.Owner = w
 	return w
 }
 
@@ -92,7 +86,7 @@ func (w *watch) run(ctx context.Context) {
 	w.slot = w.s.clients.acquire()
 	defer w.s.clients.release(w.slot)
 	turns := w.s.clients.turns
-	defer turns.do(func(p *plan) []*turn { p.leave(&w.turn); return nil })
+	defer turns.do(func(p *plan.Plan) []*plan.Turn { p.Leave(&w.turn); return nil })
 	tried := false
 	select {
 	case <-w.s.facts.ready:
@@ -131,7 +125,7 @@ func (w *watch) run(ctx context.Context) {
 		case gone:
 			w.arrived()
 			return
-		case errors.Is(err, errPoked):
+		case errors.Is(err, errPoked), errors.Is(err, errEnded):
 			continue
 		case errors.Is(err, errMissing):
 			w.index = 0
@@ -151,7 +145,7 @@ func (w *watch) run(ctx context.Context) {
 		w.broken = false
 		w.retry.Reset()
 		if changed {
-			turns.do(func(p *plan) []*turn { p.arrived(&w.turn, time.Now()); return nil })
+			turns.do(func(p *plan.Plan) []*plan.Turn { p.Arrived(&w.turn, time.Now()); return nil })
 		}
 		if changed || time.Since(asked) > time.Second {
 			w.idle = 0
@@ -191,7 +185,7 @@ func (w *watch) ask(ctx context.Context, filter string) (entries []*api.ServiceE
 	err = s.query(ctx, w.index, s.clients.turns.wait(w.wait), func(q *api.QueryOptions) (*api.QueryMeta, error) {
 		q.Filter = filter
 		if w.index == 0 && filter == s.config.Filter {
-			s.clients.turns.do(func(p *plan) []*turn { p.sent(&w.turn); return nil })
+			s.clients.turns.do(func(p *plan.Plan) []*plan.Turn { p.Sent(&w.turn); return nil })
 		}
 		var err error
 		entries, meta, err = s.clients.of(w.slot).Health().Service(w.name, "", false, q)
@@ -233,7 +227,7 @@ var (
 func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api.QueryMeta, asked time.Time) (gone, changed bool, err error) {
 	waited, streamed := w.index > 0, meta.QueryBackend == api.QueryBackendStreaming
 	if meta.LastIndex < w.highest[streamed] {
-		w.lastOutage = time.Now()
+		w.s.question(w)
 		w.s.suspect()
 		if waited {
 			// Older than what is known, or of another server: the answer at
@@ -280,12 +274,7 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 	case meta.ResultsFilteredByACLs && !w.s.config.AcceptFiltered:
 		w.wait = doubtfulWait
 		w.fault(&fault{kind: faultFiltered, err: errFiltered})
-		return false, w.publish(merged), nil
-	case missing > 0 && w.held() > 0:
-		w.wait = max(w.held(), time.Second)
-		w.fault(&fault{kind: faultHeld, err: fmt.Errorf(
-			"consul was away or was replaced, and lacks instances that it had; they are kept for %s (remove_grace), so that they can be registered again", w.s.config.RemoveGrace)})
-		changed = w.publish(merged)
+		return false, w.publish(next, merged, false), nil
 	case !absentSince.IsZero():
 		// Before forget: afterwards another watch of the same name may set its
 		// fault.
@@ -296,7 +285,7 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 		return true, true, nil
 	default:
 		w.fault(nil)
-		changed = w.publish(next)
+		changed = w.publish(next, next, true)
 	}
 	w.arrived()
 	return false, changed, nil
@@ -365,72 +354,30 @@ func (w *watch) confirmEmpty(ctx context.Context, meta *api.QueryMeta, asked tim
 	return l.asked, nil
 }
 
-// held returns how long missing instances are still retained; not positive if
-// they are not.
-func (w *watch) held() time.Duration {
-	w.s.mu.Lock()
-	last := w.s.lastOutage
-	w.s.mu.Unlock()
-	if w.lastOutage.After(last) {
-		last = w.lastOutage
-	}
-	if last.IsZero() {
-		return 0
-	}
-	return time.Duration(w.s.config.RemoveGrace) - time.Since(last)
-}
-
-// publish updates the catalog if the instances differ, and reports whether it
-// did. A service without selected instances is not published.
-func (w *watch) publish(next []registry.Instance) bool {
-	if len(next) == 0 {
-		if !w.published {
-			return false
-		}
-		w.set(registry.Service{}, nil, false)
-		if w.s.sidecars != nil {
-			w.s.sidecars.set(w, nil)
-		} else {
-			w.s.catalog.Remove(w.key)
-		}
-		return true
-	}
-	service := registry.Service{Key: w.key}
-	if w.s.sidecars == nil {
-		service = w.s.service(w.name)
-	}
-	if w.published && !w.moved && plugin.EqualInstances(w.known, next) && w.stated.Meta[protocolKey] == service.Meta[protocolKey] {
-		return false
-	}
+// publish passes on the instances of an answer, and reports whether what is
+// known differs from before. An answer that is not whole removes nothing. A
+// service without selected instances is not published.
+func (w *watch) publish(next, known []registry.Instance, whole bool) (changed bool) {
+	s := w.s
+	changed = w.moved || !plugin.EqualInstances(w.known, known)
 	w.moved = false
-	w.set(service, next, true)
-	if w.s.sidecars != nil {
-		w.s.sidecars.set(w, next)
-	} else {
-		w.s.catalog.Set(service, next)
-	}
-	return true
-}
-
-// set replaces the state in the catalog. Other goroutines read it by recall.
-func (w *watch) set(stated registry.Service, known []registry.Instance, published bool) {
-	w.s.mu.Lock()
-	defer w.s.mu.Unlock()
-	w.stated, w.known, w.published = stated, known, published
-}
-
-// recall returns a service as it is in the catalog.
-func (s *scope) recall(key registry.Key) (plugin.Snapshot, bool) {
+	w.known = known
 	if s.sidecars != nil {
-		return s.sidecars.recall(key)
+		s.sidecars.set(w, next, known, whole)
+		return changed
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w := s.watches[key.Name]
-	if w == nil || w.key != key || !w.published {
-		return plugin.Snapshot{}, false
+	service := s.service(w.name)
+	changed = changed || w.protocol != service.Meta[protocolKey]
+	w.protocol = service.Meta[protocolKey]
+	switch {
+	case len(known) == 0:
+		s.grace.Remove(w.key)
+	case whole:
+		s.grace.Set(service, next)
+	default:
+		s.grace.Add(service, next)
 	}
-	return plugin.Snapshot{Service: w.stated, Instances: w.known}, true
+	return changed
 }
 
 // fault sets the fault of the watch; nil clears it.
@@ -448,7 +395,7 @@ const lostRetry = 10 * time.Minute
 // failed records an error and waits until the next retry, or until the scope is
 // reachable again. It returns false once ctx has ended.
 func (w *watch) failed(ctx context.Context, err error, back <-chan struct{}) bool {
-	f := classify(err, w.s.target)
+	f := classify(err, w.s.clients.at())
 	waited := w.index > 0
 	w.index = 0
 	if f.interrupted && !w.broken && waited {
@@ -458,7 +405,7 @@ func (w *watch) failed(ctx context.Context, err error, back <-chan struct{}) boo
 	}
 	w.broken = true
 	if f.outage {
-		w.lastOutage = time.Now()
+		w.s.question(w)
 		w.s.suspect()
 	}
 	w.s.limited(f, nil, &w.turn)

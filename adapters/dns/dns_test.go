@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/dns"
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testcoredns"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -71,7 +72,7 @@ func wantLeast(t *testing.T, c *plugintest.Catalog, service string, want int) {
 func TestAddresses(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone}})
+	server := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone}})
 	server.SetZone(t, zone, "web A 10.0.0.1", "web A 10.0.0.2", "alias CNAME hop", "hop CNAME web", "old A 10.9.0.1", "empty TXT x")
 	c := follow(t, func(c *dns.Config) {
 		c.Servers = []string{server.Addr}
@@ -126,7 +127,7 @@ func wantProblem(t *testing.T, c *plugintest.Catalog, what, name, text string) {
 func TestSRV(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone, "hosts.test"}})
+	server := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone, "hosts.test"}})
 	server.SetZone(t, "hosts.test", "far A 10.2.0.1", "both A 10.2.0.2", "both AAAA 2001:db8::2")
 	server.SetZone(t, zone, "a A 10.1.0.1", "b A 10.1.0.2", "_grpc._tcp.shop SRV 10 30 9001 a", "_grpc._tcp.shop SRV 10 0 9002 b",
 		"_grpc._tcp.shop SRV 10 20 9003 both.hosts.test.", "_grpc._tcp.shop SRV 20 5 9009 far.hosts.test.", "_x._udp.none SRV 0 0 0 .")
@@ -183,7 +184,7 @@ func TestSRV(t *testing.T) {
 func TestNoAnswer(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone}})
+	server := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone}})
 	web := []string{"web A 10.0.0.1", "web A 10.0.0.2", "db A 10.0.1.1"}
 	server.SetZone(t, zone, web...)
 	gate := testenv.NewGate(t, server.Addr)
@@ -236,7 +237,7 @@ func TestNoAnswer(t *testing.T) {
 func TestFirstListing(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone}})
+	server := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone}})
 	server.SetZone(t, zone, "web A 10.0.0.1", "db A 10.0.1.1")
 	server.Fail(t, "db.example.org", "SERVFAIL")
 	c := follow(t, func(c *dns.Config) {
@@ -259,9 +260,9 @@ func TestFirstListing(t *testing.T) {
 func TestFailOver(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	a := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone}})
-	b := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone, "only-b.test"}})
-	for _, s := range []*testenv.CoreDNS{a, b} {
+	a := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone}})
+	b := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone, "only-b.test"}})
+	for _, s := range []*testcoredns.Server{a, b} {
 		s.SetZone(t, zone, "web A 10.0.0.1")
 	}
 	b.SetZone(t, "only-b.test", "x A 10.0.0.9")
@@ -294,7 +295,7 @@ func TestFailOver(t *testing.T) {
 func TestTruncated(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone}})
+	server := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone}})
 	var records []string
 	for i := range 500 {
 		records = append(records, fmt.Sprintf("web A 10.0.%d.%d", i/200, i%200))
@@ -331,7 +332,7 @@ func TestTLS(t *testing.T) {
 	}
 	one, two := testcert.New(t, "dns.example.org"), testcert.New(t, "dns.example.org")
 	cert, key, ca := put(one.Cert, "cert"), put(one.Key, "key"), put(one.Cert, "ca")
-	server := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone}, Cert: cert, Key: key})
+	server := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone}, Cert: cert, Key: key})
 	server.SetZone(t, zone, "web A 10.0.0.1")
 	gate := testenv.NewGate(t, server.TLSAddr)
 	gate.Open(t)
@@ -366,7 +367,7 @@ func TestTLS(t *testing.T) {
 func TestNamesFile(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone}})
+	server := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone}})
 	server.SetZone(t, zone, "a A 10.0.0.1", "b A 10.0.0.2", "c A 10.0.0.3")
 	path := filepath.Join(t.TempDir(), "names.yaml")
 	write := func(text string) {
@@ -410,7 +411,7 @@ func TestNamesFile(t *testing.T) {
 func TestManyNames(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const count = 10_000
-	server := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{"many.test", zone}})
+	server := testcoredns.Start(t, testcoredns.Config{Zones: []string{"many.test", zone}})
 	var records []string
 	var names []dns.Name
 	for i := range count {
@@ -461,7 +462,7 @@ func TestManyNames(t *testing.T) {
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone}})
+	server := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone}})
 	records := func(n int) []string {
 		all := []string{"_db._tcp SRV 0 0 5432 db", "db A 10.3.0.1"}
 		for i := range n {
@@ -746,7 +747,7 @@ var streamLies = []streamLie{
 func TestNothingIsLeft(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone}})
+	server := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone}})
 	server.SetZone(t, zone, "web A 10.0.0.1")
 	gate := testenv.NewGate(t, server.Addr)
 	gate.Open(t)

@@ -134,6 +134,7 @@ func FuzzValue(f *testing.F) {
 	for _, c := range parseCases {
 		f.Add(c.key, []byte(c.value))
 	}
+	f.Add("/a/b", []byte(strings.Repeat(`{"Metadata":`, 9000)+"1"+strings.Repeat("}", 9000)))
 	f.Fuzz(func(t *testing.T, key string, value []byte) {
 		for name, l := range layouts {
 			service, instances, _, err := l.parse(key, value)

@@ -19,6 +19,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/etcd"
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testetcd"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -74,7 +75,7 @@ func wantLeast(t *testing.T, c *plugintest.Catalog) {
 func TestEtcd(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
+	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
 	server.Put(t, key("web", "web-1"), value(1))
 	server.Put(t, key("web", "web-2"), value(2))
 	server.Put(t, key("old", "old"), `{"address":"10.4.0.1","port":80}`)
@@ -235,7 +236,7 @@ func hadReason(parts ...string) func(*plugintest.Held) bool {
 func TestEmpty(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
+	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
 	at := []string{server.URL}
 	follow(t, etcd.Config{Endpoints: at, AcceptEmpty: true, RemoveGrace: plugin.Duration(time.Hour)}).AwaitSynced(t, within)
 	c := follow(t, etcd.Config{Endpoints: at, RemoveGrace: plugin.Duration(time.Second)})
@@ -262,7 +263,7 @@ func TestEmpty(t *testing.T) {
 func TestCompacted(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
+	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
 	for _, id := range []string{"web-1", "web-2", "web-3"} {
 		server.Put(t, key("web", id), value(1))
 	}
@@ -299,7 +300,7 @@ func TestCompacted(t *testing.T) {
 func TestAuth(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat(), TokenTTL: time.Second, Args: []string{"--log-level=debug"}})
+	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat(), TokenTTL: time.Second, Args: []string{"--log-level=debug"}})
 	server.Put(t, key("web", "web-1"), value(1))
 	server.Put(t, key("web", "web-2"), value(2))
 	gate := testenv.NewGate(t, server.Addr)
@@ -374,7 +375,7 @@ func TestTLS(t *testing.T) {
 	before, after := testcert.New(t, "localhost"), testcert.New(t, "localhost")
 	first, second := testcert.New(t, "isthmus"), testcert.New(t, "isthmus")
 	cert, private := write("server.pem", before.Cert), write("server.key", before.Key)
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat(), CertFile: cert, KeyFile: private, ClientCA: write("clients.pem", first.Cert, second.Cert)})
+	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat(), CertFile: cert, KeyFile: private, ClientCA: write("clients.pem", first.Cert, second.Cert)})
 	files := plugin.TLS{CAFile: write("ca.pem", before.Cert), CertFile: write("client.pem", first.Cert), KeyFile: write("client.key", first.Key)}
 	config, err := files.Config("tls")
 	if err != nil {
@@ -423,7 +424,7 @@ func TestTLS(t *testing.T) {
 func TestFailOver(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	members := testenv.StartEtcdCluster(t, testenv.EtcdCompat(), 3)
+	members := testetcd.StartCluster(t, testetcd.Compat(), 3)
 	members[0].Put(t, key("web", "web-1"), value(1))
 	members[0].Put(t, key("web", "web-2"), value(2))
 	var urls []string
@@ -474,7 +475,7 @@ func TestFailOver(t *testing.T) {
 func TestCutAtEachPoint(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
+	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
 	for n := range 2 {
 		server.Put(t, key("web", fmt.Sprint("web-", n+1)), value(n+1))
 	}
@@ -554,7 +555,7 @@ func TestNoAnswer(t *testing.T) {
 func TestEtcdMany(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const services, each = 10_000, 10
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{})
+	server := testetcd.Start(t, testetcd.Config{})
 	begin := time.Now()
 	for s := 0; s < services; s += 12 {
 		var all []clientv3.Op // at most 128
@@ -606,7 +607,7 @@ func TestEtcdMany(t *testing.T) {
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
+	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
 	gate := testenv.NewGate(t, server.Addr)
 	gate.Open(t)
 	register := func(ctx context.Context) error {
@@ -656,7 +657,7 @@ func TestConformance(t *testing.T) {
 func TestClients(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEtcd(t, testenv.EtcdConfig{Version: testenv.EtcdCompat()})
+	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
 	for layout, want := range map[string]registry.Instance{
 		"kratos": {
 			ID: "a/1", Address: "10.0.0.1", Ports: []registry.Port{{Name: "grpc", Number: 9000, Protocol: "grpc"}},

@@ -23,6 +23,8 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/eureka"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testapp"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testeureka"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -54,8 +56,8 @@ func followUntil(t *testing.T, c eureka.Config) (_ *plugintest.Catalog, stop fun
 	return plugintest.Start(t, a)
 }
 
-func web(n int) testenv.EurekaInstance {
-	return testenv.EurekaInstance{App: "WEB", ID: fmt.Sprint("web-", n), IP: fmt.Sprint("10.1.0.", n), Port: 8080}
+func web(n int) testeureka.Instance {
+	return testeureka.Instance{App: "WEB", ID: fmt.Sprint("web-", n), IP: fmt.Sprint("10.1.0.", n), Port: 8080}
 }
 
 // relay passes requests on to a real server. It records them, and may change
@@ -68,7 +70,7 @@ type relay struct {
 	with  func(path, answer string) string
 }
 
-func newRelay(t *testing.T, server *testenv.Eureka) *relay {
+func newRelay(t *testing.T, server *testeureka.Server) *relay {
 	t.Helper()
 	target, err := url.Parse(server.URL)
 	if err != nil {
@@ -137,7 +139,7 @@ func heard(t *testing.T, c *plugintest.Catalog, more int) {
 func TestEureka(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server, other := testenv.StartEurekaPair(t, testenv.EurekaConfig{Properties: map[string]string{
+	server, other := testeureka.StartPair(t, testeureka.Config{Properties: map[string]string{
 		// For the instance whose lease ends.
 		"eureka.server.enable-self-preservation": "false", "eureka.server.eviction-interval-timer-in-ms": "500",
 	}})
@@ -145,7 +147,7 @@ func TestEureka(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server.Register(t, web(1), web(2), testenv.EurekaInstance{App: "OLD", ID: "old", IP: "10.4.0.1", Port: 80}, testenv.EurekaInstance{
+	server.Register(t, web(1), web(2), testeureka.Instance{App: "OLD", ID: "old", IP: "10.4.0.1", Port: 80}, testeureka.Instance{
 		App: "SHOP", ID: "shop-1", Host: "shop.example.org", IP: "10.2.0.1", Port: 80, SecurePort: 8443, VIP: "shop,store", ASG: "shop-v2", Zone: "eu-west-1b",
 		Metadata: map[string]string{"version": "v2"},
 	})
@@ -184,7 +186,7 @@ func TestEureka(t *testing.T) {
 		c.AwaitIDs(t, within, "scaled in", "WEB", "web-1 web-2")
 		server.Deregister(t, "SHOP", "shop-1")
 		c.AwaitIDs(t, within, "a service is gone", "SHOP", "-")
-		brief := testenv.EurekaInstance{App: "BRIEF", ID: "brief", IP: "10.4.0.2", Port: 80, LeaseSeconds: 1}
+		brief := testeureka.Instance{App: "BRIEF", ID: "brief", IP: "10.4.0.2", Port: 80, LeaseSeconds: 1}
 		testenv.Eventually(t, within, "an instance that is not to be renewed", func() (string, bool) {
 			server.Register(t, brief)
 			heard(t, c, 1)
@@ -289,7 +291,7 @@ func TestEureka(t *testing.T) {
 	})
 
 	t.Run("restarted with the data of its peer", func(t *testing.T) {
-		at := func(server *testenv.Eureka) *plugintest.Catalog {
+		at := func(server *testeureka.Server) *plugintest.Catalog {
 			return follow(t, eureka.Config{Servers: []string{server.URL}})
 		}
 		at(other).AwaitIDs(t, within, "replicated", "WEB", "web-1 web-2")
@@ -349,7 +351,7 @@ func TestSelfPreservation(t *testing.T) {
 	for _, preserves := range []bool{true, false} {
 		t.Run(fmt.Sprintf("preserves=%t", preserves), func(t *testing.T) {
 			t.Parallel()
-			server := testenv.StartEureka(t, testenv.EurekaConfig{Properties: map[string]string{
+			server := testeureka.Start(t, testeureka.Config{Properties: map[string]string{
 				"eureka.server.enable-self-preservation": fmt.Sprint(preserves), "eureka.server.eviction-interval-timer-in-ms": "500",
 				"logging.level.com.netflix.eureka.registry": "DEBUG",
 			}})
@@ -400,7 +402,7 @@ func TestSelfPreservation(t *testing.T) {
 func TestSpring(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEureka(t, testenv.EurekaConfig{User: "isthmus", Password: "right"})
+	server := testeureka.Start(t, testeureka.Config{User: "isthmus", Password: "right"})
 	server.Register(t, web(1))
 	file := filepath.Join(t.TempDir(), "password")
 	password := func(text string) {
@@ -422,7 +424,7 @@ func TestSpring(t *testing.T) {
 	c.AwaitIDs(t, within, "the right password", "WEB", "web-1")
 	c.AwaitDegraded(t, within, "the right password", "")
 
-	app := testenv.StartSpringApp(t, server, "shop-app", map[string]string{
+	app := testapp.StartSpringApp(t, server, "shop-app", map[string]string{
 		"eureka.instance.prefer-ip-address": "true", "eureka.instance.ip-address": "127.0.0.1",
 		"eureka.instance.metadata-map.zone": "zone-a", "eureka.instance.metadata-map.version": "v7",
 		"eureka.instance.secure-port-enabled": "true", "eureka.instance.secure-port": "8443",
@@ -476,15 +478,15 @@ func TestSpring(t *testing.T) {
 func TestEurekaMany(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const services, each = 10_000, 10
-	server := testenv.StartEureka(t, testenv.EurekaConfig{HeapMB: 1400, Properties: map[string]string{
+	server := testeureka.Start(t, testeureka.Config{HeapMB: 1400, Properties: map[string]string{
 		"eureka.server.response-cache-update-interval-ms": "5000", // it takes a server seconds to write 100,000 instances
 		// Only the changes of the last seconds, as after a load they are many.
 		"eureka.server.retention-time-in-m-s-in-delta-queue": "5000", "eureka.server.delta-retention-timer-interval-in-ms": "1000",
 	}})
-	var all []testenv.EurekaInstance
+	var all []testeureka.Instance
 	for s := range services {
 		for i := range each {
-			all = append(all, testenv.EurekaInstance{App: fmt.Sprint("APP-", s), ID: fmt.Sprintf("app-%d-%d", s, i), IP: fmt.Sprintf("10.%d.%d.%d", s/250, s%250, i+1), Port: 8080})
+			all = append(all, testeureka.Instance{App: fmt.Sprint("APP-", s), ID: fmt.Sprintf("app-%d-%d", s, i), IP: fmt.Sprintf("10.%d.%d.%d", s/250, s%250, i+1), Port: 8080})
 		}
 	}
 	begin := time.Now()
@@ -522,14 +524,14 @@ func TestEurekaMany(t *testing.T) {
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartEureka(t, testenv.EurekaConfig{})
+	server := testeureka.Start(t, testeureka.Config{})
 	u, err := url.Parse(server.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
 	gate := testenv.NewGate(t, u.Host)
 	gate.Open(t)
-	all := []testenv.EurekaInstance{web(1), web(2), {App: "DB_MAIN", ID: "db", IP: "10.3.0.1", Port: 5432}}
+	all := []testeureka.Instance{web(1), web(2), {App: "DB_MAIN", ID: "db", IP: "10.3.0.1", Port: 5432}}
 	server.RegisterListed(t, all...)
 	config, err := json.Marshal(map[string]any{"servers": []string{"http://" + gate.Addr + "/eureka"}, "interval": "1s"})
 	if err != nil {

@@ -252,6 +252,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(netflix, springs)
 	f.Add(`{"applications":{"apps__hashcode":"","application":[]}}`, springs[:100])
 	f.Add(`{"applications":{"apps__hashcode":7,"application":[{"name":"A","instance":[{"instanceId":{"a":[1]},"port":"x","metadata":{"a":null}}]}]}}`, "{}")
+	f.Add(strings.Repeat(`{"applications":`, 9000)+"1"+strings.Repeat("}", 9000), `{"applications":{"application":[{"name":"A","instance":[{"metadata":`+strings.Repeat(`{"a":`, 9000)+"1"+strings.Repeat("}", 9000)+`}]}]}}`)
 	f.Fuzz(func(t *testing.T, first, second string) {
 		for _, by := range []string{byApp, byVIP, bySecureVIP} {
 			c := DefaultConfig

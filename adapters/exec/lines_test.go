@@ -225,6 +225,8 @@ func FuzzParse(f *testing.F) {
 	for _, l := range badServices {
 		f.Add([]byte(l.line))
 	}
+	f.Add([]byte(`{"service":` + strings.Repeat(`{"meta":`, 9000) + "1" + strings.Repeat("}", 9000)))
+	f.Add([]byte(strings.Repeat(`{"service":`, 20_000)))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		m, err := parse(line)
 		if err != nil {

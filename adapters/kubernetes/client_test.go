@@ -1,11 +1,10 @@
 package kubernetes
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -14,7 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -27,11 +29,26 @@ type fake struct {
 	lists   map[string][]string // answers by resource, in order; the last one stays
 	watches map[string][]string
 	queries []url.Values
+	streams bool          // it lists by watches too
 	ending  chan struct{} // closed to end the watches that are silent
+
+	silent chan struct{} // one for each watch that was silent at first
 }
 
-// end ends the watches that are silent.
+// open waits until the watches of both resources are open and silent.
+func (f *fake) open() {
+	for range 2 {
+		<-f.silent
+	}
+}
+
+// end ends the silent watches of both resources.
 func (f *fake) end() {
+	f.open()
+	f.endNow()
+}
+
+func (f *fake) endNow() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	close(f.ending)
@@ -40,12 +57,12 @@ func (f *fake) end() {
 
 func startFake(t *testing.T) (*fake, string) {
 	t.Helper()
-	f := &fake{lists: map[string][]string{}, watches: map[string][]string{}, ending: make(chan struct{})}
+	f := &fake{lists: map[string][]string{}, watches: map[string][]string{}, ending: make(chan struct{}), silent: make(chan struct{}, 100)}
 	f.say("services", listing("ServiceList", 5, serviceJSON("web")))
 	f.say("endpointslices", listing("EndpointSliceList", 5, sliceJSON("web-a", "10.1.0.1"), sliceJSON("web-b", "10.1.0.2")))
 	srv := httptest.NewServer(f)
 	t.Cleanup(func() {
-		f.end()
+		f.endNow()
 		srv.Close()
 	})
 	return f, srv.URL
@@ -68,6 +85,13 @@ func (f *fake) sayWatch(resource string, texts ...string) {
 func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	resource := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
 	f.mu.Lock()
+	if r.URL.Query().Has("sendInitialEvents") && !f.streams {
+		f.mu.Unlock()
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		_, _ = io.WriteString(w, statusInvalid)
+		return
+	}
 	f.queries = append(f.queries, r.URL.Query())
 	from := f.lists
 	watch := r.URL.Query().Get("watch") != ""
@@ -95,6 +119,7 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, answer)
 	if watch && answer == "" { // silent and open
 		_ = http.NewResponseController(w).Flush()
+		f.silent <- struct{}{}
 		select {
 		case <-r.Context().Done():
 		case <-ending:
@@ -118,7 +143,10 @@ func eventJSON(kind, object string, revision int) string {
 	return fmt.Sprintf(`{"type":%q,"object":%s}`, kind, strings.Replace(object, `"resourceVersion":"2"`, fmt.Sprintf(`"resourceVersion":"%d"`, revision), 1)) + "\n"
 }
 
-const statusGone = `{"kind":"Status","code":410,"reason":"Expired","message":"too old resource version"}`
+// statusInvalid is what a server says that cannot list by a watch.
+const statusInvalid = `{"kind":"Status","status":"Failure","code":422,"reason":"Invalid","message":"sendInitialEvents is forbidden for watch"}`
+
+const statusGone = `{"kind":"Status","status":"Failure","code":410,"reason":"Expired","message":"too old resource version"}`
 
 // TestNoAnswer shows that what is no answer of an API server removes nothing,
 // is shown with a reason, and that its end is noticed.
@@ -126,8 +154,8 @@ func TestNoAnswer(t *testing.T) {
 	whole := listing("EndpointSliceList", 7, sliceJSON("web-a", "10.1.0.1"), sliceJSON("web-b", "10.1.0.2"), sliceJSON("web-c", "10.1.0.3"))
 	for what, x := range map[string]struct{ list, watch, reason string }{
 		"a page of a proxy":        {list: "<html>login</html>", reason: "text/html"},
-		"an error":                 {list: `500!{"kind":"Status","message":"etcd is slow"}`, reason: "etcd is slow"},
-		"an error of a proxy":      {list: "502!bad gateway", reason: "bad gateway"},
+		"an error":                 {list: `500!{"kind":"Status","status":"Failure","message":"etcd is slow","code":500}`, reason: "etcd is slow"},
+		"an error of a proxy":      {list: "502!<p>bad gateway</p>", reason: "bad gateway"},
 		"a redirect":               {list: "302!", reason: "302"},
 		"nothing":                  {list: " ", reason: "no JSON"},
 		"another kind":             {list: `{"kind":"Status","metadata":{}}`, reason: "no list"},
@@ -136,35 +164,35 @@ func TestNoAnswer(t *testing.T) {
 		"an empty list":            {list: listing("EndpointSliceList", 9), reason: "accept_empty"},
 		"a circle":                 {list: `{"kind":"EndpointSliceList","metadata":{"resourceVersion":"9","continue":"x"},"items":[]}`, reason: "circle"},
 		"a page that expired":      {list: "410!" + statusGone, reason: ""},
-		"a watch refused":          {watch: `403!{"kind":"Status","message":"cannot watch"}`, reason: "grant"},
+		"a watch refused":          {watch: `403!{"kind":"Status","status":"Failure","message":"cannot watch","reason":"Forbidden","code":403}`, reason: "grant"},
 		"a watch that expired":     {watch: "410!" + statusGone, reason: ""},
-		"an event that is none":    {watch: "{", reason: "no JSON"},
-		"an event of another type": {watch: `{"type":"NEW","object":{}}` + "\n", reason: "NEW"},
+		"an event that is none":    {watch: "{", reason: ""},
+		"an event of another type": {watch: `{"type":"NEW","object":{}}` + "\n", reason: ""},
 		"an event out of time":     {watch: eventJSON("DELETED", sliceJSON("web-a", "10.1.0.1"), 1), reason: "went back"},
-		"an error as an event":     {watch: `{"type":"ERROR","object":{"kind":"Status","code":500,"message":"overloaded"}}` + "\n", reason: "overloaded"},
+		"an error as an event":     {watch: `{"type":"ERROR","object":{"kind":"Status","code":500,"message":"overloaded"}}` + "\n", reason: ""},
 		"an expired event":         {watch: `{"type":"ERROR","object":` + statusGone + "}\n", reason: ""},
-		"a watch that just ends":   {watch: "\n", reason: "ended the watch"},
-		"an object that is none":   {watch: eventJSON("MODIFIED", `{"metadata":{"namespace":"default","name":"web-a","resourceVersion":"9"},"endpoints":{}}`, 9), reason: "ended the watch"},
+		"an object that is none":   {watch: eventJSON("MODIFIED", `{"metadata":{"namespace":"default","name":"web-a","resourceVersion":"9"},"endpoints":{}}`, 9), reason: ""},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			f, server := startFake(t)
-			f.sayWatch("endpointslices", "", x.watch)
+			// What becomes known after the failure, by a listing or a watch.
+			third := eventJSON("ADDED", sliceJSON("web-c", "10.1.0.3"), 10)
 			if x.list != "" {
 				f.say("endpointslices", listing("EndpointSliceList", 5, sliceJSON("web-a", "10.1.0.1"), sliceJSON("web-b", "10.1.0.2")), x.list, x.list, whole)
+				f.sayWatch("endpointslices", "", "410!"+statusGone)
 			} else {
 				f.say("endpointslices", listing("EndpointSliceList", 5, sliceJSON("web-a", "10.1.0.1"), sliceJSON("web-b", "10.1.0.2")), listing("EndpointSliceList", 6, sliceJSON("web-a", "10.1.0.1"), sliceJSON("web-b", "10.1.0.2")), whole)
+				f.sayWatch("endpointslices", "", x.watch, third)
 			}
-			c, _ := start(t, Config{Server: server, TokenFile: tokenFile(t), RemoveGrace: plugin.Duration(time.Millisecond)})
+			c, _ := start(t, Config{Server: server, TokenFile: tokenFile(t), RemoveGrace: plugin.Duration(time.Millisecond)}, func(a *Adapter) { a.rediscover = 50 * time.Millisecond })
 			c.AwaitIDs(t, within, "the first list", "default/web", web2)
-			f.end() // the first session, for the next listing
+			f.end() // the first watch
 			if what == "an empty list" {
-				// A session that is not believed is no failed one.
-				testenv.Eventually(t, within, what, func() (seen string, ok bool) {
-					f.end()
-					c.Look(func(h *plugintest.Held) { seen = h.IDs("default/web") })
-					return seen, seen != web2
-				})
+				// A listing that is not believed is no failed one.
+				c.Await(t, within, what, func(h *plugintest.Held) bool { return strings.Contains(h.Degraded, "accept_empty") })
+				f.sayWatch("endpointslices", "410!"+statusGone, "410!"+statusGone)
+				f.end()
 			}
 			c.AwaitIDs(t, within, "the end of it", "default/web", web2+" 10.1.0.3:8080")
 			c.Await(t, within, "the end of it", func(h *plugintest.Held) bool { return h.Degraded == "" })
@@ -188,6 +216,7 @@ func TestPages(t *testing.T) {
 	f.say("endpointslices", page("two", sliceJSON("web-a", "10.1.0.1")), page("", sliceJSON("web-b", "10.1.0.2")))
 	c, stop := start(t, Config{Server: server, TokenFile: tokenFile(t), Labels: "app=web"})
 	c.AwaitIDs(t, within, "both pages", "default/web", web2)
+	f.open()
 	stop()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -211,16 +240,20 @@ func FuzzMessages(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	deep := strings.Repeat(`{"spec":`, 9000) + "1" + strings.Repeat("}", 9000)
+	f.Add([]byte(listing("ServiceEntryList", 5, deep)), []byte(`{"type":"ADDED","object":`+deep+`}`))
 	f.Fuzz(func(t *testing.T, listed, events []byte) {
 		for _, kind := range []string{"Service", "EndpointSlice", "networking.istio.io/ServiceEntry"} {
 			var of follower = newState(a.(*Adapter))
 			if strings.Contains(kind, "/") {
 				of = newObjects(a.(*Adapter), nil)
 			}
-			k := &cluster{server: &url.URL{Scheme: "http", Host: "192.0.2.1"}}
-			c := connect(k, time.Second)
+			k := &cluster{config: &rest.Config{Host: "http://192.0.2.1"}}
+			c, err := k.connect(time.Second, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
 			answers := [][]byte{listed, events}
-			c.watching = func() time.Duration { return time.Hour }
 			c.http.Transport = roundTrip(func(*http.Request) (*http.Response, error) {
 				if len(answers) == 0 {
 					return nil, errors.New("no more")
@@ -231,9 +264,13 @@ func FuzzMessages(f *testing.F) {
 			})
 			touched := map[registry.Key]bool{}
 			s := source{path: "/x", kind: kind}
-			revision, err := c.list(t.Context(), s, func(o json.RawMessage) { of.put(kind, o, touched) })
+			p, err := c.list(t.Context(), s, metav1.ListOptions{})
 			if err != nil {
 				continue
+			}
+			for i := range p.Items {
+				of.read(kind, &p.Items[i])
+				of.put(kind, &p.Items[i], touched)
 			}
 			catalog := &publisher{Publisher: plugintest.NewCatalog()}
 			publish := func(l plugin.Listing) {
@@ -249,21 +286,24 @@ func FuzzMessages(f *testing.F) {
 				}
 			}
 			publish(of.all())
-			_ = c.watch(context.Background(), s, revision, func() {}, func(e event) { //nolint:usetesting // ends by itself
+			w, err := c.watch(t.Context(), s, metav1.ListOptions{TimeoutSeconds: new(int64(60))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for e := range w.ResultChan() {
 				clear(touched)
-				if e.Type == "DELETED" {
-					of.remove(kind, e.Object, touched)
-				} else if e.Type != bookmark {
-					of.put(kind, e.Object, touched)
+				o, ok := e.Object.(*object)
+				switch {
+				case !ok:
+				case e.Type == watch.Deleted:
+					of.remove(kind, o.name(), touched)
+				case e.Type != watch.Bookmark:
+					of.read(kind, o)
+					of.put(kind, o, touched)
 				}
-				publish(of.changed(func(yield func(registry.Key) bool) {
-					for key := range touched {
-						if !yield(key) {
-							return
-						}
-					}
-				}))
-			})
+				publish(of.changed(maps.Keys(touched)))
+			}
+			w.Stop()
 			of.tell(catalog)
 		}
 	})

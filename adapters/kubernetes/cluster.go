@@ -7,11 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
+	"time"
 
-	"go.yaml.in/yaml/v3"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/transport"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
@@ -21,92 +25,64 @@ const maxKubeconfig = 1 << 20
 
 // cluster is a server and a user.
 type cluster struct {
-	server    *url.URL
-	token     string
-	tokenFile string
-	tls       plugin.TLS
-	// PEM in place of the files of tls; nil if there is none.
-	ca, cert, key []byte
+	// config has the server, the user, and certificates that are not in files.
+	config *rest.Config
+	// tls names files, which are read for every connection.
+	tls  plugin.TLS
+	text []byte // of the kubeconfig, nil without one
+	// exec is the program by which the user gets in, nil for none.
+	exec *api.ExecConfig
 }
 
-// bearer returns the token, or "" for none.
-func (k *cluster) bearer() (string, error) {
-	if k.tokenFile != "" {
-		token, err := plugin.ReadSecret(k.tokenFile)
-		if errors.Is(err, os.ErrNotExist) && k.tokenFile == podFiles+"token" {
-			err = fmt.Errorf("%w: outside of a cluster, set kubeconfig_file; in a pod, automountServiceAccountToken", err)
-		}
-		return token, err
+// url returns the URL of the server.
+func (k *cluster) url() *url.URL {
+	u, err := url.Parse(k.config.Host)
+	if err != nil {
+		panic("BUG: a server that was not checked: " + err.Error())
 	}
-	return k.token, nil
+	return u
 }
 
-// config returns the configuration of TLS, files read as they are now.
-func (k *cluster) config() (*tls.Config, error) {
+// tlsConfig returns the configuration of TLS, files read as they are now.
+func (k *cluster) tlsConfig() (*tls.Config, error) {
 	c, err := k.tls.Config("tls")
 	if err != nil {
 		return nil, err
 	}
-	if k.ca != nil {
+	data := k.config.TLSClientConfig
+	if len(data.CAData) > 0 {
 		c.RootCAs = x509.NewCertPool()
-		if !c.RootCAs.AppendCertsFromPEM(k.ca) {
+		if !c.RootCAs.AppendCertsFromPEM(data.CAData) {
 			return nil, errors.New("certificate-authority-data holds no PEM certificate")
 		}
 	}
-	if k.cert != nil || k.key != nil {
-		pair, err := tls.X509KeyPair(k.cert, k.key)
+	if len(data.CertData) > 0 {
+		pair, err := tls.X509KeyPair(data.CertData, data.KeyData)
 		if err != nil {
 			return nil, fmt.Errorf("client-certificate-data and client-key-data: %w", err)
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}
-	c.ServerName = cmp.Or(c.ServerName, k.server.Hostname())
+	c.ServerName = cmp.Or(c.ServerName, k.url().Hostname())
 	c.NextProtos = []string{"h2", "http/1.1"}
 	return c, nil
 }
 
-// files returns the files that are read again.
-func (k *cluster) files() (all []string) {
-	for _, file := range []string{k.tokenFile, k.tls.CAFile, k.tls.CertFile, k.tls.KeyFile} {
+// access returns what it takes of the machine to reach the server.
+func (k *cluster) access() (a plugin.Access) {
+	for _, file := range []string{k.config.BearerTokenFile, k.tls.CAFile, k.tls.CertFile, k.tls.KeyFile} {
 		if file != "" {
-			all = append(all, file)
+			a.Read = append(a.Read, file)
 		}
 	}
-	return all
-}
-
-// kubeconfig is what is read of a kubeconfig.
-type kubeconfig struct {
-	Current  string `yaml:"current-context"`
-	Contexts []struct {
-		Name    string
-		Context struct{ Cluster, User string }
-	}
-	Clusters []struct {
-		Name    string
-		Cluster struct {
-			Server     string
-			CA         string `yaml:"certificate-authority"`
-			CAData     binary `yaml:"certificate-authority-data"`
-			Insecure   bool   `yaml:"insecure-skip-tls-verify"`
-			ServerName string `yaml:"tls-server-name"`
-			Proxy      string `yaml:"proxy-url"`
+	servers := []string{k.config.Host}
+	if k.config.Proxy != nil {
+		if proxy, err := k.config.Proxy(&http.Request{URL: k.url()}); err == nil && proxy != nil {
+			servers = append(servers, proxy.String())
 		}
 	}
-	Users []struct {
-		Name string
-		User struct {
-			Token     string
-			TokenFile string `yaml:"tokenFile"`
-			Cert      string `yaml:"client-certificate"`
-			CertData  binary `yaml:"client-certificate-data"`
-			Key       string `yaml:"client-key"`
-			KeyData   binary `yaml:"client-key-data"`
-			Exec      any
-			Provider  any `yaml:"auth-provider"`
-			Username  string
-		}
-	}
+	a.Ports = plugin.URLPorts(servers)
+	return a
 }
 
 // readKubeconfig reads a context of a kubeconfig, "" for its current one.
@@ -123,102 +99,90 @@ func readKubeconfig(file, context string) (*cluster, error) {
 	if len(b) > maxKubeconfig {
 		return nil, fmt.Errorf("%s is longer than %d KiB, which is no kubeconfig", file, maxKubeconfig>>10)
 	}
-	k, err := parseKubeconfig(b, context, filepath.Dir(file))
+	k, err := parseKubeconfig(b, context, file)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return k, nil
 }
 
-// parseKubeconfig is readKubeconfig for its content. Relative paths are below
-// dir.
-func parseKubeconfig(b []byte, context, dir string) (*cluster, error) {
-	var c kubeconfig
-	if err := yaml.Unmarshal(b, &c); err != nil {
+// parseKubeconfig is readKubeconfig for the content of a file. Relative paths
+// are below the file's directory.
+func parseKubeconfig(b []byte, context, file string) (*cluster, error) {
+	all, err := clientcmd.Load(b)
+	if err != nil {
 		// The error may quote what is no YAML, and so a token.
 		return nil, errors.New("it is no kubeconfig: no YAML of the expected form")
 	}
-	name := cmp.Or(context, c.Current)
+	for _, c := range all.Clusters {
+		c.LocationOfOrigin = file
+	}
+	for _, u := range all.AuthInfos {
+		u.LocationOfOrigin = file
+	}
+	if err := clientcmd.ResolveLocalPaths(all); err != nil {
+		return nil, err
+	}
+	name := cmp.Or(context, all.CurrentContext)
 	if name == "" {
 		return nil, errors.New("it has no current-context; set context")
 	}
-	var clusterName, userName string
-	found := false
-	for _, x := range c.Contexts {
-		if x.Name == name {
-			found, clusterName, userName = true, x.Context.Cluster, x.Context.User
-		}
-	}
-	if !found {
+	of := all.Contexts[name]
+	if of == nil {
 		return nil, fmt.Errorf("it has no context %q", name)
 	}
-	k := &cluster{}
-	under := func(path string) string {
-		if path == "" || filepath.IsAbs(path) {
-			return path
-		}
-		return filepath.Join(dir, path)
+	if err := checkContext(of, all); err != nil {
+		return nil, err
 	}
-	for _, x := range c.Clusters {
-		if x.Name != clusterName {
-			continue
-		}
-		if errs := checkServer("server", x.Cluster.Server); len(errs) > 0 {
-			return nil, fmt.Errorf("cluster %q: %w", x.Name, errors.Join(errs...))
-		}
-		if x.Cluster.Proxy != "" {
-			return nil, fmt.Errorf("cluster %q: proxy-url is not supported; reach the server without a proxy", x.Name)
-		}
-		k.server, _ = url.Parse(x.Cluster.Server) // checked above
-		k.tls.CAFile, k.ca = under(x.Cluster.CA), x.Cluster.CAData
-		k.tls.ServerName, k.tls.InsecureSkipVerify = x.Cluster.ServerName, x.Cluster.Insecure
+	config, err := clientcmd.NewNonInteractiveClientConfig(*all, name, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
+	if err != nil {
+		return nil, err
 	}
-	if k.server == nil {
-		return nil, fmt.Errorf("it has no cluster %q, which context %q names", clusterName, name)
+	if errs := checkServer("server", config.Host); len(errs) > 0 {
+		return nil, fmt.Errorf("cluster %q: %w", of.Cluster, errors.Join(errs...))
 	}
-	for _, x := range c.Users {
-		if x.Name != userName {
-			continue
-		}
-		u := x.User
-		if u.Exec != nil || u.Provider != nil || u.Username != "" {
-			return nil, fmt.Errorf("user %q gets in by a program (exec), an auth-provider or a password, which is not supported; make a service account, and set its token, or tokenFile", x.Name)
-		}
-		k.token, k.tokenFile = u.Token, under(u.TokenFile)
-		k.tls.CertFile, k.tls.KeyFile, k.cert, k.key = under(u.Cert), under(u.Key), u.CertData, u.KeyData
-		userName = ""
-	}
-	if userName != "" {
-		return nil, fmt.Errorf("it has no user %q, which context %q names", userName, name)
-	}
-	if k.ca != nil {
+	k := &cluster{config: config, text: b, tls: plugin.TLS{
+		CAFile: config.CAFile, CertFile: config.CertFile, KeyFile: config.KeyFile, ServerName: config.ServerName, InsecureSkipVerify: config.Insecure,
+	}}
+	k.exec, config.ExecProvider = config.ExecProvider, nil
+	if len(config.CAData) > 0 {
 		k.tls.CAFile = "" // the data wins, as for kubectl
 	}
-	if k.cert != nil {
+	if len(config.CertData) > 0 {
 		k.tls.CertFile, k.tls.KeyFile = "", ""
-	}
-	if k.cert != nil && k.key == nil || k.cert == nil && k.key != nil {
-		return nil, errors.New("client-certificate-data and client-key-data go together")
-	}
-	if errs := k.tls.Check("tls"); len(errs) > 0 {
-		return nil, errors.New("client-certificate and client-key go together")
 	}
 	return k, nil
 }
 
-// binary is text in base64.
-type binary []byte
-
-// UnmarshalYAML implements yaml.Unmarshaler.
-func (b *binary) UnmarshalYAML(n *yaml.Node) error {
-	var text string
-	if err := n.Decode(&text); err != nil || text == "" {
-		return err
+// checkContext refuses what the library takes for something else, and users of
+// kinds that need what the adapter does not have.
+func checkContext(of *api.Context, all *api.Config) error {
+	u := all.AuthInfos[of.AuthInfo]
+	switch {
+	case all.Clusters[of.Cluster] == nil:
+		return fmt.Errorf("it has no cluster %q", of.Cluster)
+	case u == nil:
+		return fmt.Errorf("it has no user %q", of.AuthInfo)
+	case u.AuthProvider != nil || u.Username != "":
+		return fmt.Errorf("user %q gets in by an auth-provider or a password, which is not supported; make a service account, and set its token, or tokenFile", of.AuthInfo)
+	case (len(u.ClientCertificateData) > 0) != (len(u.ClientKeyData) > 0):
+		return errors.New("client-certificate-data and client-key-data go together")
 	}
-	raw, err := decodeBase64(text)
-	if err != nil {
-		return err
-	}
-	*b = raw
 	return nil
+}
+
+// connect returns a client of the server, whose user gets in by l if it takes a
+// program. A connection is made with the first request.
+func (k *cluster) connect(timeout time.Duration, l *login) (*client, error) {
+	if k.exec != nil {
+		if l == nil || !l.fits(k.exec) {
+			return nil, fmt.Errorf("the kubeconfig starts %s in another way than at the start of the plugin; restart it", k.exec.Command)
+		}
+		k.config.Wrap(transport.ResettableTokenSourceWrapTransport(transport.NewCachedTokenSource(l)))
+	}
+	c, err := newClient(k, timeout)
+	if errors.Is(err, os.ErrNotExist) && k.config.BearerTokenFile == podFiles+"token" {
+		err = fmt.Errorf("%w: outside of a cluster, set kubeconfig_file; in a pod, automountServiceAccountToken", err)
+	}
+	return c, err
 }

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/url"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"time"
+
+	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
@@ -19,6 +21,7 @@ type Config struct {
 
 	KubeconfigFile string     `json:"kubeconfig_file,omitempty" jsonschema_description:"Kubeconfig with the server and the user, read again for every session. Default: none; server, token_file and tls hold, whose defaults are those of a pod in the cluster."`
 	Context        string     `json:"context,omitempty" jsonschema_description:"Context of the kubeconfig. Default: its current one."`
+	Exec           string     `json:"exec,omitempty" jsonschema_description:"Path of the program that a user of the kubeconfig may get tokens of, as for EKS, GKE and AKS: /usr/local/bin/aws-iam-authenticator. Its name must be that of the kubeconfig's. Default: none."`
 	Server         string     `json:"server,omitempty" jsonschema_description:"URL of the API server. Default: https://kubernetes.default.svc."`
 	TokenFile      string     `json:"token_file,omitempty" jsonschema_description:"File that holds the token of a service account, read again for every request. Default: that of the pod, unless tls has a client certificate."`
 	TLS            plugin.TLS `json:"tls,omitempty" jsonschema_description:"TLS towards the server. Default: the authority that the pod is given."`
@@ -73,8 +76,15 @@ func (c Config) Validate() error {
 				bad(field, "kubeconfig_file is set too, which says it; keep one of them")
 			}
 		}
-	} else if c.Context != "" {
-		bad("context", "is that of a kubeconfig; set kubeconfig_file")
+	} else {
+		for field, set := range map[string]bool{"context": c.Context != "", "exec": c.Exec != ""} {
+			if set {
+				bad(field, "is for a kubeconfig; set kubeconfig_file")
+			}
+		}
+	}
+	if c.Exec != "" && !filepath.IsAbs(c.Exec) {
+		bad("exec", "%q is no absolute path", c.Exec)
 	}
 	if c.Server != "" {
 		errs = append(errs, checkServer("server", c.Server)...)
@@ -117,7 +127,7 @@ func (c Config) access() plugin.Access {
 	if err != nil {
 		return plugin.Access{AnyPort: true} // New says what is wrong
 	}
-	return plugin.Access{Read: k.files(), Ports: plugin.URLPorts([]string{k.server.String()})}
+	return k.access()
 }
 
 // cluster returns the server and the user that the configuration names, files
@@ -128,15 +138,16 @@ func (c Config) cluster() (*cluster, error) {
 		if err != nil {
 			return nil, &plugin.FieldError{Field: "kubeconfig_file", Reason: err.Error()}
 		}
+		if k.exec != nil {
+			if err := checkExec(k.exec, c.Exec); err != nil {
+				return nil, &plugin.FieldError{Field: "kubeconfig_file", Reason: err.Error()}
+			}
+		}
 		return k, nil
 	}
-	u, err := url.Parse(cmp.Or(c.Server, podServer))
-	if err != nil {
-		return nil, err // Validate has found it
-	}
-	k := &cluster{server: u, tokenFile: c.TokenFile, tls: c.TLS}
-	if k.tokenFile == "" && c.TLS.CertFile == "" {
-		k.tokenFile = podFiles + "token"
+	k := &cluster{config: &rest.Config{Host: cmp.Or(c.Server, podServer), BearerTokenFile: c.TokenFile}, tls: c.TLS}
+	if c.TokenFile == "" && c.TLS.CertFile == "" {
+		k.config.BearerTokenFile = podFiles + "token"
 	}
 	if c.Server == "" && c.TLS == (plugin.TLS{}) {
 		k.tls.CAFile = podFiles + "ca.crt"

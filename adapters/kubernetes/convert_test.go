@@ -3,14 +3,17 @@ package kubernetes
 import (
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
@@ -31,6 +34,9 @@ func TestConfig(t *testing.T) {
 			t.Errorf("no error of %s in\n%v", field, err)
 		}
 	}
+	if err := (Config{KubeconfigFile: "k", Exec: "aws"}).Validate(); !strings.Contains(fmt.Sprint(err), "exec: ") {
+		t.Errorf("a program without its path: %v", err)
+	}
 	if err := (Config{Context: "c"}).Validate(); !strings.Contains(fmt.Sprint(err), "kubeconfig_file") {
 		t.Errorf("a context alone: %v", err)
 	}
@@ -44,44 +50,63 @@ users: [{name: u, user: USER}]
 `
 
 var kubeconfigs = []struct{ name, user, context, want string }{
-	{"token", "{token: t}", "", "token t, CA /etc/kube/ca.crt"},
-	{"token file", "{tokenFile: t}", "one", "token file /etc/kube/t"},
-	{"certificate", "{client-certificate: c.crt, client-key: /k.key}", "", "certificate /etc/kube/c.crt /k.key"},
+	{"token", "{token: t}", "", "token t, CA DIR/ca.crt"},
+	{"token file", "{tokenFile: t}", "one", "token file DIR/t"},
+	{"certificate", "{client-certificate: c.crt, client-key: DIR/k.key}", "", "certificate DIR/c.crt DIR/k.key"},
 	{"data", "{client-certificate-data: " + base64.StdEncoding.EncodeToString([]byte("c")) + ", client-key-data: " + base64.StdEncoding.EncodeToString([]byte("k")) + "}", "", "data c k"},
-	{"half a pair", "{client-certificate: c.crt}", "", "go together"},
+	{"half a pair", "{client-certificate: c.crt}", "", "client-key"},
 	{"half of the data", "{client-key-data: aw==}", "", "go together"},
 	{"no base64", "{client-key-data: '!'}", "", "no kubeconfig"},
-	{"a program", "{exec: {command: aws}}", "", "service account"},
 	{"a password", "{username: ann, password: secret}", "", "service account"},
-	{"another context", "{}", "four", `no context "four"`},
-	{"no user", "{}", "two", `no user "none"`},
-	{"no cluster", "{}", "three", `no cluster "none"`},
+	{"another context", "{}", "four", "four"},
+	{"no user", "{}", "two", `none`},
+	{"no cluster", "{}", "three", `none`},
+}
+
+// kubeconfigOf returns the text of a kubeconfig in a directory that has the
+// files it names.
+func kubeconfigOf(t testing.TB, user string) (text, file string) {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"ca.crt", "c.crt", "k.key", "t"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return strings.Replace(kubeconfigText, "USER", strings.ReplaceAll(user, "DIR", dir), 1), filepath.Join(dir, "kubeconfig")
 }
 
 // TestKubeconfig shows what is read of a kubeconfig.
 func TestKubeconfig(t *testing.T) {
 	for _, x := range kubeconfigs {
-		k, err := parseKubeconfig([]byte(strings.Replace(kubeconfigText, "USER", x.user, 1)), x.context, "/etc/kube")
+		text, file := kubeconfigOf(t, x.user)
+		k, err := parseKubeconfig([]byte(text), x.context, file)
 		got := fmt.Sprint(err)
 		if err == nil {
-			got = fmt.Sprintf("token %s, CA %s, token file %s, certificate %s %s, data %s %s", k.token, k.tls.CAFile, k.tokenFile, k.tls.CertFile, k.tls.KeyFile, k.cert, k.key)
-			if k.server.Host != "kube.example.org:6443" || k.tls.ServerName != "kube" {
-				t.Errorf("%s: server %s, name %q", x.name, k.server, k.tls.ServerName)
+			c := k.config
+			got = fmt.Sprintf("token %s, CA %s, token file %s, certificate %s %s, data %s %s", c.BearerToken, k.tls.CAFile, c.BearerTokenFile, k.tls.CertFile, k.tls.KeyFile, c.CertData, c.KeyData)
+			if k.url().Host != "kube.example.org:6443" || k.tls.ServerName != "kube" {
+				t.Errorf("%s: server %s, name %q", x.name, k.url(), k.tls.ServerName)
 			}
 		}
-		if !strings.Contains(got, x.want) || strings.Contains(got, "secret") {
+		if got = strings.ReplaceAll(got, filepath.Dir(file), "DIR"); !strings.Contains(got, x.want) || strings.Contains(got, "secret") {
 			t.Errorf("%s: %s; want %s", x.name, got, x.want)
 		}
 	}
 	for text, want := range map[string]string{
 		"": "current-context", "{": "no kubeconfig", "token: secret: more": "no kubeconfig",
-		strings.Replace(kubeconfigText, "https://", "", 1):                                     "no URL",
-		strings.Replace(kubeconfigText, "tls-server-name: kube", "proxy-url: 'http://p:1'", 1): "proxy-url",
+		strings.Replace(kubeconfigText, "https://", "", 1): "no URL",
 	} {
+		_, file := kubeconfigOf(t, "")
 		text = strings.Replace(text, "USER", "{}", 1)
-		if _, err := parseKubeconfig([]byte(text), "", "/"); !strings.Contains(fmt.Sprint(err), want) || strings.Contains(fmt.Sprint(err), "secret") {
+		if _, err := parseKubeconfig([]byte(text), "", file); !strings.Contains(fmt.Sprint(err), want) || strings.Contains(fmt.Sprint(err), "secret") {
 			t.Errorf("%q: error %v, want %s", text, err, want)
 		}
+	}
+	text, file := kubeconfigOf(t, "{}")
+	k, err := parseKubeconfig([]byte(strings.Replace(text, "tls-server-name: kube", "proxy-url: 'http://p:1080'", 1)), "", file)
+	if err != nil || fmt.Sprint(k.access().Ports) != "[6443 1080]" {
+		t.Errorf("with a proxy: %+v, error %v", k, err)
 	}
 }
 
@@ -89,17 +114,31 @@ func TestKubeconfig(t *testing.T) {
 // accepted has a server.
 func FuzzKubeconfig(f *testing.F) {
 	for _, x := range kubeconfigs {
-		f.Add([]byte(strings.Replace(kubeconfigText, "USER", x.user, 1)), x.context)
+		text, _ := kubeconfigOf(f, x.user)
+		f.Add([]byte(text), x.context)
 	}
+	f.Add([]byte("users: &a [*a]\nclusters: [*a]\n"), "")
+	f.Add([]byte("users: "+strings.Repeat("[", 9000)), "")
 	f.Fuzz(func(t *testing.T, text []byte, context string) {
-		k, err := parseKubeconfig(text, context, "/etc")
-		if (err == nil) != (k != nil) || k != nil && k.server.Host == "" {
+		k, err := parseKubeconfig(text, context, "/dev/null/kubeconfig")
+		if (err == nil) != (k != nil) || k != nil && k.url().Host == "" {
 			t.Errorf("%+v, error %v", k, err)
 		}
 		if k != nil {
-			_ = k.files()
+			_ = k.access()
 		}
 	})
+}
+
+// objectOf returns an object as it arrives, read.
+func objectOf(t *testing.T, f follower, kind, text string) *object {
+	t.Helper()
+	o := &object{}
+	if err := json.Unmarshal([]byte(text), o); err != nil {
+		t.Fatal(err)
+	}
+	f.read(kind, o)
+	return o
 }
 
 // TestEndpoints shows what EndpointSlices come to that a server has only at
@@ -135,9 +174,9 @@ func TestEndpoints(t *testing.T) {
 		s := newState(&Adapter{})
 		touched := map[registry.Key]bool{}
 		for _, o := range x.slices {
-			s.put("EndpointSlice", json.RawMessage(o), touched)
+			s.put("EndpointSlice", objectOf(t, s, "EndpointSlice", o), touched)
 		}
-		s.put("Service", json.RawMessage(`{"metadata":{"namespace":"default","name":"web"},"spec":{`+x.service+`"ports":[{"name":"http","port":80}]}}`), touched)
+		s.put("Service", objectOf(t, s, "Service", `{"metadata":{"namespace":"default","name":"web"},"spec":{`+x.service+`"ports":[{"name":"http","port":80}]}}`), touched)
 		l := s.all()
 		if len(l.Services) != 1 {
 			t.Fatalf("%s: %d services", what, len(l.Services))
@@ -163,11 +202,11 @@ func TestEndpoints(t *testing.T) {
 func TestKept(t *testing.T) {
 	s := newState(&Adapter{})
 	touched := map[registry.Key]bool{}
-	s.put("Service", json.RawMessage(serviceJSON("web")), touched)
-	s.put("EndpointSlice", json.RawMessage(sliceJSON("web-a", "10.1.0.1")), touched)
+	s.put("Service", objectOf(t, s, "Service", serviceJSON("web")), touched)
+	s.put("EndpointSlice", objectOf(t, s, "EndpointSlice", sliceJSON("web-a", "10.1.0.1")), touched)
 	put := func(object string) plugin.Listing {
 		clear(touched)
-		s.put("EndpointSlice", json.RawMessage(object), touched)
+		s.put("EndpointSlice", objectOf(t, s, "EndpointSlice", object), touched)
 		return s.changed(maps.Keys(touched))
 	}
 	const id = "EndpointSlice default/web-a"
@@ -247,7 +286,7 @@ func TestRevision(t *testing.T) {
 			t.Errorf("from %q to %q: %t", x.was, x.is, !x.back)
 		}
 	}
-	if !errors.Is(fmt.Errorf("list: %w", &apiError{410, "too old"}), errExpired) || errors.Is(&apiError{403, ""}, errExpired) {
+	if !expired(fmt.Errorf("list: %w", apierrors.NewResourceExpired("too old"))) || expired(apierrors.NewForbidden(schema.GroupResource{}, "", nil)) {
 		t.Error("410 is not taken for an expired revision, or something else is")
 	}
 }

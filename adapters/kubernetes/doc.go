@@ -7,11 +7,12 @@
 //
 // # How it watches
 //
-// A session lists each resource in pages, and continues each listing with a
-// watch from its revision on, with bookmarks. The server ends a watch after
-// some minutes; it continues at the last revision then. A session ends with
-// the first failure, for an expired revision too, and is followed by a new one
-// with new listings; what is known stays until they are complete.
+// A reflector of client-go lists and watches each resource: by one request if
+// the server can (sendInitialEvents), in pages otherwise. A watch that ends, in
+// whatever way, goes on at its revision. A resource is listed again if its
+// revision has expired, or after a request failed, as the server may have been
+// restored from a backup meanwhile; the others go on. What counts of an object
+// is kept, and the object itself dropped.
 //
 // # What is believed
 //

@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"iter"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +22,8 @@ import (
 	_ "istio.io/api/networking/v1alpha3" // registers the messages of objects
 	_ "istio.io/api/networking/v1beta1"
 	_ "istio.io/api/security/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
@@ -48,17 +48,9 @@ func (a *Adapter) discover(ctx context.Context, c *client) ([]source, error) {
 	for _, group := range slices.Sorted(maps.Keys(groups)) {
 		for _, version := range istioVersions {
 			base := "/apis/" + group + "/" + version
-			var list struct {
-				Kind      string `json:"kind"`
-				Resources []struct {
-					Name       string   `json:"name"`
-					Kind       string   `json:"kind"`
-					Namespaced bool     `json:"namespaced"`
-					Verbs      []string `json:"verbs"`
-				} `json:"resources"`
-			}
+			var list metav1.APIResourceList
 			err := c.read(ctx, base, nil, &list)
-			if e, ok := errors.AsType[*apiError](err); ok && e.code == http.StatusNotFound {
+			if apierrors.IsNotFound(err) {
 				continue
 			}
 			if err != nil {
@@ -67,7 +59,7 @@ func (a *Adapter) discover(ctx context.Context, c *client) ([]source, error) {
 			if list.Kind != "APIResourceList" {
 				return nil, fmt.Errorf("the answer to %s is no list of kinds, but of kind %q", base, plugin.Excerpt(list.Kind))
 			}
-			for _, r := range list.Resources {
+			for _, r := range list.APIResources {
 				name, _ := collection.OfKind(group+"/"+version, r.Kind)
 				if name != "" && paths[name] == "" && r.Namespaced && !strings.Contains(r.Name, "/") && slices.Contains(r.Verbs, "watch") {
 					paths[name] = base + "%s/" + r.Name
@@ -102,8 +94,8 @@ func newObjects(a *Adapter, found []source) *objects {
 // sources implements follower.
 func (o *objects) sources() []source { return o.found }
 
-// object is what is kept of an object.
-type object struct {
+// kept is what is kept of an object.
+type kept struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
 	Created     string            `json:"created,omitempty"`
@@ -113,47 +105,59 @@ type object struct {
 // ofKubectl is an annotation that repeats the object.
 const ofKubectl = "kubectl.kubernetes.io/last-applied-configuration"
 
-// put implements follower.
-func (o *objects) put(kind string, raw json.RawMessage, touched map[registry.Key]bool) {
+// read implements follower.
+func (*objects) read(_ string, o *object) {
+	if o.raw == nil {
+		return
+	}
 	var x struct {
 		Metadata metadata        `json:"metadata"`
 		Spec     json.RawMessage `json:"spec"`
 	}
-	err := json.Unmarshal(raw, &x)
+	err := json.Unmarshal(o.raw, &x)
 	m := x.Metadata
-	if m.check() != nil {
+	delete(m.Annotations, ofKubectl)
+	v := istioObject{rev: m.Labels[revisionLabel]}
+	if err == nil {
+		var b []byte
+		b, err = json.Marshal(kept{Labels: m.Labels, Annotations: m.Annotations, Created: m.Created, Spec: x.Spec})
+		v.text = string(b)
+	}
+	if err != nil {
+		v.text = string(o.raw) // publish finds the same
+	}
+	o.raw, o.value = nil, v
+}
+
+// istioObject is an object, read: kept in JSON.
+type istioObject struct{ text, rev string }
+
+// put implements follower.
+func (o *objects) put(kind string, x *object, touched map[registry.Key]bool) {
+	n := x.name()
+	v, ok := x.value.(istioObject)
+	if !ok || n.name == "" || n.namespace == "" {
 		return // of no server
 	}
-	key := registry.Key{Group: kind, Namespace: m.Namespace, Name: m.Name}
+	key := registry.Key{Group: kind, Namespace: n.namespace, Name: n.name}
 	touched[key] = true
 	delete(o.objects, key)
 	delete(o.rev, key)
-	if rev := m.Labels[revisionLabel]; rev != "" && o.config.Revision != "" && rev != o.config.Revision {
+	if v.rev != "" && o.config.Revision != "" && v.rev != o.config.Revision {
 		o.rev[key] = true
 		return
 	}
-	if !o.leftOut.Match(o.config.Select, m.Namespace+"/"+m.Name) {
-		return
+	if o.leftOut.Match(o.config.Select, n.String()) {
+		o.objects[key] = v.text
 	}
-	delete(m.Annotations, ofKubectl)
-	kept := object{Labels: m.Labels, Annotations: m.Annotations, Created: m.Created, Spec: x.Spec}
-	var b []byte
-	if err == nil {
-		b, err = json.Marshal(kept)
-	}
-	if err != nil {
-		b = raw // publish finds the same
-	}
-	o.objects[key] = string(b)
 }
 
 // remove implements follower.
-func (o *objects) remove(kind string, raw json.RawMessage, touched map[registry.Key]bool) {
-	m := nameOf(raw)
-	key := registry.Key{Group: kind, Namespace: m.Namespace, Name: m.Name}
+func (o *objects) remove(kind string, n name, touched map[registry.Key]bool) {
+	key := registry.Key{Group: kind, Namespace: n.namespace, Name: n.name}
 	delete(o.objects, key)
 	delete(o.rev, key)
-	o.leftOut.Forget(m.Namespace + "/" + m.Name)
+	o.leftOut.Forget(n.String())
 	touched[key] = true
 }
 
@@ -252,7 +256,7 @@ func resource(key registry.Key, text string) (_ *mcp.Resource, note string) {
 		Metadata: &mcp.Metadata{Name: key.Namespace + "/" + key.Name},
 		Body:     &anypb.Any{TypeUrl: "type.googleapis.com/" + message, Value: []byte{0xff}},
 	}
-	var o object
+	var o kept
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
 		return res, fmt.Sprintf("it is no object: %v", err)
 	}

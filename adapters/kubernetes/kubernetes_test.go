@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -79,7 +81,7 @@ func svc(namespace, name string) string {
 const web2 = "10.1.0.1:8080 10.1.0.2:8080"
 
 // seed gives a cluster the Service web, with two endpoints.
-func seed(t *testing.T, k *testenv.Kube) {
+func seed(t *testing.T, k *testkube.Server) {
 	t.Helper()
 	k.Apply(t, svc("default", "web")+slice("default", "web", "web-a", "10.1.0.1", "10.1.0.2"))
 }
@@ -106,7 +108,7 @@ func pod(name, address string, ready bool) (spec, status string) {
 func TestKubernetes(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	k := testenv.StartKube(t, testenv.KubeConfig{Istio: true, Controllers: true})
+	k := testkube.Start(t, testkube.Config{Istio: true, Controllers: true})
 	seed(t, k)
 	k.Apply(t, "{apiVersion: v1, kind: Node, metadata: {name: n1, labels: {topology.kubernetes.io/zone: eu-1}}}")
 	config := Config{KubeconfigFile: k.Kubeconfig}
@@ -205,7 +207,7 @@ spec: {selector: {app: live}, ports: [{name: http, port: 80, targetPort: 8080}, 
 	})
 
 	t.Run("watches that end", func(t *testing.T) {
-		c, stop := start(t, config, func(a *Adapter) { a.watching = func() time.Duration { return time.Second } })
+		c, stop := start(t, config, func(a *Adapter) { a.ends = time.Second })
 		defer stop()
 		c.AwaitIDs(t, within, "the first list", "default/web", web2)
 		for n := range 3 {
@@ -225,6 +227,7 @@ spec: {selector: {app: live}, ports: [{name: http, port: 80, targetPort: 8080}, 
 	})
 
 	t.Run("access", func(t *testing.T) { testAccess(t, k) })
+	t.Run("login", func(t *testing.T) { testLogin(t, k) })
 	t.Run("istio", func(t *testing.T) { testIstio(t, k, config) })
 
 	t.Run("killed and started again", func(t *testing.T) {
@@ -292,7 +295,7 @@ func grant(t *testing.T, file string) string {
 
 // testAccess shows who may follow a cluster, by which means, and what is said
 // to others.
-func testAccess(t *testing.T, k *testenv.Kube) {
+func testAccess(t *testing.T, k *testkube.Server) {
 	token := k.ServiceAccount(t, "isthmus", "isthmus")
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
@@ -352,6 +355,76 @@ func testAccess(t *testing.T, k *testenv.Kube) {
 	stopX()
 }
 
+// credentialProgram writes a program that prints a token, and returns it with
+// the user of a kubeconfig that gets in by it. It reads the token from the file
+// token beside it, adds a line to the file runs for each run, and fails without
+// the information of which cluster it is for, or if it may not read.
+func credentialProgram(t *testing.T, token string) (program string, user map[string]any) {
+	t.Helper()
+	dir := t.TempDir()
+	program = filepath.Join(dir, "cloud-login")
+	script := `#!/bin/sh
+set -e
+cd "$(dirname "$0")"
+case "$1 $CLOUD $KUBERNETES_EXEC_INFO" in "get-token east "*'"server":"https://'*) ;; *) echo "called with $*, $KUBERNETES_EXEC_INFO" >&2; exit 3;; esac
+echo run >> runs
+cat <<END
+{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "$(cat token)"}}
+END
+`
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil { //nolint:gosec // it is a program
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "token"), []byte(token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return program, map[string]any{"exec": map[string]any{
+		"apiVersion": "client.authentication.k8s.io/v1", "command": "cloud-login", "args": []string{"get-token"},
+		"env": []any{map[string]any{"name": "CLOUD", "value": "east"}}, "interactiveMode": "IfAvailable", "provideClusterInfo": true,
+	}}
+}
+
+// testLogin shows a user who gets in by a program: it runs once for a token
+// that lasts, and again when the server refuses it.
+func testLogin(t *testing.T, k *testkube.Server) {
+	program, user := credentialProgram(t, k.Token)
+	beside := func(name string) string { return filepath.Join(filepath.Dir(program), name) }
+	config := Config{KubeconfigFile: k.KubeconfigOf(t, user)}
+	for allowed, want := range map[string]string{"": "cloud-login; allow it by its path in exec", "/usr/bin/other": "exec allows /usr/bin/other only"} {
+		config.Exec = allowed
+		if _, err := New(config, plugin.Env{}); !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("with exec %q: error %v, want %s", allowed, err, want)
+		}
+	}
+	config.Exec = program
+	c, stop := start(t, config)
+	c.AwaitIDs(t, within, "the first list", "default/web", web2)
+	stop()
+	if runs := readText(t, beside("runs")); runs != "run\n" {
+		t.Errorf("it ran %d times for a token that lasts", strings.Count(runs, "\n"))
+	}
+	if err := os.WriteFile(beside("token"), []byte("over"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, stop = start(t, config)
+	c.Await(t, within, "a token that is over", func(h *plugintest.Held) bool { return strings.Contains(h.Degraded, "status 401") })
+	if err := os.WriteFile(beside("token"), []byte(k.Token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.AwaitIDs(t, within, "it runs again", "default/web", web2)
+	stop()
+	if err := os.Remove(beside("token")); err != nil {
+		t.Fatal(err)
+	}
+	c, stop = start(t, config)
+	c.Await(t, within, "it fails", func(h *plugintest.Held) bool {
+		return strings.Contains(h.Degraded, "cloud-login") && strings.Contains(h.Degraded, "token")
+	})
+	stop()
+}
+
+func readText(t *testing.T, path string) string { return string(readFile(t, path)) }
+
 func readFile(t *testing.T, path string) []byte {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -366,7 +439,7 @@ func entryNamed(name, labels, host string) string {
 }
 
 // testIstio publishes what a cluster has of Istio's kinds.
-func testIstio(t *testing.T, k *testenv.Kube, config Config) {
+func testIstio(t *testing.T, k *testkube.Server, config Config) {
 	config.Follow, config.Revision = followIstio, "canary"
 	config.Select.Exclude = plugin.Globs{"*/excluded"}
 	k.Apply(t, entryNamed("kept", "istio.io/rev: canary", "kept.example.org")+entryNamed("other", "istio.io/rev: stable", "other.example.org")+entryNamed("excluded", "", "excluded.example.org")+`
@@ -427,13 +500,13 @@ func testIstio(t *testing.T, k *testenv.Kube, config Config) {
 func TestBare(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	k := testenv.StartKube(t, testenv.KubeConfig{})
+	k := testkube.Start(t, testkube.Config{})
 	t.Run("cut at each point", func(t *testing.T) { testCut(t, k) })
 	t.Run("kinds", func(t *testing.T) { testKinds(t, k) })
 }
 
 // testKinds follows a cluster that gets Istio's kinds only later.
-func testKinds(t *testing.T, k *testenv.Kube) {
+func testKinds(t *testing.T, k *testkube.Server) {
 	c, stop := start(t, Config{KubeconfigFile: k.Kubeconfig, Follow: followIstio, AcceptEmpty: true}, func(a *Adapter) { a.rediscover = 100 * time.Millisecond })
 	c.Await(t, within, "none of the kinds", func(h *plugintest.Held) bool { return h.Synced && strings.Contains(h.Problems["kinds"], "none") })
 	defer stop()
@@ -457,17 +530,18 @@ func testKinds(t *testing.T, k *testenv.Kube) {
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	k := testenv.StartKube(t, testenv.KubeConfig{})
+	k := testkube.Start(t, testkube.Config{})
 	seed(t, k)
 	gate := testenv.NewGate(t, k.Addr)
 	gate.Open(t)
-	token := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(token, []byte(k.Token), 0o600); err != nil {
+	// By a program, which the confined adapter may not start itself.
+	program, user := credentialProgram(t, k.Token)
+	kubeconfig := k.KubeconfigOf(t, user)
+	if err := os.WriteFile(kubeconfig, bytes.ReplaceAll([]byte(readText(t, kubeconfig)), []byte(k.Addr), []byte(gate.Addr)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	config, err := json.Marshal(map[string]any{
-		"server": "https://" + gate.Addr, "token_file": token, "tls": map[string]any{"ca_file": k.CAFile},
-		"select": map[string]any{"exclude": []string{"default/kubernetes"}},
+		"kubeconfig_file": kubeconfig, "exec": program, "select": map[string]any{"exclude": []string{"default/kubernetes"}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -506,7 +580,7 @@ func TestConformance(t *testing.T) {
 // testCut cuts the connection after more and more bytes of what a
 // server sends: within the handshake, the listings, the watches and what comes
 // then. Nothing is lost, and nothing is left of a session that ended.
-func testCut(t *testing.T, k *testenv.Kube) {
+func testCut(t *testing.T, k *testkube.Server) {
 	seed(t, k)
 	gate := testenv.NewGate(t, k.Addr)
 	gate.Open(t)
@@ -520,12 +594,14 @@ func testCut(t *testing.T, k *testenv.Kube) {
 	for _, n := range []int64{1, 100, 1000, 2000, 2500, 3000, 3500, 4000, 4500, 5000, 6000} {
 		var reasons int
 		c.Look(func(h *plugintest.Held) { reasons = len(h.Reasons) })
+		changed := web2 + fmt.Sprintf(" 10.1.1.%d:8080", n%250)
 		gate.CutAfter(n)
-		c.Await(t, within, fmt.Sprint("cut after ", n), func(h *plugintest.Held) bool { return len(h.Reasons) >= reasons+1 })
 		k.Apply(t, slice("default", "web", "web-b", fmt.Sprintf("10.1.1.%d", n%250)))
+		// What is enough for a listing is no outage.
+		c.Await(t, within, fmt.Sprint("cut after ", n), func(h *plugintest.Held) bool { return len(h.Reasons) > reasons || h.IDs("default/web") == changed })
 		gate.CutAfter(0)
 		c.Await(t, within, fmt.Sprint("whole after ", n), func(h *plugintest.Held) bool {
-			return h.Degraded == "" && h.IDs("default/web") == web2+fmt.Sprintf(" 10.1.1.%d:8080", n%250)
+			return h.Degraded == "" && h.IDs("default/web") == changed
 		})
 		k.Apply(t, slice("default", "web", "web-b"))
 		c.AwaitIDs(t, within, fmt.Sprint("whole after ", n), "default/web", web2)
@@ -545,7 +621,7 @@ func TestKubernetesMany(t *testing.T) {
 		t.Skip("make compat runs it: the services alone take half a minute to create")
 	}
 	const services, each = 10_000, 10
-	k := testenv.StartKube(t, testenv.KubeConfig{Args: []string{"--max-requests-inflight=1000", "--max-mutating-requests-inflight=1000"}})
+	k := testkube.Start(t, testkube.Config{Args: []string{"--max-requests-inflight=1000", "--max-mutating-requests-inflight=1000"}})
 	begin := time.Now()
 	k.Load(t, services, each)
 	t.Logf("created in %v", time.Since(begin).Round(time.Second))

@@ -11,6 +11,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(loginKey) != "" { // of an adapter in this process
+		Main("test")
+	}
 	plugintest.Self(func() { Main("test") })
 	// Package testenv has a goroutine of its own from the start, which on Linux
 	// starts the servers.

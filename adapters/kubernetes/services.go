@@ -32,8 +32,8 @@ type name struct{ namespace, name string }
 // String returns namespace/name.
 func (n name) String() string { return n.namespace + "/" + n.name }
 
-// service is the part of a Service that matters.
-type service struct {
+// serviceObject is the part of a Service that matters.
+type serviceObject struct {
 	Metadata metadata `json:"metadata"`
 	Spec     struct {
 		Type         string   `json:"type"`
@@ -76,6 +76,15 @@ type endpointSlice struct {
 // ofService is the label by which an EndpointSlice names its Service.
 const ofService = "kubernetes.io/service-name"
 
+// service is a Service, converted.
+type service struct {
+	registry.Service
+	uid      string
+	external string // address of one of type ExternalName
+	family   string // the first one
+	other    string // ports that are not TCP
+}
+
 // part is an EndpointSlice, converted.
 type part struct {
 	service   name
@@ -88,13 +97,10 @@ type part struct {
 type state struct {
 	*Adapter
 	leftOut  plugin.Unselected
-	services map[name]*registry.Service
-	external map[name]string // addresses of Services of type ExternalName
-	families map[name]string // the first one of a Service
+	services map[name]*service
 	slices   map[name]*part
 	parts    map[name]map[name]*part // slices, by Service
-	// others are the ports of Services that are not TCP.
-	others map[name]string
+	others   map[name]string         // service.other
 	// bad is why an object cannot be read, by kind and name.
 	bad map[string]string
 	// cluster is the UID of the Service that every cluster has.
@@ -103,8 +109,8 @@ type state struct {
 
 func newState(a *Adapter) *state {
 	return &state{
-		Adapter: a, services: map[name]*registry.Service{}, external: map[name]string{}, families: map[name]string{},
-		slices: map[name]*part{}, parts: map[name]map[name]*part{}, others: map[name]string{}, bad: map[string]string{},
+		Adapter: a, services: map[name]*service{}, slices: map[name]*part{}, parts: map[name]map[name]*part{},
+		others: map[name]string{}, bad: map[string]string{},
 	}
 }
 
@@ -118,16 +124,42 @@ func (s *state) sources() (all []source) {
 	return all
 }
 
-// put implements follower.
-func (s *state) put(kind string, object json.RawMessage, touched map[registry.Key]bool) {
-	var err error
-	var m metadata
-	if kind == "Service" {
-		m, err = s.putService(object, touched)
-	} else {
-		m, err = s.putSlice(object, touched)
+// read implements follower.
+func (*state) read(kind string, o *object) {
+	if o.raw == nil {
+		return
 	}
-	s.badly(kind+" "+m.Namespace+"/"+m.Name, err)
+	if kind == "Service" {
+		readInto(o, (*serviceObject).service)
+	} else {
+		readInto(o, (*endpointSlice).part)
+	}
+}
+
+// readInto reads an object by way of the part of it that matters.
+func readInto[T, V any](o *object, convert func(*T) V) {
+	var part T
+	if err := json.Unmarshal(o.raw, &part); err != nil {
+		o.err = err
+	} else {
+		o.value = convert(&part)
+	}
+	o.raw = nil
+}
+
+// put implements follower.
+func (s *state) put(kind string, o *object, touched map[registry.Key]bool) {
+	n := o.name()
+	if o.err == nil && (n.name == "" || n.namespace == "") {
+		o.err = errors.New("the object has no name and namespace")
+	}
+	s.badly(kind+" "+n.String(), o.err)
+	switch v := o.value.(type) {
+	case *service:
+		s.putService(n, v, touched)
+	case *part:
+		s.putSlice(n, v, touched)
+	}
 }
 
 // badly notes that an object cannot be read, or can.
@@ -139,23 +171,9 @@ func (s *state) badly(id string, err error) {
 	}
 }
 
-func (s *state) putService(object json.RawMessage, touched map[registry.Key]bool) (metadata, error) {
-	var o service
-	if err := json.Unmarshal(object, &o); err != nil {
-		return nameOf(object), err
-	}
-	m := o.Metadata
-	n := name{m.Namespace, m.Name}
-	if err := m.check(); err != nil {
-		return m, err
-	}
-	if n == (name{"default", "kubernetes"}) {
-		s.cluster = m.UID
-	}
-	if !s.env.Wants(n.key()) || !s.leftOut.Match(s.config.Select, n.String()) {
-		return m, nil
-	}
-	svc := &registry.Service{Key: n.key(), Meta: m.Labels}
+// service converts a Service.
+func (o *serviceObject) service() *service {
+	svc := &service{Service: registry.Service{Key: o.Metadata.name().key(), Meta: o.Metadata.Labels}, uid: o.Metadata.UID}
 	var other []string
 	for _, p := range o.Spec.Ports {
 		if !isTCP(p.Protocol) {
@@ -164,45 +182,48 @@ func (s *state) putService(object json.RawMessage, touched map[registry.Key]bool
 		}
 		svc.Ports = append(svc.Ports, registry.Port{Name: p.Name, Number: p.Port, Protocol: appProtocol(p.AppProtocol)})
 	}
-	s.removeService(n)
-	if len(other) > 0 {
-		s.others[n] = strings.Join(other, ", ")
-	}
-	touched[svc.Key] = true
-	if len(svc.Ports) == 0 && len(other) > 0 {
-		return m, nil
-	}
-	s.services[n] = svc
+	svc.other = strings.Join(other, ", ")
 	if o.Spec.Type == "ExternalName" {
-		s.external[n] = o.Spec.ExternalName
+		svc.external = o.Spec.ExternalName
 	}
 	if len(o.Spec.IPFamilies) > 0 {
-		s.families[n] = o.Spec.IPFamilies[0]
+		svc.family = o.Spec.IPFamilies[0]
 	}
-	return m, nil
+	return svc
+}
+
+func (s *state) putService(n name, svc *service, touched map[registry.Key]bool) {
+	if n == (name{"default", "kubernetes"}) {
+		s.cluster = svc.uid
+	}
+	if !s.env.Wants(svc.Key) || !s.leftOut.Match(s.config.Select, n.String()) {
+		return
+	}
+	s.removeService(n)
+	touched[svc.Key] = true
+	if svc.other != "" {
+		s.others[n] = svc.other
+		if len(svc.Ports) == 0 {
+			return
+		}
+	}
+	s.services[n] = svc
 }
 
 func (s *state) removeService(n name) {
 	delete(s.services, n)
-	delete(s.external, n)
-	delete(s.families, n)
 	delete(s.others, n)
 }
 
-func (s *state) putSlice(object json.RawMessage, touched map[registry.Key]bool) (metadata, error) {
-	var o endpointSlice
-	if err := json.Unmarshal(object, &o); err != nil {
-		return nameOf(object), err
-	}
-	m := o.Metadata
-	if err := m.check(); err != nil {
-		return m, err
-	}
-	n := name{m.Namespace, m.Name}
+// part converts an EndpointSlice.
+func (o *endpointSlice) part() *part {
+	return &part{service: name{o.Metadata.Namespace, o.Metadata.Labels[ofService]}, family: o.AddressType, instances: o.instances()}
+}
+
+func (s *state) putSlice(n name, p *part, touched map[registry.Key]bool) {
 	s.removeSlice(n, touched)
-	p := &part{service: name{m.Namespace, m.Labels[ofService]}, family: o.AddressType, instances: o.instances()}
 	if p.service.name == "" || !s.config.Select.Match(p.service.String()) || !s.env.Wants(p.service.key()) {
-		return m, nil
+		return
 	}
 	s.slices[n] = p
 	of := s.parts[p.service]
@@ -212,7 +233,6 @@ func (s *state) putSlice(object json.RawMessage, touched map[registry.Key]bool) 
 	}
 	of[n] = p
 	touched[p.service.key()] = true
-	return m, nil
 }
 
 func (s *state) removeSlice(n name, touched map[registry.Key]bool) {
@@ -229,9 +249,7 @@ func (s *state) removeSlice(n name, touched map[registry.Key]bool) {
 }
 
 // remove implements follower.
-func (s *state) remove(kind string, object json.RawMessage, touched map[registry.Key]bool) {
-	m := nameOf(object)
-	n := name{m.Namespace, m.Name}
+func (s *state) remove(kind string, n name, touched map[registry.Key]bool) {
 	s.badly(kind+" "+n.String(), nil)
 	if kind == "Service" {
 		s.removeService(n)
@@ -273,7 +291,7 @@ func (s *state) changed(keys iter.Seq[registry.Key]) plugin.Listing {
 	for key := range keys {
 		n := name{key.Namespace, key.Name}
 		if svc := s.services[n]; svc != nil {
-			l.Services = append(l.Services, plugin.Snapshot{Service: *svc, Instances: s.instances(n)})
+			l.Services = append(l.Services, plugin.Snapshot{Service: svc.Service, Instances: s.instances(n, svc)})
 		} else {
 			l.Removed = append(l.Removed, key)
 		}
@@ -282,10 +300,10 @@ func (s *state) changed(keys iter.Seq[registry.Key]) plugin.Listing {
 }
 
 // instances returns the instances of a Service, sorted by ID.
-func (s *state) instances(n name) []registry.Instance {
-	if host := s.external[n]; host != "" {
+func (s *state) instances(n name, svc *service) []registry.Instance {
+	if svc.external != "" {
 		// It has ports only if they are written down, as is usual for others.
-		return []registry.Instance{{ID: host, Address: host, Ports: s.services[n].Ports}}
+		return []registry.Instance{{ID: svc.external, Address: svc.external, Ports: svc.Ports}}
 	}
 	var parts []*part
 	for _, slice := range slices.SortedFunc(maps.Keys(s.parts[n]), func(a, b name) int { return cmp.Compare(a.name, b.name) }) {
@@ -296,7 +314,7 @@ func (s *state) instances(n name) []registry.Instance {
 	var mine []*part
 	filled := 0
 	for _, p := range parts {
-		if family := s.families[n]; family == "" || p.family == family || p.family == "FQDN" {
+		if svc.family == "" || p.family == svc.family || p.family == "FQDN" {
 			mine = append(mine, p)
 			filled += len(p.instances)
 		}
@@ -392,19 +410,8 @@ func (s *state) tell(catalog plugin.Catalog) {
 // identity implements follower.
 func (s *state) identity() string { return s.cluster }
 
-// check reports metadata that no server sends.
-func (m metadata) check() error {
-	if m.Name == "" || m.Namespace == "" {
-		return errors.New("the object has no name and namespace")
-	}
-	return nil
-}
+// name returns the name of an object.
+func (m metadata) name() name { return name{m.Namespace, m.Name} }
 
-// nameOf returns the metadata of an object that may not be readable otherwise.
-func nameOf(object json.RawMessage) metadata {
-	var o struct {
-		Metadata metadata `json:"metadata"`
-	}
-	_ = json.Unmarshal(object, &o) // what could be read, or nothing
-	return o.Metadata
-}
+// name returns the name of an object.
+func (o *object) name() name { return name{o.Namespace, o.Name} }

@@ -217,7 +217,6 @@ func (r *run) session(ctx context.Context, s server) error {
 	for range r.config.InFlight {
 		g.do(func() error { return r.mirror.work(ctx, src) })
 	}
-	g.do(func() error { r.mirror.keepGrace(ctx); return nil })
 	g.do(func() error {
 		r.auth.keepFresh(ctx, s, func(err error) { r.state.faults.Set("login", faultAuth, err) })
 		return nil

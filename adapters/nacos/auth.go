@@ -56,43 +56,71 @@ type auth struct {
 	login chan struct{} // a semaphore of one, held during a login
 
 	mu sync.Mutex // guards everything below
-	// token is the current one, from a login or a file.
+	// token is that of the last login, which was at tokenTime.
 	token     string
-	tokenTime time.Time // of the login, or the modification time of the file
+	tokenTime time.Time
 	ttl       time.Duration
+	files     map[string]secretFile // by path
+	// version counts the changes of token and files.
+	version uint64
+}
+
+// secretFile is a file as it was last read.
+type secretFile struct {
+	value    string
+	modified time.Time // zero to read it again
 }
 
 func newAuth(c Config, client *plugin.HTTPClient, log *slog.Logger) *auth {
-	return &auth{config: c, http: client, log: log, login: make(chan struct{}, 1)}
+	return &auth{config: c, http: client, log: log, login: make(chan struct{}, 1), files: map[string]secretFile{}}
 }
 
 // hasUser reports whether the configuration names a user.
 func (a *auth) hasUser() bool { return a.config.Username != "" || a.config.UsernameFile != "" }
 
 // headers implements signer.
-func (a *auth) headers(_ context.Context, resource string) (map[string]string, error) {
-	h := map[string]string{}
-	token, err := a.current()
-	if err != nil {
-		return nil, err
+func (a *auth) headers(resource string) (h map[string]string, used uint64, err error) {
+	h = map[string]string{}
+	used, err = a.tokenTo(h)
+	if err == nil {
+		err = a.signTo(h, resource, time.Now())
+	}
+	return h, used, err
+}
+
+// tokenTo adds the token, and returns the version of the credentials, or one
+// before.
+func (a *auth) tokenTo(h map[string]string) (version uint64, err error) {
+	a.mu.Lock()
+	version, token := a.version, a.token
+	a.mu.Unlock()
+	if !a.hasUser() {
+		token, err = a.secret("token_file", a.config.Token, a.config.TokenFile)
 	}
 	if token != "" {
 		h[headerToken] = token
 	}
-	a.signTo(h, resource, time.Now())
-	return h, nil
+	return version, err
 }
 
 // signTo adds the cloud's signature for a resource, if a key is configured.
-func (a *auth) signTo(h map[string]string, resource string, now time.Time) {
-	if a.config.AccessKey == "" {
-		return
+func (a *auth) signTo(h map[string]string, resource string, now time.Time) error {
+	accessKey, err := a.secret("access_key_file", a.config.AccessKey, a.config.AccessKeyFile)
+	if err != nil || accessKey == "" {
+		return err
 	}
-	h[headerAccessKey] = string(a.config.AccessKey)
-	if a.config.SecurityToken != "" {
-		h[headerSecurityToken] = string(a.config.SecurityToken)
+	key, err := a.secret("secret_key_file", a.config.SecretKey, a.config.SecretKeyFile)
+	if err != nil {
+		return err
 	}
-	key := string(a.config.SecretKey)
+	securityToken, err := a.secret("security_token_file", a.config.SecurityToken, a.config.SecurityTokenFile)
+	if err != nil {
+		return err
+	}
+	h[headerAccessKey] = accessKey
+	if securityToken != "" {
+		h[headerSecurityToken] = securityToken
+	}
 	if a.config.Region != "" {
 		h[headerVersion] = "v4"
 		key = signingKey(key, now.UTC().Format("20060102"), a.config.Region)
@@ -105,6 +133,7 @@ func (a *auth) signTo(h map[string]string, resource string, now time.Time) {
 	mac.Write([]byte(data))
 	h[headerData] = data
 	h[headerSignature] = base64.StdEncoding.EncodeToString(mac.Sum(nil))
+	return nil
 }
 
 // signingKey derives the key of the scheme's version 4.
@@ -118,31 +147,31 @@ func signingKey(secret, date, region string) string {
 	return base64.StdEncoding.EncodeToString(key)
 }
 
-// current returns the current token, "" for none.
-func (a *auth) current() (string, error) {
-	if a.config.TokenFile == "" {
-		if a.config.Token != "" {
-			return string(a.config.Token), nil
-		}
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return a.token, nil
+// secret returns a credential: the value, or the content of the file, which is
+// read again once it was modified.
+func (a *auth) secret(field string, value plugin.Secret, file string) (string, error) {
+	if file == "" {
+		return string(value), nil
 	}
-	info, err := os.Stat(a.config.TokenFile)
+	info, err := os.Stat(file)
 	if err != nil {
-		return "", fmt.Errorf("token_file: %w", err)
+		return "", fmt.Errorf("%s: %w", field, err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.token != "" && info.ModTime().Equal(a.tokenTime) {
-		return a.token, nil
+	f := a.files[file]
+	if info.ModTime().Equal(f.modified) {
+		return f.value, nil
 	}
-	token, err := plugin.ReadSecret(a.config.TokenFile)
+	read, err := plugin.ReadSecret(file)
 	if err != nil {
-		return "", fmt.Errorf("token_file: %w", err)
+		return "", fmt.Errorf("%s: %w", field, err)
 	}
-	a.token, a.tokenTime = token, info.ModTime()
-	return token, nil
+	if read != f.value {
+		a.version++
+	}
+	a.files[file] = secretFile{read, info.ModTime()}
+	return read, nil
 }
 
 // ensure logs in if a user is configured and the token is missing or about to
@@ -154,19 +183,23 @@ func (a *auth) ensure(ctx context.Context, s server) error {
 	return a.loginUnless(ctx, s, func() bool { return a.token != "" && time.Since(a.tokenTime) < a.life() })
 }
 
-// renew replaces a refused token, and reports whether there is a new one.
-func (a *auth) renew(ctx context.Context, s server, refused string) bool {
-	if !a.hasUser() {
-		now, err := a.current()
-		return err == nil && now != refused
+// renew replaces refused credentials, those of a version, and reports whether
+// there are others: files are read again, and a user is logged in again.
+func (a *auth) renew(ctx context.Context, s server, refused uint64) bool {
+	a.mu.Lock()
+	for file, f := range a.files {
+		a.files[file] = secretFile{value: f.value}
 	}
-	err := a.loginUnless(ctx, s, func() bool { return a.token != refused || time.Since(a.tokenTime) < loginApart })
-	if err != nil {
+	a.mu.Unlock()
+	if _, _, err := a.headers(""); err != nil {
+		return false
+	}
+	if a.hasUser() && a.loginUnless(ctx, s, func() bool { return a.version != refused || time.Since(a.tokenTime) < loginApart }) != nil {
 		return false
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.token != refused
+	return a.version != refused
 }
 
 // life is how long the current token is used.
@@ -194,6 +227,7 @@ func (a *auth) loginUnless(ctx context.Context, s server, unless func() bool) er
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.token, a.ttl, a.tokenTime = token, ttl, time.Now()
+	a.version++
 	return nil
 }
 

@@ -2,9 +2,15 @@ package nacos
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha1" // what the cloud's scheme uses
+	"encoding/base64"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -52,7 +58,9 @@ func TestSign(t *testing.T) {
 		},
 	} {
 		h := map[string]string{}
-		newAuth(test.config, nil, nil).signTo(h, resource(test.group, test.name), now)
+		if err := newAuth(test.config, nil, nil).signTo(h, resource(test.group, test.name), now); err != nil {
+			t.Error(err)
+		}
 		if diff := cmp.Diff(test.want, h); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.what, diff)
 		}
@@ -136,15 +144,89 @@ func TestLogin(t *testing.T) {
 	if a.life() != 18000*6*time.Second/10 {
 		t.Errorf("the token is used for %v", a.life())
 	}
-	if a.renew(t.Context(), target, "t1") {
+	if a.renew(t.Context(), target, 1) {
 		t.Error("a token was renewed that is a moment old")
 	}
 	a.tokenTime = time.Now().Add(-time.Minute)
 	answers["/nacos/v1/auth/users/login"] = `{"accessToken":"t2","tokenTtl":18000}`
-	if !a.renew(t.Context(), target, "t1") {
+	if !a.renew(t.Context(), target, 1) {
 		t.Error("a token that was refused was not renewed")
 	}
-	if h, err := a.headers(t.Context(), ""); err != nil || h[headerToken] != "t2" {
+	if h, _, err := a.headers(""); err != nil || h[headerToken] != "t2" {
 		t.Errorf("headers %v, error %v", h, err)
+	}
+}
+
+// TestCredentialsOfFiles shows that keys and tokens in files may be replaced
+// while a server is followed: a changed file is read before the next request,
+// and every file, changed by its time or not, after a refusal.
+func TestCredentialsOfFiles(t *testing.T) {
+	dir := t.TempDir()
+	stamp := time.Now().Add(-time.Hour)
+	write := func(name, content string, at time.Time) string {
+		t.Helper()
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.WriteFile(file, []byte(content+"\n"), 0o600), os.Chtimes(file, at, at)); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	for what, config := range map[string]Config{
+		"keys": {
+			AccessKeyFile: write("ak", "1", stamp), SecretKeyFile: write("sk", "1", stamp), SecurityTokenFile: write("st", "1", stamp),
+		},
+		"token": {TokenFile: write("token", "1", stamp)},
+	} {
+		t.Run(what, func(t *testing.T) {
+			accepted, asked := "1", 0
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				asked++
+				q := r.URL.Query()
+				good := r.Header.Get(headerToken) == accepted
+				if what == "keys" {
+					mac := hmac.New(sha1.New, []byte(accepted))
+					mac.Write([]byte(q.Get(headerData)))
+					good = q.Get(headerAccessKey) == accepted && q.Get(headerSecurityToken) == accepted && q.Get(headerSignature) == base64.StdEncoding.EncodeToString(mac.Sum(nil))
+				}
+				if !good {
+					w.WriteHeader(http.StatusForbidden)
+				}
+				_, _ = w.Write([]byte("{}"))
+			}))
+			defer s.Close()
+			target, err := parseServer(s.URL, "/nacos", 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := &httpAPI{server: target, client: testClient(t), auth: newAuth(config, nil, nil)}
+			get := func(when string, want int, works bool) {
+				t.Helper()
+				asked = 0
+				if err := h.get(t.Context(), "/", "", nil, &struct{}{}); (err == nil) != works || asked != want {
+					t.Errorf("%s: asked %d times, want %d, and error %v", when, asked, want, err)
+				}
+			}
+			all := func(content string, at time.Time) {
+				for _, name := range []string{"ak", "sk", "st", "token"} {
+					write(name, content, at)
+				}
+			}
+			all("1", stamp)
+			get("the first", 1, true)
+			accepted = "2"
+			get("refused, and nothing else is there", 1, false)
+			all("2", stamp.Add(time.Second))
+			get("the files changed", 1, true)
+			accepted = "3"
+			all("3", stamp.Add(time.Second))
+			get("they changed, and do not look so", 2, true)
+			if what == "keys" {
+				write("ak", "4", stamp.Add(2*time.Second))
+				get("a part is replaced", 2, false)
+				accepted = "4"
+				all("4", stamp.Add(2*time.Second))
+				get("all of it is", 1, true)
+			}
+		})
 	}
 }

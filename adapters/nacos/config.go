@@ -25,12 +25,16 @@ type Config struct {
 	UsernameFile  string        `json:"username_file,omitempty" jsonschema_description:"File that holds the user's name, read again at every login."`
 	PasswordFile  string        `json:"password_file,omitempty" jsonschema_description:"File that holds the password, read again at every login."`
 	Token         plugin.Secret `json:"token,omitempty" jsonschema_description:"Access token, in place of a login. It is not renewed; prefer a user, or token_file."`
-	TokenFile     string        `json:"token_file,omitempty" jsonschema_description:"File that holds the access token. It is read again when it changes."`
+	TokenFile     string        `json:"token_file,omitempty" jsonschema_description:"File that holds the access token. It is read again when it changes, and when the server refuses it."`
 	AccessKey     plugin.Secret `json:"access_key,omitempty" jsonschema_description:"Access key of a cloud's Nacos. Requests are then signed."`
 	SecretKey     plugin.Secret `json:"secret_key,omitempty" jsonschema_description:"Secret key that belongs to access_key."`
-	SecurityToken plugin.Secret `json:"security_token,omitempty" jsonschema_description:"Security token, where access_key is a temporary one."`
-	Region        string        `json:"region,omitempty" jsonschema_description:"The cloud's region: requests are then signed by version 4 of its scheme. Default: version 1."`
-	TLS           TLSConfig     `json:"tls,omitempty" jsonschema_description:"TLS towards the servers: for gRPC if grpc is true, for the HTTP API of servers that are written with https://."`
+	SecurityToken plugin.Secret `json:"security_token,omitempty" jsonschema_description:"Security token, where access_key is a temporary one. It ends with it and is not renewed; prefer the files."`
+	// Temporary keys are replaced while the adapter runs.
+	AccessKeyFile     string    `json:"access_key_file,omitempty" jsonschema_description:"File that holds the access key. This file and the next two are read again when they change, and when the server refuses a request."`
+	SecretKeyFile     string    `json:"secret_key_file,omitempty" jsonschema_description:"File that holds the secret key."`
+	SecurityTokenFile string    `json:"security_token_file,omitempty" jsonschema_description:"File that holds the security token."`
+	Region            string    `json:"region,omitempty" jsonschema_description:"The cloud's region: requests are then signed by version 4 of its scheme. Default: version 1."`
+	TLS               TLSConfig `json:"tls,omitempty" jsonschema_description:"TLS towards the servers: for gRPC if grpc is true, for the HTTP API of servers that are written with https://."`
 
 	Namespaces []string     `json:"namespaces,omitempty" jsonschema_description:"Ids of the namespaces to follow, or [\"*\"] for all, which needs the right to list them. Default: [public]."`
 	Groups     plugin.Globs `json:"groups,omitempty" jsonschema_description:"Groups to follow, by name or glob (* any run, ? one character). Names alone spare the server's list of everything. Default: [\"*\"]."`
@@ -177,10 +181,24 @@ func (c Config) validateAccess(bad func(field, format string, args ...any)) {
 	if token := c.Token != "" || c.TokenFile != ""; token && (user || password) {
 		bad("token", "a user is set too; keep the user, who is logged in again in time, or the token")
 	}
-	if (c.AccessKey == "") != (c.SecretKey == "") {
+	for _, k := range []struct {
+		field string
+		value plugin.Secret
+		file  string
+	}{
+		{"access_key_file", c.AccessKey, c.AccessKeyFile},
+		{"secret_key_file", c.SecretKey, c.SecretKeyFile},
+		{"security_token_file", c.SecurityToken, c.SecurityTokenFile},
+	} {
+		if k.value != "" && k.file != "" {
+			bad(k.field, "%s is set too; keep one of them", strings.TrimSuffix(k.field, "_file"))
+		}
+	}
+	signs := c.AccessKey != "" || c.AccessKeyFile != ""
+	if signs != (c.SecretKey != "" || c.SecretKeyFile != "") {
 		bad("access_key", "access_key and secret_key go together; set both or none")
 	}
-	if c.AccessKey == "" && (c.SecurityToken != "" || c.Region != "") {
+	if !signs && (c.SecurityToken != "" || c.SecurityTokenFile != "" || c.Region != "") {
 		bad("access_key", "is missing; security_token and region are for signed requests only")
 	}
 }

@@ -24,7 +24,7 @@ func TestDefaultConfig(t *testing.T) {
 func TestValidate(t *testing.T) {
 	c := Config{
 		Servers: []string{"host:0", "ftp://a", "http://u@a", "a:8848", "a:8848"}, Protocol: "udp", GRPCPortOffset: 1000,
-		Username: "u", UsernameFile: "f", Token: "t", TokenFile: "t", AccessKey: "a", TLS: TLSConfig{TLS: plugin.TLS{CertFile: "c"}},
+		Username: "u", UsernameFile: "f", Token: "t", TokenFile: "t", AccessKey: "a", AccessKeyFile: "a", TLS: TLSConfig{TLS: plugin.TLS{CertFile: "c"}},
 		Namespaces: []string{"*", "dev-?", "", "public"}, Groups: []string{"[a"}, Services: plugin.Selection{Exclude: []string{""}},
 		ClusterLocality: "rack", Ports: plugin.PortKeys{{}, {Name: "grpc", Key: "k"}, {Name: "grpc", Key: "l"}},
 		ListInterval: 1, PollInterval: 1, InFlight: 1000, RemoveGrace: -1,
@@ -39,7 +39,7 @@ func TestValidate(t *testing.T) {
 		fields = append(fields, f.Field)
 	}
 	slices.Sort(fields)
-	want := strings.Fields(`access_key cluster_locality groups[0] in_flight list_interval namespaces[0] namespaces[1] namespaces[3]
+	want := strings.Fields(`access_key access_key_file cluster_locality groups[0] in_flight list_interval namespaces[0] namespaces[1] namespaces[3]
 		poll_interval ports[0].key ports[0].name ports[2].name protocol remove_grace servers[0] servers[1] servers[2] servers[4]
 		services.exclude[0] tls tls.cert_file token token_file username username_file`)
 	if !slices.Equal(fields, want) {

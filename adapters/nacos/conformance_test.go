@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
@@ -15,9 +16,9 @@ import (
 // against a real server.
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
-	server := testenv.StartNacos(t, testenv.NacosConfig{})
+	server := testnacos.Start(t, testnacos.Config{})
 	app := server.Client(t)
-	up := func(n int) testenv.NacosInstance { return testenv.NacosUp(fmt.Sprintf("10.1.0.%d", n), 80) }
+	up := func(n int) testnacos.Instance { return testnacos.Up(fmt.Sprintf("10.1.0.%d", n), 80) }
 	app.Register(t, "public", "DEFAULT_GROUP", "web", up(1), up(2))
 	app.Register(t, "public", "shop", "Order:v1", up(3))
 	config, err := json.Marshal(map[string]any{"servers": []string{server.Addr}})

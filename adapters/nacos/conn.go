@@ -93,11 +93,11 @@ type conn struct {
 
 // signer adds credentials to the headers of a request.
 type signer interface {
-	// headers returns new headers for a request about a resource: a result of
-	// the function resource, or "".
-	headers(ctx context.Context, resource string) (map[string]string, error)
-	// renew replaces a refused token, and reports whether there is a new one.
-	renew(ctx context.Context, s server, refused string) bool
+	// headers returns new headers for a request about a resource, a result of
+	// the function resource or "", and the version of the credentials.
+	headers(resource string) (h map[string]string, used uint64, err error)
+	// renew replaces refused credentials, and reports whether there are others.
+	renew(ctx context.Context, s server, refused uint64) bool
 }
 
 // dial connects to a server: the connection, a check that it serves, the stream
@@ -246,25 +246,25 @@ func (c *conn) send(p *grpcapi.Payload) error {
 }
 
 // call makes a request about a resource and decodes the answer into response, a
-// pointer. If the token is refused, call renews it and retries once.
+// pointer. If the credentials are refused, call renews them and retries once.
 func (c *conn) call(ctx context.Context, timeout time.Duration, resource string, request rpc_request.IRequest, response any) error {
-	token, err := c.callOnce(ctx, timeout, resource, request, response)
-	if isForbidden(err) && c.sign.renew(ctx, c.server, token) {
+	used, err := c.callOnce(ctx, timeout, resource, request, response)
+	if isForbidden(err) && c.sign.renew(ctx, c.server, used) {
 		_, err = c.callOnce(ctx, timeout, resource, request, response)
 	}
 	return err
 }
 
-// callOnce is call without the retry. It returns the token that it used.
-func (c *conn) callOnce(ctx context.Context, timeout time.Duration, resource string, request rpc_request.IRequest, response any) (token string, err error) {
-	headers, err := c.sign.headers(ctx, resource)
+// callOnce is call without the retry. It returns the version of
+// the credentials that it used.
+func (c *conn) callOnce(ctx context.Context, timeout time.Duration, resource string, request rpc_request.IRequest, response any) (used uint64, err error) {
+	headers, used, err := c.sign.headers(resource)
 	if err != nil {
-		return "", err
+		return used, err
 	}
-	token = headers[headerToken]
 	p, err := encodeRequest(request, headers)
 	if err != nil {
-		return token, err
+		return used, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -281,7 +281,7 @@ func (c *conn) callOnce(ctx context.Context, timeout time.Duration, resource str
 	if err != nil {
 		err = fmt.Errorf("%s: %w", request.GetRequestType(), err)
 	}
-	return token, err
+	return used, err
 }
 
 // health makes one health check.

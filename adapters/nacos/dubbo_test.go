@@ -8,6 +8,8 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testapp"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
@@ -17,10 +19,10 @@ import (
 // themselves.
 func TestDubbo(t *testing.T) {
 	testenv.SkipIfShort(t)
-	server := testenv.StartNacos(t, testenv.NacosConfig{})
+	server := testnacos.Start(t, testnacos.Config{})
 	c := follow(t, server, func(c *nacos.Config) { c.Dubbo, c.AcceptEmpty = true, true })
 	c.awaitSynced(t)
-	tool, applications := testenv.DubboTool()
+	tool, applications := testapp.DubboTool()
 	one, two := testenv.FreePort(t), testenv.FreePort(t)
 	at := "nacos://" + server.Addr
 	want := []registry.Port{{Name: "dubbo", Number: one, Protocol: "dubbo"}}
@@ -29,8 +31,8 @@ func TestDubbo(t *testing.T) {
 		want = append(want, registry.Port{Name: "tri", Number: two, Protocol: "tri"})
 		properties["protocols"] += fmt.Sprintf(",tri:%d", two)
 	}
-	provider := testenv.StartDubbo(t, tool, at, "shop", properties)
-	const key, plain = "dubbo/g1/" + testenv.DubboInterface + ":1.0.0", "dubbo/" + testenv.DubboInterface
+	provider := testapp.StartDubbo(t, tool, at, "shop", properties)
+	const key, plain = "dubbo/g1/" + testapp.DubboInterface + ":1.0.0", "dubbo/" + testapp.DubboInterface
 	ports := func(all []registry.Instance) bool {
 		return len(all) == 1 && slices.Equal(all[0].Ports, want)
 	}
@@ -44,14 +46,14 @@ func TestDubbo(t *testing.T) {
 	})
 	c.await(t, "what Dubbo says of the service", func() bool {
 		m := c.Held.Services[key].Meta
-		return m["interface"] == testenv.DubboInterface && m["methods"] == "greet" && m["version"] == "1.0.0" && m["group"] == "g1"
+		return m["interface"] == testapp.DubboInterface && m["methods"] == "greet" && m["version"] == "1.0.0" && m["group"] == "g1"
 	})
-	consumer := testenv.StartDubbo(t, tool, at, "caller", map[string]string{"version": "1.0.0", "group": "g1"})
+	consumer := testapp.StartDubbo(t, tool, at, "caller", map[string]string{"version": "1.0.0", "group": "g1"})
 	testenv.Eventually(t, within, "a call of the consumer", func() (string, bool) {
 		return "", strings.Contains(consumer.Output(), "launcher: hello x from shop")
 	})
 
-	server.PutConfig(t, "dubbo", "shop.configurators", testenv.DubboRule("shop", one))
+	server.PutConfig(t, "dubbo", "shop.configurators", testapp.DubboRule("shop", one))
 	c.awaitService(t, "a rule of the configuration center", key, func(all []registry.Instance) bool {
 		return len(all) == 1 && all[0].Disabled && all[0].Weight != nil && *all[0].Weight == 3
 	})
@@ -62,10 +64,10 @@ func TestDubbo(t *testing.T) {
 
 	// As another version of Dubbo, or another language, writes it.
 	client := server.Client(t)
-	other := testenv.NacosUp("10.1.0.1", 20880)
-	other.Metadata = map[string]string{"protocol": "dubbo", "category": "providers", "path": testenv.DubboInterface, "interface": testenv.DubboInterface, "weight": "50", "application": "old"}
-	client.Register(t, "public", "DEFAULT_GROUP", "providers:"+testenv.DubboInterface+"::", other)
-	client.Register(t, "public", "DEFAULT_GROUP", "consumers:"+testenv.DubboInterface+"::", testenv.NacosUp("10.1.0.9", 1))
+	other := testnacos.Up("10.1.0.1", 20880)
+	other.Metadata = map[string]string{"protocol": "dubbo", "category": "providers", "path": testapp.DubboInterface, "interface": testapp.DubboInterface, "weight": "50", "application": "old"}
+	client.Register(t, "public", "DEFAULT_GROUP", "providers:"+testapp.DubboInterface+"::", other)
+	client.Register(t, "public", "DEFAULT_GROUP", "consumers:"+testapp.DubboInterface+"::", testnacos.Up("10.1.0.9", 1))
 	c.awaitService(t, "without version and group", plain, func(all []registry.Instance) bool {
 		return len(all) == 1 && all[0].ID == "10.1.0.1:20880" && all[0].Weight != nil && *all[0].Weight == 0.5
 	})

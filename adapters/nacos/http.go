@@ -110,23 +110,22 @@ func isRefused(err error) bool {
 }
 
 // get makes a request and decodes the answer, a JSON object, into answer. If
-// the token is refused, get renews it and retries once.
+// the credentials are refused, get renews them and retries once.
 func (h *httpAPI) get(ctx context.Context, path, resource string, query url.Values, answer any) error {
-	token, err := h.getOnce(ctx, path, resource, query, answer)
-	if isRefused(err) && h.auth.renew(ctx, h.server, token) {
+	used, err := h.getOnce(ctx, path, resource, query, answer)
+	if isRefused(err) && h.auth.renew(ctx, h.server, used) {
 		_, err = h.getOnce(ctx, path, resource, query, answer)
 	}
 	return err
 }
 
-func (h *httpAPI) getOnce(ctx context.Context, path, resource string, query url.Values, answer any) (token string, err error) {
-	access, err := h.auth.headers(ctx, resource)
+func (h *httpAPI) getOnce(ctx context.Context, path, resource string, query url.Values, answer any) (used uint64, err error) {
+	access, used, err := h.auth.headers(resource)
 	if err != nil {
-		return "", err
+		return used, err
 	}
-	token = access[headerToken]
 	headers := map[string]string{}
-	if token != "" {
+	if token := access[headerToken]; token != "" {
 		headers["Authorization"] = "Bearer " + token
 		headers[headerToken] = token
 	}
@@ -141,10 +140,10 @@ func (h *httpAPI) getOnce(ctx context.Context, path, resource string, query url.
 	}
 	body, status, err := httpDo(ctx, h.client, http.MethodGet, h.server.url(path)+"?"+q.Encode(), "", headers)
 	if err != nil {
-		return token, err
+		return used, err
 	}
 	if status != http.StatusOK {
-		return token, &errStatus{path: path, status: status, text: saying(body)}
+		return used, &errStatus{path: path, status: status, text: saying(body)}
 	}
 	// From 2.2 on answers have an envelope with an error code.
 	var envelope struct {
@@ -152,18 +151,18 @@ func (h *httpAPI) getOnce(ctx context.Context, path, resource string, query url.
 		Message string `json:"message"`
 	}
 	if err := json.Unmarshal(body, &envelope); err != nil {
-		return token, fmt.Errorf("%s: the answer is no JSON: %w", path, err)
+		return used, fmt.Errorf("%s: the answer is no JSON: %w", path, err)
 	}
 	if envelope.Code != nil && *envelope.Code != 0 && *envelope.Code != http.StatusOK {
-		return token, &errStatus{path: path, status: *envelope.Code, text: envelope.Message}
+		return used, &errStatus{path: path, status: *envelope.Code, text: envelope.Message}
 	}
 	if err := json.Unmarshal(body, answer); err != nil {
-		return token, fmt.Errorf("%s: %w", path, err)
+		return used, fmt.Errorf("%s: %w", path, err)
 	}
 	if h.heard != nil {
 		h.heard()
 	}
-	return token, nil
+	return used, nil
 }
 
 // answers returns nil if the server's HTTP API answers, with any status.

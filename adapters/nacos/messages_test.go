@@ -59,6 +59,7 @@ func FuzzServerRequest(f *testing.F) {
 			f.Add(i, []byte(s))
 		}
 	}
+	f.Add(0, []byte(strings.Repeat(`{"serviceInfo":`, 9000)+"1"+strings.Repeat("}", 9000)))
 	f.Fuzz(func(t *testing.T, n int, body []byte) {
 		typ := serverTypes[uint(n)%uint(len(serverTypes))]
 		m, catalog := newTestMirror(t, Config{})
@@ -112,6 +113,7 @@ func FuzzResponse(f *testing.F) {
 		f.Add("ErrorResponse", []byte(s))
 		f.Add("X", []byte(s))
 	}
+	f.Add("X", []byte(strings.Repeat(`{"serviceInfo":`, 9000)+"1"+strings.Repeat("}", 9000)))
 	f.Fuzz(func(t *testing.T, typ string, body []byte) {
 		c := &conn{client: &canned{answer: &grpcapi.Payload{Metadata: &grpcapi.Metadata{Type: typ}, Body: &anypb.Any{Value: body}}}, sign: newAuth(Config{}, nil, nil)}
 		for _, ask := range []func(context.Context, string, string, string) (model.Service, error){c.subscribe, c.query} {
@@ -149,6 +151,7 @@ func FuzzHTTP(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	f.Add([]byte(strings.Repeat(`{"serviceInfo":`, 9000) + "1" + strings.Repeat("}", 9000)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		body = b
 		c := Config{Username: "u", Password: "p"}

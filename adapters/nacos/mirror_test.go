@@ -136,7 +136,6 @@ func (be *bench) session() {
 	for range 4 {
 		wg.Go(func() { _ = be.m.work(ctx, be.src) })
 	}
-	wg.Go(func() { be.m.keepGrace(ctx) })
 	be.end = func() { cancel(); wg.Wait(); be.m.end() }
 }
 
@@ -227,7 +226,7 @@ func TestGrace(t *testing.T) {
 		be.list()
 		asked := be.src.took()
 		slices.Sort(asked)
-		if diff := cmp.Diff([]string{"subscribe public/G/db", "subscribe public/G/web"}, asked); diff != "" {
+		if diff := cmp.Diff([]string{"query public/G/db", "query public/G/web", "subscribe public/G/db", "subscribe public/G/web"}, asked); diff != "" {
 			t.Errorf("asked (-want +got):\n%s", diff)
 		}
 		be.b.WantIDs(t, "an empty server", before)
@@ -245,6 +244,46 @@ func TestGrace(t *testing.T) {
 		synctest.Wait()
 		be.b.WantIDs(t, "grace is over", map[string]string{"public/G/web": "10.0.0.1:80"})
 		be.b.WantDegraded(t, "grace is over", "")
+	})
+}
+
+// TestGraceEnds shows that sessions that end before the grace period does set
+// nothing back: what they all lack goes, and what is there stays.
+func TestGraceEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		be := newBench(t, Config{RemoveGrace: plugin.Duration(30 * time.Second)})
+		be.src.set(web, "10.0.0.1 10.0.0.2")
+		be.src.set(db, "10.0.0.9")
+		be.session()
+		be.list(web, db)
+		before := map[string]string{"public/G/web": "10.0.0.1:80 10.0.0.2:80", "public/G/db": "10.0.0.9:80"}
+		be.src.set(web, "10.0.0.1")
+		be.src.set(db, "")
+		for range 2 {
+			be.session()
+			be.list(web)
+			time.Sleep(14 * time.Second)
+			synctest.Wait()
+			be.end()
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			be.b.WantIDs(t, "28 seconds of sessions, and two hours without", before)
+		}
+		be.src.took()
+		be.src.fail(&serverError{code: 500, message: "broken"})
+		be.session()
+		be.list(web)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		be.b.WantIDs(t, "a session without an answer", before)
+		be.src.fail(nil)
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		be.b.WantIDs(t, "what 30 seconds of sessions lacked", map[string]string{"public/G/web": "10.0.0.1:80"})
+		be.b.WantDegraded(t, "nothing is retained", "")
+		if asked := be.src.took(); !slices.Contains(asked, "unsubscribe public/G/db") {
+			t.Errorf("asked %q, want an unsubscription", asked)
+		}
 	})
 }
 

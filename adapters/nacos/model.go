@@ -61,10 +61,8 @@ type service struct {
 
 	// session is the one in which it was subscribed, 0 for none.
 	session uint64
-	// answered reports that latest is an answer of the session; held that one
-	// of its answers had instances.
+	// answered reports that latest is an answer of the session.
 	answered bool
-	held     bool
 	latest   []registry.Instance
 	// reference is the server's clock in that answer; pushes counts the pushes
 	// that were applied.
@@ -121,9 +119,6 @@ type mirror struct {
 	polling bool
 	// answered is the service of the session's last answer, nil for none.
 	answered *service
-	// graceEnd is the end of the session's grace period; zero once it has
-	// ended.
-	graceEnd time.Time
 }
 
 func newMirror(c Config, log *slog.Logger, catalog plugin.Catalog, st *state) *mirror {
@@ -136,19 +131,16 @@ func newMirror(c Config, log *slog.Logger, catalog plugin.Catalog, st *state) *m
 }
 
 // begin opens a session and returns its number: every service must be
-// subscribed in it, and the grace period of what it lacks begins.
+// subscribed in it, and the clock of what is retained of it stands still until
+// it is answered.
 func (m *mirror) begin(polling bool) (number uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.session++
 	m.polling, m.answered = polling, nil
-	m.graceEnd = time.Time{}
-	if grace := time.Duration(m.config.RemoveGrace); m.session > 1 && grace > 0 {
-		m.graceEnd = time.Now().Add(grace)
-	}
 	now := time.Now()
 	for _, s := range m.services {
-		s.answered, s.held, s.latest, s.reference, s.doubtful, s.unread, s.absent, s.session = false, false, nil, 0, false, false, false, 0
+		s.answered, s.latest, s.reference, s.doubtful, s.unread, s.absent, s.session = false, nil, 0, false, false, false, 0
 		s.pushed, s.tries = false, 0
 		if s.failed {
 			s.failed = false
@@ -158,33 +150,12 @@ func (m *mirror) begin(polling bool) (number uint64) {
 		m.queue.add(s, now)
 	}
 	m.grace.Back()
+	m.grace.Doubt()
 	return m.session
 }
 
 // end closes a session: nothing is removed until the next one.
 func (m *mirror) end() { m.grace.Away() }
-
-// keepGrace waits for the end of the grace period, and then lets what is
-// missing be confirmed.
-func (m *mirror) keepGrace(ctx context.Context) {
-	m.mu.Lock()
-	end := m.graceEnd
-	m.mu.Unlock()
-	if end.IsZero() || !plugin.Pause(ctx, time.Until(end), nil) {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.graceEnd = time.Time{}
-	for _, s := range m.services {
-		if !s.listed || s.doubtful {
-			m.queue.add(s, time.Now())
-		}
-		if !s.answered || s.doubtful {
-			m.tellLocked(s.key)
-		}
-	}
-}
 
 // add records that a service exists.
 func (m *mirror) add(id serviceID) {
@@ -414,7 +385,6 @@ const unreadableRetry = 5 * time.Second
 func (m *mirror) answerLocked(s *service, a answer, confirmed bool) {
 	m.answered = s
 	s.answered, s.latest, s.reference = true, a.instances, a.reference
-	s.held = s.held || len(a.instances) > 0
 	s.doubtful, s.unread = false, false
 	var problems []string
 	if s.protected = a.protected; s.protected {
@@ -443,30 +413,31 @@ func (m *mirror) answerLocked(s *service, a answer, confirmed bool) {
 }
 
 // tellLocked publishes the services of a key, merged. Those without an answer
-// that counts stay as they are; in the grace period that is up to grace.
+// that counts stay as they are.
 func (m *mirror) tellLocked(key registry.Key) {
-	var all []registry.Instance
+	var all, open []registry.Instance
 	svc := registry.Service{Key: key}
-	published, whole := false, true
+	published, answered := false, false
 	for _, s := range m.byKey[key] {
 		svc.Meta = s.meta
 		switch {
 		case !s.published:
 			continue
-		case s.answered && !s.doubtful, m.graceEnd.IsZero():
+		case s.answered && !s.doubtful:
+			answered = true
 			all, _ = plugin.UnionInstances(all, s.known)
 		default:
-			whole = false
+			open, _ = plugin.UnionInstances(open, s.known)
 		}
 		published = true
 	}
 	switch {
 	case !published:
 		m.grace.Remove(key)
-	case whole:
-		m.grace.Set(svc, all)
+	case answered:
+		m.grace.SetPart(svc, all, open)
 	default:
-		m.grace.Add(svc, all)
+		m.grace.Add(svc, nil)
 	}
 }
 
@@ -498,18 +469,24 @@ const (
 	stepRemove
 )
 
-// nextLocked returns the next action for a service.
+// nextLocked returns the next action for a service. One that is not listed
+// stays subscribed while something of it is retained.
 func (m *mirror) nextLocked(s *service) step {
+	goes := !s.listed
+	if goes {
+		_, retained := m.grace.Retained(s.key)
+		goes = !retained
+	}
 	switch {
 	case s.session != m.session:
 		return stepSubscribe
-	case s.unread, s.doubtful && (s.held || m.graceEnd.IsZero()):
+	case s.unread, s.doubtful:
 		return stepQuery
 	case !m.polling && !s.pushed && s.tries < subscribeTries && time.Since(s.subscribed) >= pushWait:
 		return stepSubscribe
-	case !s.listed && !s.absent && m.graceEnd.IsZero():
+	case goes && !s.absent:
 		return stepQuery
-	case !s.listed && s.absent && s.answered && len(s.latest) == 0 && m.graceEnd.IsZero():
+	case goes && s.answered && len(s.latest) == 0:
 		return stepRemove
 	case m.polling, s.protected:
 		return stepPoll
@@ -536,6 +513,8 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 	do, session, pushes, doubtful := m.nextLocked(s), m.session, s.pushes, s.doubtful
 	if m.services[s.id] != s {
 		do = stepNothing
+	} else if do == stepNothing {
+		m.waitLocked(s)
 	}
 	m.mu.Unlock()
 
@@ -588,12 +567,21 @@ func (m *mirror) visit(ctx context.Context, src source, s *service) error {
 		if !m.polling && !s.pushed && s.tries < subscribeTries {
 			m.queue.add(s, s.subscribed.Add(pushWait)) // the queue holds one visit per service, so any other replaces this one
 		}
+		m.waitLocked(s)
 	case stepPoll:
 		m.queue.add(s, time.Now().Add(plugin.Jitter(time.Duration(m.config.PollInterval))))
 	default:
 		m.queue.add(s, time.Now())
 	}
 	return nil
+}
+
+// waitLocked plans the visit of a service that is not listed for when nothing
+// of it is retained any more.
+func (m *mirror) waitLocked(s *service) {
+	if left, retained := m.grace.Retained(s.key); retained && !s.listed {
+		m.queue.add(s, time.Now().Add(left))
+	}
 }
 
 // showsAnother reports whether the server currently serves another service that

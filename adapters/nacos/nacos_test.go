@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -74,14 +75,14 @@ func (c *catalog) leastOf(key string) (n int, ok bool) {
 }
 
 // follow runs the adapter against the server for the rest of the test.
-func follow(t testing.TB, server *testenv.Nacos, change ...func(*nacos.Config)) *catalog {
+func follow(t testing.TB, server *testnacos.Server, change ...func(*nacos.Config)) *catalog {
 	t.Helper()
 	c, stop := followUntil(t, server, change...)
 	t.Cleanup(stop)
 	return c
 }
 
-func followUntil(t testing.TB, server *testenv.Nacos, change ...func(*nacos.Config)) (*catalog, func()) {
+func followUntil(t testing.TB, server *testnacos.Server, change ...func(*nacos.Config)) (*catalog, func()) {
 	t.Helper()
 	config := nacos.DefaultConfig
 	config.Servers = []string{server.Addr}
@@ -128,11 +129,11 @@ const tokenLife = 10 * time.Second
 // them, so that everything runs side by side (see TestMain).
 func TestNacos(t *testing.T) {
 	testenv.SkipIfShort(t)
-	for _, version := range testenv.NacosVersions() {
+	for _, version := range testnacos.Versions() {
 		for _, auth := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/auth=%t", version.Name, auth), func(t *testing.T) {
 				t.Parallel()
-				suite(t, testenv.StartNacos(t, testenv.NacosConfig{
+				suite(t, testnacos.Start(t, testnacos.Config{
 					Version: version, Auth: auth, TokenLife: tokenLife,
 					// More than 20 follow at once here.
 					Properties: map[string]string{"nacos.naming.fuzzy.watch.max.pattern.count": "200"},
@@ -143,16 +144,16 @@ func TestNacos(t *testing.T) {
 }
 
 // suite is what must hold of every server.
-func suite(t *testing.T, server *testenv.Nacos) {
-	side := func(t *testing.T, name string, fn func(*testing.T, *testenv.Nacos)) {
+func suite(t *testing.T, server *testnacos.Server) {
+	side := func(t *testing.T, name string, fn func(*testing.T, *testnacos.Server)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			fn(t, server)
 		})
 	}
 	t.Run("many", func(t *testing.T) {
-		side(t, "a thousand services", func(t *testing.T, n *testenv.Nacos) { many(t, n, 1000, 10) })
-		side(t, "come and go", func(t *testing.T, n *testenv.Nacos) {
+		side(t, "a thousand services", func(t *testing.T, n *testnacos.Server) { many(t, n, 1000, 10) })
+		side(t, "come and go", func(t *testing.T, n *testnacos.Server) {
 			services := 1000
 			if n.Auth() {
 				services = 50 // who may do what makes no difference to what is left behind
@@ -184,9 +185,9 @@ func suite(t *testing.T, server *testenv.Nacos) {
 
 // polled shows the HTTP API as the only one, by choice and because gRPC is
 // closed.
-func polled(t *testing.T, server *testenv.Nacos) {
+func polled(t *testing.T, server *testnacos.Server) {
 	app := server.Client(t)
-	app.Register(t, "public", "H", "web", testenv.NacosUp("10.1.0.1", 80))
+	app.Register(t, "public", "H", "web", testnacos.Up("10.1.0.1", 80))
 	for _, protocol := range []string{"http", "auto"} {
 		t.Run(protocol, func(t *testing.T) {
 			c := follow(t, server, func(c *nacos.Config) {
@@ -195,17 +196,17 @@ func polled(t *testing.T, server *testenv.Nacos) {
 			c.awaitSynced(t)
 			c.await(t, "polling is told", func() bool { return c.Held.Detail == "polling" })
 			c.awaitService(t, "listed", "public/H/web", count(1))
-			i := testenv.NacosUp("10.1.0.1", 80)
+			i := testnacos.Up("10.1.0.1", 80)
 			i.Weight, i.Metadata = 0.5, map[string]string{"k": protocol}
-			app.Register(t, "public", "H", "web", i, testenv.NacosUp("10.1.0.2", 80))
+			app.Register(t, "public", "H", "web", i, testnacos.Up("10.1.0.2", 80))
 			c.awaitService(t, "changed", "public/H/web", func(i []registry.Instance) bool {
 				return len(i) == 2 && *i[0].Weight == 0.5 && i[0].Meta["k"] == protocol
 			})
-			app.Register(t, "public", "H", "new-"+protocol, testenv.NacosUp("10.1.0.3", 80))
+			app.Register(t, "public", "H", "new-"+protocol, testnacos.Up("10.1.0.3", 80))
 			c.awaitService(t, "a service that appears", "public/H/new-"+protocol, count(1))
 			app.Register(t, "public", "H", "new-"+protocol)
 			c.await(t, "its instance gone", func() bool { return len(c.Held.Instances["public/H/new-"+protocol]) == 0 })
-			app.Register(t, "public", "H", "web", testenv.NacosUp("10.1.0.1", 80))
+			app.Register(t, "public", "H", "web", testnacos.Up("10.1.0.1", 80))
 			c.awaitService(t, "scaled in", "public/H/web", count(1))
 			c.awaitState(t, "")
 		})
@@ -215,11 +216,11 @@ func polled(t *testing.T, server *testenv.Nacos) {
 // killed shows a server killed and started again, which then holds nothing:
 // what is known stays for the grace period, and what registers again within it
 // never leaves.
-func killed(t *testing.T, server *testenv.Nacos) {
+func killed(t *testing.T, server *testnacos.Server) {
 	app := server.Client(t)
-	web := []testenv.NacosInstance{testenv.NacosUp("10.1.0.1", 80), testenv.NacosUp("10.1.0.2", 80)}
+	web := []testnacos.Instance{testnacos.Up("10.1.0.1", 80), testnacos.Up("10.1.0.2", 80)}
 	app.Register(t, "public", "K", "web", web...)
-	app.Register(t, "public", "K", "db", testenv.NacosUp("10.1.0.3", 80))
+	app.Register(t, "public", "K", "db", testnacos.Up("10.1.0.3", 80))
 	c := follow(t, server, func(c *nacos.Config) {
 		c.Groups, c.RemoveGrace, c.PollInterval = []string{"K"}, plugin.Duration(12*time.Second), plugin.Duration(time.Second)
 	})
@@ -248,13 +249,13 @@ func killed(t *testing.T, server *testenv.Nacos) {
 }
 
 // life goes through what happens to an instance of an application.
-func life(t *testing.T, server *testenv.Nacos) {
+func life(t *testing.T, server *testnacos.Server) {
 	app := server.Client(t)
-	app.Register(t, "public", "G", "other", testenv.NacosUp("10.1.0.9", 80)) // the namespace is not empty
+	app.Register(t, "public", "G", "other", testnacos.Up("10.1.0.9", 80)) // the namespace is not empty
 	c := follow(t, server)
 	c.awaitSynced(t)
 	const web = "public/G/web"
-	i := testenv.NacosUp("10.1.0.1", 80)
+	i := testnacos.Up("10.1.0.1", 80)
 	register := func() {
 		t.Helper()
 		app.Register(t, "public", "G", "web", i)
@@ -287,7 +288,7 @@ func life(t *testing.T, server *testenv.Nacos) {
 	c.awaitService(t, "another cluster is another instance", web, one(func(i registry.Instance) bool {
 		return i.ID == "10.1.0.1:80/blue" && i.Cluster == "blue" && i.Health == registry.HealthPassing
 	}))
-	app.Register(t, "public", "G", "web", i, testenv.NacosUp("10.1.0.2", 80))
+	app.Register(t, "public", "G", "web", i, testnacos.Up("10.1.0.2", 80))
 	c.awaitService(t, "scaled out", web, count(2))
 	app.Register(t, "public", "G", "web", i)
 	c.awaitService(t, "scaled in", web, count(1))
@@ -303,20 +304,20 @@ func life(t *testing.T, server *testenv.Nacos) {
 
 // groups shows that groups and namespaces are told apart, although a push does
 // not say its namespace.
-func groups(t *testing.T, server *testenv.Nacos) {
+func groups(t *testing.T, server *testnacos.Server) {
 	server.CreateNamespace(t, "dev")
 	app := server.Client(t)
 	for _, ns := range []string{"public", "dev"} {
 		for _, g := range []string{"G1", "G2"} {
-			app.Register(t, ns, g, "web", testenv.NacosUp("10.2.0.1", 80))
+			app.Register(t, ns, g, "web", testnacos.Up("10.2.0.1", 80))
 		}
 	}
 	c := follow(t, server, func(c *nacos.Config) { c.Namespaces = []string{"", "dev"}; c.Groups = []string{"G*"} })
 	named := follow(t, server, func(c *nacos.Config) { c.Namespaces = []string{"dev"}; c.Groups = []string{"G1", "G3"} })
 	c.awaitSynced(t)
 	named.awaitSynced(t)
-	app.Register(t, "dev", "G2", "web", testenv.NacosUp("10.2.0.1", 80), testenv.NacosUp("10.2.0.2", 80))
-	app.Register(t, "dev", "G3", "web", testenv.NacosUp("10.2.0.3", 80))
+	app.Register(t, "dev", "G2", "web", testnacos.Up("10.2.0.1", 80), testnacos.Up("10.2.0.2", 80))
+	app.Register(t, "dev", "G3", "web", testnacos.Up("10.2.0.3", 80))
 	c.awaitService(t, "the change of one", "dev/G2/web", count(2))
 	for _, key := range []string{"public/G1/web", "public/G2/web", "dev/G1/web", "dev/G3/web"} {
 		c.awaitService(t, "the others", key, count(1))
@@ -329,11 +330,11 @@ func groups(t *testing.T, server *testenv.Nacos) {
 }
 
 // persistent shows an instance that no connection holds.
-func persistent(t *testing.T, server *testenv.Nacos) {
+func persistent(t *testing.T, server *testnacos.Server) {
 	if !server.Version.V3() {
 		t.Skip("this build of 2.1.1 comes without Raft, and so without persistent instances (see testenv.Nacos.DeleteService)")
 	}
-	i := testenv.NacosUp("127.0.0.1", 9)
+	i := testnacos.Up("127.0.0.1", 9)
 	i.ClusterName = "DEFAULT"
 	server.Persist(t, "public", "P", "db", i, false)
 	c := follow(t, server)
@@ -344,7 +345,7 @@ func persistent(t *testing.T, server *testenv.Nacos) {
 
 // wrongNamespace shows that a namespace that does not exist is an error, and no
 // empty registry.
-func wrongNamespace(t *testing.T, server *testenv.Nacos) {
+func wrongNamespace(t *testing.T, server *testnacos.Server) {
 	c := follow(t, server, func(c *nacos.Config) { c.Namespaces = []string{"typo"} })
 	c.awaitState(t, `namespace "typo"`)
 	c.awaitState(t, "write its id")
@@ -356,10 +357,10 @@ func wrongNamespace(t *testing.T, server *testenv.Nacos) {
 
 // aiRegistry shows that the groups of the AI registry are left out unless they
 // are wanted.
-func aiRegistry(t *testing.T, server *testenv.Nacos) {
+func aiRegistry(t *testing.T, server *testnacos.Server) {
 	app := server.Client(t)
 	for group, name := range map[string]string{"mcp-endpoints": "tool::1.0.0", "agent-endpoints": "agent::1.0.0", "AI-web": "web"} {
-		app.Register(t, "public", group, name, testenv.NacosUp("10.1.0.1", 80))
+		app.Register(t, "public", group, name, testnacos.Up("10.1.0.1", 80))
 	}
 	groups := plugin.Globs{"*-endpoints", "AI-*"}
 	c := follow(t, server, func(c *nacos.Config) { c.Groups = groups })
@@ -372,7 +373,7 @@ func aiRegistry(t *testing.T, server *testenv.Nacos) {
 
 // many shows many services, that one change among them is one Set, and that all
 // of them go.
-func many(t *testing.T, server *testenv.Nacos, n, per int) {
+func many(t *testing.T, server *testnacos.Server, n, per int) {
 	app := server.Client(t)
 	load(t, app, n, per)
 	c := follow(t, server, func(c *nacos.Config) { c.Groups = []string{"M*"} })
@@ -391,7 +392,7 @@ func many(t *testing.T, server *testenv.Nacos, n, per int) {
 	if sets < n || sets > n+n/20 {
 		t.Errorf("%d sets for %d services, want about one each", sets, n)
 	}
-	app.Register(t, "public", "M", "svc-500", testenv.NacosUp("10.9.9.9", 99))
+	app.Register(t, "public", "M", "svc-500", testnacos.Up("10.9.9.9", 99))
 	c.awaitService(t, "the change", "public/M/svc-500", count(1))
 	c.Look(func(h *plugintest.Held) {
 		if now := h.Sets - sets; now < 1 || now > 3 {
@@ -401,7 +402,7 @@ func many(t *testing.T, server *testenv.Nacos, n, per int) {
 }
 
 // load registers n services with per instances each.
-func load(t testing.TB, app *testenv.NacosClient, n, per int) {
+func load(t testing.TB, app *testnacos.Client, n, per int) {
 	t.Helper()
 	each(t, n, func(s int) error {
 		return app.TryRegister(t.Context(), "public", "M", "svc-"+strconv.Itoa(s), instancesOf(s, per)...)
@@ -432,21 +433,21 @@ func each(t testing.TB, n int, fn func(int) error) {
 	}
 }
 
-func instancesOf(s, per int) []testenv.NacosInstance {
-	var all []testenv.NacosInstance
+func instancesOf(s, per int) []testnacos.Instance {
+	var all []testnacos.Instance
 	for i := range per {
-		all = append(all, testenv.NacosUp(fmt.Sprintf("10.%d.%d.%d", 10+s/65536, s/256%256, s%256), 1000+i))
+		all = append(all, testnacos.Up(fmt.Sprintf("10.%d.%d.%d", 10+s/65536, s/256%256, s%256), 1000+i))
 	}
 	return all
 }
 
 // access shows what each kind of access leads to.
-func access(t *testing.T, server *testenv.Nacos) {
+func access(t *testing.T, server *testnacos.Server) {
 	as := func(user, password string) func(*nacos.Config) {
 		return func(c *nacos.Config) { c.Username, c.Password = user, plugin.Secret(password) }
 	}
 	app := server.Client(t)
-	app.Register(t, "public", "A", "web", testenv.NacosUp("10.1.0.1", 80))
+	app.Register(t, "public", "A", "web", testnacos.Up("10.1.0.1", 80))
 	t.Run("wrong password", func(t *testing.T) {
 		t.Parallel()
 		c := follow(t, server, as("nacos", "wrong"))
@@ -480,10 +481,10 @@ func access(t *testing.T, server *testenv.Nacos) {
 	})
 	t.Run("token renewed in time", func(t *testing.T) {
 		t.Parallel()
-		app.Register(t, "public", "T", "web", testenv.NacosUp("10.1.0.1", 80))
+		app.Register(t, "public", "T", "web", testnacos.Up("10.1.0.1", 80))
 		c := follow(t, server, func(c *nacos.Config) { c.Groups = []string{"T"} })
 		c.awaitSynced(t)
-		i := testenv.NacosUp("10.1.0.1", 80)
+		i := testnacos.Up("10.1.0.1", 80)
 		for end := time.Now().Add(5 * tokenLife / 2); time.Now().Before(end); {
 			i.Weight++
 			app.Register(t, "public", "T", "web", i)

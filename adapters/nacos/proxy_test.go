@@ -21,6 +21,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
 	"github.com/isthmus-mesh/isthmus/plugin"
 )
 
@@ -43,7 +44,7 @@ type proxy struct {
 }
 
 // newProxy starts a proxy to the server.
-func newProxy(t testing.TB, server *testenv.Nacos) *proxy {
+func newProxy(t testing.TB, server *testnacos.Server) *proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -215,7 +216,7 @@ func (p *proxy) RequestBiStream(down grpc.BidiStreamingServer[grpcapi.Payload, g
 }
 
 // behind makes the adapter reach gRPC through the proxy.
-func (p *proxy) behind(t testing.TB, server *testenv.Nacos) func(*nacos.Config) {
+func (p *proxy) behind(t testing.TB, server *testnacos.Server) func(*nacos.Config) {
 	t.Helper()
 	port := func(addr string) int {
 		_, s, err := net.SplitHostPort(addr)
@@ -253,7 +254,7 @@ func (p *proxy) count() (cuts, subscribed int) {
 
 // cut cuts the connection at every type of message, before the first listing
 // and later: nothing is lost or removed, and everything arrives.
-func cut(t *testing.T, server *testenv.Nacos) {
+func cut(t *testing.T, server *testnacos.Server) {
 	types := []string{
 		"ServerCheckRequest", "ServerCheckResponse", "ConnectionSetupRequest", "HealthCheckRequest", "HealthCheckResponse",
 		"SubscribeServiceRequest", "SubscribeServiceResponse", "NotifySubscriberRequest", "NotifySubscriberResponse",
@@ -266,7 +267,7 @@ func cut(t *testing.T, server *testenv.Nacos) {
 		types = append(types, "ServiceListRequest", "ServiceListResponse")
 	}
 	app := server.Client(t)
-	app.Register(t, "public", "C", "steady", testenv.NacosUp("10.1.0.1", 80), testenv.NacosUp("10.1.0.2", 80))
+	app.Register(t, "public", "C", "steady", testnacos.Up("10.1.0.1", 80), testnacos.Up("10.1.0.2", 80))
 	for n, typ := range types {
 		t.Run("cut at "+typ, func(t *testing.T) {
 			t.Parallel()
@@ -282,9 +283,9 @@ func cut(t *testing.T, server *testenv.Nacos) {
 			if !strings.Contains(typ, "Fuzzy") {
 				c.awaitSynced(t)
 			}
-			app.Register(t, "public", "C", name, testenv.NacosUp("10.1.1.1", 80))
+			app.Register(t, "public", "C", name, testnacos.Up("10.1.1.1", 80))
 			c.awaitService(t, "a service that appears", key, count(1))
-			app.Register(t, "public", "C", name, testenv.NacosUp("10.1.1.1", 80), testenv.NacosUp("10.1.1.2", 80))
+			app.Register(t, "public", "C", name, testnacos.Up("10.1.1.1", 80), testnacos.Up("10.1.1.2", 80))
 			c.awaitService(t, "scaled out", key, count(2))
 			app.Register(t, "public", "C", name)
 			c.await(t, "all instances gone", func() bool { return len(c.Held.Instances[key]) == 0 })
@@ -305,10 +306,10 @@ func cut(t *testing.T, server *testenv.Nacos) {
 
 // comeAndGo shows that services that come and go leave no goroutine, connection
 // or subscription behind.
-func comeAndGo(t *testing.T, server *testenv.Nacos, n int) {
+func comeAndGo(t *testing.T, server *testnacos.Server, n int) {
 	p := newProxy(t, server)
 	app := server.Client(t)
-	app.Register(t, "public", "L", "steady", testenv.NacosUp("10.1.0.1", 80))
+	app.Register(t, "public", "L", "steady", testnacos.Up("10.1.0.1", 80))
 	var c *catalog
 	// Goroutines inherit labels, so that those of this adapter can be told from
 	// all others.
@@ -325,7 +326,7 @@ func comeAndGo(t *testing.T, server *testenv.Nacos, n int) {
 		t.Fatal("the adapter has no goroutine: they are not counted as they should be")
 	}
 	each(t, n, func(i int) error {
-		return app.TryRegister(t.Context(), "public", "L", "leak-"+strconv.Itoa(i), testenv.NacosUp("10.1.0.1", 1+i))
+		return app.TryRegister(t.Context(), "public", "L", "leak-"+strconv.Itoa(i), testnacos.Up("10.1.0.1", 1+i))
 	})
 	c.await(t, "all came", func() bool { return len(c.Held.Instances) == subscribedBefore+n })
 	each(t, n, func(i int) error {
@@ -374,9 +375,9 @@ func goroutinesOf(t *testing.T, adapter string) int {
 //
 //	go test ./test/nacos ./adapters/nacos -run '^$' -bench 'Change|Idle' -benchtime 100x -timeout 60m
 func BenchmarkIdle(b *testing.B) {
-	for _, version := range testenv.NacosVersions() {
+	for _, version := range testnacos.Versions() {
 		b.Run(version.Name, func(b *testing.B) {
-			server := testenv.StartNacos(b, testenv.NacosConfig{Version: version})
+			server := testnacos.Start(b, testnacos.Config{Version: version})
 			p := newProxy(b, server)
 			load(b, server.Client(b), 1000, 10)
 			c := follow(b, server, p.behind(b, server), func(c *nacos.Config) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/nacos"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -53,12 +54,12 @@ func passing(n int) func([]registry.Instance) bool {
 // allNamespaces follows whatever namespaces there are, as they come. It is for
 // both versions: this build of 2.1.1 has no API that lists them, since it comes
 // without the console, and that is said.
-func allNamespaces(t *testing.T, server *testenv.Nacos) {
+func allNamespaces(t *testing.T, server *testnacos.Server) {
 	all := func(c *nacos.Config) {
 		c.Namespaces, c.Groups, c.ListInterval = []string{"*"}, []string{"N"}, quickest
 	}
 	app := server.Client(t)
-	app.Register(t, "public", "N", "web", testenv.NacosUp("10.1.0.1", 80))
+	app.Register(t, "public", "N", "web", testnacos.Up("10.1.0.1", 80))
 	if !server.Version.V3() {
 		c := follow(t, server, all)
 		c.awaitState(t, "list the namespaces: ")
@@ -70,22 +71,22 @@ func allNamespaces(t *testing.T, server *testenv.Nacos) {
 		server.CreateUser(t, "namespaces-reader", "reader-password", "public")
 	}
 	server.CreateNamespace(t, "all-before")
-	app.Register(t, "all-before", "N", "web", testenv.NacosUp("10.1.0.2", 80))
+	app.Register(t, "all-before", "N", "web", testnacos.Up("10.1.0.2", 80))
 	c := follow(t, server, all)
 	c.awaitSynced(t)
 	c.awaitService(t, "the public namespace", "public/N/web", count(1))
 	c.awaitService(t, "one that was there before", "all-before/N/web", count(1))
 	server.CreateNamespace(t, "all-later")
-	app.Register(t, "all-later", "N", "web", testenv.NacosUp("10.1.0.3", 80))
+	app.Register(t, "all-later", "N", "web", testnacos.Up("10.1.0.3", 80))
 	c.awaitService(t, "one that came later", "all-later/N/web", count(1))
 	c.ForgetLeast()
-	app.Register(t, "all-later", "N", "web", testenv.NacosUp("10.1.0.3", 80), testenv.NacosUp("10.1.0.4", 80))
+	app.Register(t, "all-later", "N", "web", testnacos.Up("10.1.0.3", 80), testnacos.Up("10.1.0.4", 80))
 	c.awaitService(t, "a change there", "all-later/N/web", count(2))
 
 	// Nacos deletes a namespace without its services, which are there until
 	// they go themselves.
 	server.DeleteNamespace(t, "all-before")
-	app.Register(t, "all-before", "N", "web", testenv.NacosUp("10.1.0.2", 80), testenv.NacosUp("10.1.0.5", 80))
+	app.Register(t, "all-before", "N", "web", testnacos.Up("10.1.0.2", 80), testnacos.Up("10.1.0.5", 80))
 	c.awaitService(t, "a change in a namespace that was deleted", "all-before/N/web", count(2))
 	c.kept(t, map[string]int{"public/N/web": 1, "all-before/N/web": 1, "all-later/N/web": 1})
 	app.Register(t, "all-before", "N", "web")
@@ -104,14 +105,14 @@ func allNamespaces(t *testing.T, server *testenv.Nacos) {
 
 // protect shows a service of which so few instances are healthy that Nacos says
 // that all are. It is for 3.x: 2.1.1 without Raft has no threshold.
-func protect(t *testing.T, server *testenv.Nacos) {
+func protect(t *testing.T, server *testnacos.Server) {
 	if !server.Version.V3() {
 		t.Skip("this build of 2.1.1 comes without Raft, and so without settings of a service (see testenv.Nacos.DeleteService)")
 	}
 	const web = "public/PT/web"
 	server.Protect(t, "public", "PT", "web", 0.8)
 	app := server.Client(t)
-	i := []testenv.NacosInstance{testenv.NacosUp("10.1.0.1", 80), testenv.NacosUp("10.1.0.2", 80)}
+	i := []testnacos.Instance{testnacos.Up("10.1.0.1", 80), testnacos.Up("10.1.0.2", 80)}
 	app.Register(t, "public", "PT", "web", i...)
 	c := follow(t, server, func(c *nacos.Config) { c.Groups, c.PollInterval = []string{"PT"}, plugin.Duration(time.Second) })
 	c.awaitSynced(t)
@@ -149,7 +150,7 @@ func protect(t *testing.T, server *testenv.Nacos) {
 // when the right to list them is lost: nothing is removed. It is for both
 // versions; on 2.1.1 a service goes a minute after the server's start at the
 // earliest.
-func manyGlobbed(t *testing.T, server *testenv.Nacos) {
+func manyGlobbed(t *testing.T, server *testnacos.Server) {
 	const n = 700
 	server.CreateNamespace(t, "globbed")
 	if server.Auth() {
@@ -161,7 +162,7 @@ func manyGlobbed(t *testing.T, server *testenv.Nacos) {
 		all[fmt.Sprintf("globbed/Q%d/svc-%d", i%2, i)] = 1
 	}
 	each(t, n, func(i int) error {
-		return app.TryRegister(t.Context(), "globbed", "Q"+strconv.Itoa(i%2), "svc-"+strconv.Itoa(i), testenv.NacosUp("10.1.0.1", 1+i))
+		return app.TryRegister(t.Context(), "globbed", "Q"+strconv.Itoa(i%2), "svc-"+strconv.Itoa(i), testnacos.Up("10.1.0.1", 1+i))
 	})
 	token := filepath.Join(t.TempDir(), "token")
 	become := tokenFile(t, server, token)
@@ -182,9 +183,9 @@ func manyGlobbed(t *testing.T, server *testenv.Nacos) {
 	c.await(t, "all services", func() bool { return len(c.Held.Instances) == n && instances() == n })
 	c.ForgetLeast()
 
-	app.Register(t, "globbed", "Q1", "later", testenv.NacosUp("10.1.0.2", 80), testenv.NacosUp("10.1.0.3", 80))
+	app.Register(t, "globbed", "Q1", "later", testnacos.Up("10.1.0.2", 80), testnacos.Up("10.1.0.3", 80))
 	c.awaitService(t, "one that comes later", "globbed/Q1/later", count(2))
-	app.Register(t, "globbed", "other", "later", testenv.NacosUp("10.1.0.2", 80)) // not selected
+	app.Register(t, "globbed", "other", "later", testnacos.Up("10.1.0.2", 80)) // not selected
 	app.Register(t, "globbed", "Q1", "later")
 	c.await(t, "its instances gone", func() bool { return len(c.Held.Instances["globbed/Q1/later"]) == 0 })
 	server.DeleteService(t, "globbed", "Q1", "later")
@@ -198,7 +199,7 @@ func manyGlobbed(t *testing.T, server *testenv.Nacos) {
 	become("globbed-reader", "reader-password")
 	c.awaitState(t, `the server refuses to list the services of namespace "globbed"`)
 	c.awaitState(t, "name the groups under config.groups")
-	app.Register(t, "globbed", "Q0", "svc-0", testenv.NacosUp("10.1.0.1", 1), testenv.NacosUp("10.1.0.2", 1))
+	app.Register(t, "globbed", "Q0", "svc-0", testnacos.Up("10.1.0.1", 1), testnacos.Up("10.1.0.2", 1))
 	c.awaitService(t, "what is known is followed", "globbed/Q0/svc-0", count(2))
 	become("nacos", server.Password())
 	c.awaitState(t, "")
@@ -209,7 +210,7 @@ func manyGlobbed(t *testing.T, server *testenv.Nacos) {
 // tokenFile keeps a token in a file, renewed until the end of the test, and
 // returns a function that makes it that of another user. At first it is the
 // administrator's.
-func tokenFile(t *testing.T, server *testenv.Nacos, name string) (become func(user, password string)) {
+func tokenFile(t *testing.T, server *testnacos.Server, name string) (become func(user, password string)) {
 	t.Helper()
 	if !server.Auth() {
 		return nil
@@ -263,11 +264,11 @@ func tokenFile(t *testing.T, server *testenv.Nacos, name string) (become func(us
 
 // groupReader shows that read on a group is enough to follow that group, if it
 // is named. It is for servers of both versions with access control.
-func groupReader(t *testing.T, server *testenv.Nacos) {
+func groupReader(t *testing.T, server *testnacos.Server) {
 	server.CreateUser(t, "group-reader", "reader-password", "public:R1:*", ":R1:*") // the latter for 2.1.1, where "" is not "public"
 	app := server.Client(t)
-	app.Register(t, "public", "R1", "web", testenv.NacosUp("10.1.0.1", 80))
-	app.Register(t, "public", "R2", "web", testenv.NacosUp("10.1.0.1", 80))
+	app.Register(t, "public", "R1", "web", testnacos.Up("10.1.0.1", 80))
+	app.Register(t, "public", "R2", "web", testnacos.Up("10.1.0.1", 80))
 	as := func(groups ...string) func(*nacos.Config) {
 		return func(c *nacos.Config) {
 			c.Username, c.Password, c.Groups, c.ListInterval = "group-reader", "reader-password", groups, quickest
@@ -276,9 +277,9 @@ func groupReader(t *testing.T, server *testenv.Nacos) {
 	c, other, glob := follow(t, server, as("R1")), follow(t, server, as("R2")), follow(t, server, as("R?"))
 	c.awaitSynced(t)
 	c.awaitService(t, "the group", "public/R1/web", count(1))
-	app.Register(t, "public", "R1", "later", testenv.NacosUp("10.1.0.2", 80))
+	app.Register(t, "public", "R1", "later", testnacos.Up("10.1.0.2", 80))
 	c.awaitService(t, "one that comes later", "public/R1/later", count(1))
-	app.Register(t, "public", "R1", "later", testenv.NacosUp("10.1.0.2", 80), testenv.NacosUp("10.1.0.3", 80))
+	app.Register(t, "public", "R1", "later", testnacos.Up("10.1.0.2", 80), testnacos.Up("10.1.0.3", 80))
 	c.awaitService(t, "its change", "public/R1/later", count(2))
 	c.awaitState(t, "")
 	for _, refused := range []*catalog{other, glob} {
@@ -293,7 +294,7 @@ func groupReader(t *testing.T, server *testenv.Nacos) {
 // exist stays the same, however often it is looked at. It is for both versions:
 // 2.1.1, without its console, cannot be asked for the namespaces that there
 // are.
-func wrongNamespaceStays(t *testing.T, server *testenv.Nacos) {
+func wrongNamespaceStays(t *testing.T, server *testnacos.Server) {
 	p := newProxy(t, server)
 	c := follow(t, server, p.behind(t, server), func(c *nacos.Config) {
 		c.Namespaces, c.Groups, c.ListInterval, c.Protocol = []string{"no-such"}, []string{"G"}, quickest, "grpc"
@@ -314,13 +315,13 @@ func wrongNamespaceStays(t *testing.T, server *testenv.Nacos) {
 // emptyNamespace shows services that clients registered with an empty namespace
 // at 2.1.1: in a group that nothing else has, found by its name and by a glob;
 // and what a user is told who may read "public" only.
-func emptyNamespace(t *testing.T, server *testenv.Nacos) {
+func emptyNamespace(t *testing.T, server *testnacos.Server) {
 	if server.Version.V3() {
 		t.Skip("from 2.4 on the empty namespace is not followed")
 	}
 	app := server.Client(t)
-	app.Register(t, "public", "E0", "web", testenv.NacosUp("10.1.0.1", 80))
-	app.Register(t, "", "E1", "web", testenv.NacosUp("10.1.0.2", 80))
+	app.Register(t, "public", "E0", "web", testnacos.Up("10.1.0.1", 80))
+	app.Register(t, "", "E1", "web", testnacos.Up("10.1.0.2", 80))
 	groups := func(groups ...string) func(*nacos.Config) {
 		return func(c *nacos.Config) {
 			c.Groups, c.ListInterval, c.Protocol = groups, plugin.Duration(500*time.Millisecond), "grpc"
@@ -332,7 +333,7 @@ func emptyNamespace(t *testing.T, server *testenv.Nacos) {
 		c.awaitService(t, "by the empty name", "public/E1/web", count(1))
 		c.awaitState(t, "")
 	}
-	app.Register(t, "", "E2", "web", testenv.NacosUp("10.1.0.3", 80))
+	app.Register(t, "", "E2", "web", testnacos.Up("10.1.0.3", 80))
 	c := follow(t, server, groups("E?"))
 	c.awaitService(t, "a later group", "public/E2/web", count(1))
 	if !server.Auth() {
@@ -352,7 +353,7 @@ func emptyNamespace(t *testing.T, server *testenv.Nacos) {
 	both.awaitState(t, "")
 	// Named services of a group that may not be read.
 	server.CreateUser(t, "empty-some", "reader-password", "public:E0:*", ":*:*")
-	app.Register(t, "public", "E3", "secret", testenv.NacosUp("10.1.0.3", 80))
+	app.Register(t, "public", "E3", "secret", testnacos.Up("10.1.0.3", 80))
 	some := follow(t, server, groups("E?"), as("empty-some"))
 	some.awaitSynced(t)
 	some.awaitService(t, "public", "public/E0/web", count(1))
@@ -363,13 +364,13 @@ func emptyNamespace(t *testing.T, server *testenv.Nacos) {
 // sentAwayReal shows that a server that asks for another connection gets it,
 // that each service is subscribed there, and that nothing else is seen of it.
 // It is for both versions.
-func sentAwayReal(t *testing.T, server *testenv.Nacos) {
+func sentAwayReal(t *testing.T, server *testnacos.Server) {
 	const n = 20
 	name := func(i int) string { return "svc-" + strconv.Itoa(i) }
 	app := server.Client(t)
 	atLeast := map[string]int{}
 	for i := range n {
-		app.Register(t, "public", "Z", name(i), testenv.NacosUp("10.1.0.1", 80), testenv.NacosUp("10.1.0.2", 80))
+		app.Register(t, "public", "Z", name(i), testnacos.Up("10.1.0.1", 80), testnacos.Up("10.1.0.2", 80))
 		atLeast["public/Z/"+name(i)] = 2
 	}
 	gate := testenv.NewGate(t, server.GRPC)
@@ -395,7 +396,7 @@ func sentAwayReal(t *testing.T, server *testenv.Nacos) {
 		return fmt.Sprintf("%v, before %d", ports, before), len(ports) == 1 && ports[0] != before
 	})
 	for i := range n {
-		app.Register(t, "public", "Z", name(i), testenv.NacosUp("10.1.0.1", 80), testenv.NacosUp("10.1.0.2", 80), testenv.NacosUp("10.1.0.3", 80))
+		app.Register(t, "public", "Z", name(i), testnacos.Up("10.1.0.1", 80), testnacos.Up("10.1.0.2", 80), testnacos.Up("10.1.0.3", 80))
 	}
 	for i := range n {
 		c.awaitService(t, "subscribed again", "public/Z/"+name(i), count(3))
@@ -405,7 +406,7 @@ func sentAwayReal(t *testing.T, server *testenv.Nacos) {
 }
 
 // through makes the adapter reach gRPC through the gate.
-func through(t testing.TB, server *testenv.Nacos, gate *testenv.Gate) func(*nacos.Config) {
+func through(t testing.TB, server *testnacos.Server, gate *testenv.Gate) func(*nacos.Config) {
 	t.Helper()
 	return (&proxy{addr: gate.Addr}).behind(t, server)
 }
@@ -418,15 +419,15 @@ func TestRotation(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Run("nacos-3.1.0/cluster", func(t *testing.T) {
 		t.Parallel()
-		nodes := testenv.StartNacosCluster(t, testenv.NacosConfig{Version: testenv.Nacos3}, 3)
+		nodes := testnacos.StartCluster(t, testnacos.Config{Version: testnacos.V3}, 3)
 		sentTo(t, nodes)
 		rotate(t, nodes[:2], nodes[2:])
 	})
 	t.Run("nacos-2.1.1/alone", func(t *testing.T) {
 		t.Parallel()
-		servers := make([]*testenv.Nacos, 2)
+		servers := make([]*testnacos.Server, 2)
 		for i := range servers {
-			servers[i] = testenv.StartNacos(t, testenv.NacosConfig{Version: testenv.Nacos2})
+			servers[i] = testnacos.Start(t, testnacos.Config{Version: testnacos.V2})
 		}
 		rotate(t, servers, servers)
 	})
@@ -434,13 +435,13 @@ func TestRotation(t *testing.T) {
 
 // rotate follows two servers, and kills the one that is followed twice.
 // Applications register at all of the others.
-func rotate(t *testing.T, servers, others []*testenv.Nacos) {
-	clients := map[*testenv.Nacos]*testenv.NacosClient{}
-	register := func(except *testenv.Nacos, name string, instances int) {
+func rotate(t *testing.T, servers, others []*testnacos.Server) {
+	clients := map[*testnacos.Server]*testnacos.Client{}
+	register := func(except *testnacos.Server, name string, instances int) {
 		t.Helper()
-		var all []testenv.NacosInstance
+		var all []testnacos.Instance
 		for i := range instances {
-			all = append(all, testenv.NacosUp("10.1.0."+strconv.Itoa(1+i), 80))
+			all = append(all, testnacos.Up("10.1.0."+strconv.Itoa(1+i), 80))
 		}
 		for _, o := range others {
 			if o == except {
@@ -461,7 +462,7 @@ func rotate(t *testing.T, servers, others []*testenv.Nacos) {
 	const web, db = "public/RO/web", "public/RO/db"
 	c.await(t, "both", func() bool { return len(c.Held.Instances[web]) == 2 && len(c.Held.Instances[db]) == 1 })
 	c.ForgetLeast()
-	kill := func(dead *testenv.Nacos, instances int) {
+	kill := func(dead *testnacos.Server, instances int) {
 		t.Helper()
 		dead.Kill()
 		delete(clients, dead)
@@ -482,9 +483,9 @@ func rotate(t *testing.T, servers, others []*testenv.Nacos) {
 
 // sentTo shows that a server that recommends another one is left for that one,
 // which is not the next in turn.
-func sentTo(t *testing.T, nodes []*testenv.Nacos) {
+func sentTo(t *testing.T, nodes []*testnacos.Server) {
 	app := nodes[1].Client(t)
-	app.Register(t, "public", "ST", "web", testenv.NacosUp("10.1.0.1", 80))
+	app.Register(t, "public", "ST", "web", testnacos.Up("10.1.0.1", 80))
 	c, stop := followUntil(t, nodes[0], func(c *nacos.Config) {
 		c.Servers, c.Groups, c.Protocol = []string{nodes[0].Addr, nodes[1].Addr, nodes[2].Addr}, []string{"ST"}, "grpc"
 	})
@@ -506,7 +507,7 @@ func sentTo(t *testing.T, nodes []*testenv.Nacos) {
 		}
 		return fmt.Sprint("connections at each: ", at), slices.Equal(at, []int{0, 0, 1})
 	})
-	app.Register(t, "public", "ST", "web", testenv.NacosUp("10.1.0.1", 80), testenv.NacosUp("10.1.0.2", 80))
+	app.Register(t, "public", "ST", "web", testnacos.Up("10.1.0.1", 80), testnacos.Up("10.1.0.2", 80))
 	c.awaitService(t, "followed there", web, count(2))
 	c.kept(t, map[string]int{web: 1})
 	c.saidNothing(t)

@@ -114,6 +114,7 @@ func TestConformance(t *testing.T) {
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(example))
 	f.Add([]byte(`{"services": [{"name": "a", "endpoints": ["[::1]:1", "::1", "a:b:c", {}]}]}`))
+	f.Add([]byte(`{"services":` + strings.Repeat(`[`, 9000) + "1" + strings.Repeat("]", 9000) + "}"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var c Config
 		if json.Unmarshal(b, &c) != nil || c.Validate() != nil {

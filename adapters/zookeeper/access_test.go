@@ -19,6 +19,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/adapters/zookeeper"
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testzookeeper"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
@@ -45,7 +46,7 @@ func write(t *testing.T, path, text string, from ...string) string {
 func TestACL(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	server := testzookeeper.Start(t, testzookeeper.Config{})
 	server.Put(t, provider(1, ""), "")
 	server.Put(t, provider(2, ""), "")
 	server.Put(t, "/services/web/web-1", curator(1, ""))
@@ -94,7 +95,7 @@ func TestACL(t *testing.T) {
 func TestSASL(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{Users: map[string]string{"isthmus": "right"}})
+	server := testzookeeper.Start(t, testzookeeper.Config{Users: map[string]string{"isthmus": "right"}})
 	password := filepath.Join(t.TempDir(), "password")
 	write(t, password, "wrong\n")
 	at := []string{server.Addr}
@@ -118,7 +119,7 @@ func TestTLS(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	theirs, ours, strange := testcert.New(t, "localhost"), testcert.New(t, "isthmus"), testcert.New(t, "strange")
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{
+	server := testzookeeper.Start(t, testzookeeper.Config{
 		KeyStore:   write(t, filepath.Join(dir, "server.pem"), "", theirs.Key, theirs.Cert),
 		TrustStore: write(t, filepath.Join(dir, "clients.pem"), "", ours.Cert),
 	})
@@ -148,7 +149,7 @@ func TestTLS(t *testing.T) {
 func TestOld(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{Old: true})
+	server := testzookeeper.Start(t, testzookeeper.Config{Old: true})
 	c := follow(t, zookeeper.Config{Servers: []string{server.Addr}, AcceptEmpty: true})
 	c.AwaitSynced(t, within)
 	server.Put(t, provider(1, ""), "")
@@ -183,7 +184,7 @@ func TestOld(t *testing.T) {
 func TestSeveralServers(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	server := testzookeeper.Start(t, testzookeeper.Config{})
 	server.Put(t, provider(1, ""), "")
 	one, two := testenv.NewGate(t, server.Addr), testenv.NewGate(t, server.Addr)
 	one.Open(t)
@@ -203,7 +204,7 @@ func TestSeveralServers(t *testing.T) {
 func TestEnsemble(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	servers := testenv.StartZooKeeperEnsemble(t, 3)
+	servers := testzookeeper.StartEnsemble(t, 3)
 	servers[1].Put(t, provider(1, ""), "")
 	servers[1].Put(t, "/services/web/web-1", curator(1, ""))
 	var at []string
@@ -242,7 +243,7 @@ func TestEnsemble(t *testing.T) {
 func TestCutAtEachPoint(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	server := testzookeeper.Start(t, testzookeeper.Config{})
 	for n := range 5 {
 		server.Put(t, provider(n, ""), "")
 		server.Put(t, fmt.Sprint("/services/web/web-", n), curator(n, ""))
@@ -276,7 +277,7 @@ func TestCutAtEachPoint(t *testing.T) {
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	server := testzookeeper.Start(t, testzookeeper.Config{})
 	gate := testenv.NewGate(t, server.Addr)
 	gate.Open(t)
 	register := func() {
@@ -347,7 +348,7 @@ func TestZooKeeperMany(t *testing.T) {
 		}
 		gone, changed = "/services/app-7/app-7-3", "app-7"
 	}
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	server := testzookeeper.Start(t, testzookeeper.Config{})
 	begin := time.Now()
 	server.Load(t, services, of)
 	t.Logf("registered in %v", time.Since(begin).Round(time.Millisecond))

@@ -7,6 +7,8 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/zookeeper"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testapp"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testzookeeper"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
@@ -28,21 +30,21 @@ func ports(h *plugintest.Held, key string) string {
 func TestDubbo(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	server := testzookeeper.Start(t, testzookeeper.Config{})
 	at := "zookeeper://" + server.Addr
 	c := follow(t, zookeeper.Config{Servers: []string{server.Addr}, AcceptEmpty: true})
 	c.AwaitSynced(t, within)
 	one, two := [2]int{testenv.FreePort(t), testenv.FreePort(t)}, [2]int{testenv.FreePort(t), testenv.FreePort(t)}
 	protocols := func(p [2]int) string { return fmt.Sprintf("dubbo:%d,tri:%d", p[0], p[1]) }
 	want := func(p [2]int) string { return fmt.Sprintf("dubbo:%d tri:%d", p[0], p[1]) }
-	const plain, versioned = "dubbo/" + testenv.DubboInterface, "dubbo/g1/" + testenv.DubboInterface + ":1.0.0"
+	const plain, versioned = "dubbo/" + testapp.DubboInterface, "dubbo/g1/" + testapp.DubboInterface + ":1.0.0"
 
-	tool, applications := testenv.DubboTool()
+	tool, applications := testapp.DubboTool()
 	if !applications {
 		only := fmt.Sprintf("dubbo:%d", one[0])
-		provider := testenv.StartDubbo(t, tool, at, "shop", map[string]string{"protocols": only})
+		provider := testapp.StartDubbo(t, tool, at, "shop", map[string]string{"protocols": only})
 		c.Await(t, within, "registered", func(h *plugintest.Held) bool { return ports(h, plain) == only && len(h.Services) == 1 })
-		consumer := testenv.StartDubbo(t, tool, at, "caller", nil)
+		consumer := testapp.StartDubbo(t, tool, at, "caller", nil)
 		testenv.Eventually(t, within, "a call of the consumer", func() (string, bool) {
 			return "", strings.Contains(consumer.Output(), "launcher: hello x from shop")
 		})
@@ -51,20 +53,20 @@ func TestDubbo(t *testing.T) {
 		c.AwaitIDs(t, within, "deregistered", plain, "-")
 		// Its first, incompatible way to register as an application.
 		only = fmt.Sprintf("dubbo:%d", two[0])
-		testenv.StartDubbo(t, tool, at+"?registry-type=service", "store", map[string]string{"protocols": only})
+		testapp.StartDubbo(t, tool, at+"?registry-type=service", "store", map[string]string{"protocols": only})
 		c.Await(t, within, "registered as an application", func(h *plugintest.Held) bool { return ports(h, "store") == only })
 		return
 	}
-	both := testenv.StartDubbo(t, tool, at, "shop", map[string]string{"protocols": protocols(one)})
+	both := testapp.StartDubbo(t, tool, at, "shop", map[string]string{"protocols": protocols(one)})
 	c.Await(t, within, "registered at both levels", func(h *plugintest.Held) bool {
 		return ports(h, plain) == want(one) && ports(h, "shop") == want(one) && len(h.Services) == 2
 	})
-	consumer := testenv.StartDubbo(t, tool, at, "caller", nil)
+	consumer := testapp.StartDubbo(t, tool, at, "caller", nil)
 	testenv.Eventually(t, within, "a call of the consumer", func() (string, bool) {
 		return "", strings.Contains(consumer.Output(), "launcher: hello x from shop")
 	})
 	central(t, server, c, plain, one[0])
-	application := testenv.StartDubbo(t, tool, at, "store", map[string]string{
+	application := testapp.StartDubbo(t, tool, at, "store", map[string]string{
 		"protocols": protocols(two), "mode": "instance", "metadata": "remote", "report": at, "version": "1.0.0", "group": "g1",
 	})
 	c.Await(t, within, "registered as an application alone", func(h *plugintest.Held) bool {
@@ -89,10 +91,10 @@ func TestDubbo(t *testing.T) {
 
 // central shows that a rule of the configuration center for the providers of
 // the application shop is followed: its providers apply it, and register again.
-func central(t *testing.T, server *testenv.ZooKeeper, c *plugintest.Catalog, key string, port int) {
+func central(t *testing.T, server *testzookeeper.Server, c *plugintest.Catalog, key string, port int) {
 	t.Helper()
 	const at = "/dubbo/config/dubbo/shop.configurators"
-	server.Put(t, at, testenv.DubboRule("shop", port))
+	server.Put(t, at, testapp.DubboRule("shop", port))
 	ruled := func(h *plugintest.Held) bool {
 		all := h.Instances[key]
 		return len(all) == 1 && all[0].Disabled && all[0].Weight != nil && *all[0].Weight == 3
@@ -110,10 +112,10 @@ func central(t *testing.T, server *testenv.ZooKeeper, c *plugintest.Catalog, key
 func TestSpring(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	server := testzookeeper.Start(t, testzookeeper.Config{})
 	c := follow(t, zookeeper.Config{Servers: []string{server.Addr}, Hosts: []string{"applications"}, AcceptEmpty: true})
 	c.AwaitSynced(t, within)
-	app := testenv.StartSpringZooKeeperApp(t, server, "shop", map[string]string{"spring.cloud.zookeeper.discovery.metadata.zone": "z1"})
+	app := testapp.StartSpringZooKeeperApp(t, server, "shop", map[string]string{"spring.cloud.zookeeper.discovery.metadata.zone": "z1"})
 	status := func(what string, cond func(registry.Instance) bool) {
 		t.Helper()
 		c.Await(t, within, what, func(h *plugintest.Held) bool { return len(h.Instances["shop"]) == 1 && cond(h.Instances["shop"][0]) })

@@ -40,6 +40,8 @@ func FuzzMessage(f *testing.F) {
 func FuzzTree(f *testing.F) {
 	f.Add("shop", []byte(`{"address":"10.0.0.1","port":80,"payload":{"metadata":{"dubbo.endpoints":"[{\"port\":1,\"protocol\":\"tri\"}]","dubbo.metadata.revision":"r","dubbo.metadata.storage-type":"remote"}}}`),
 		[]byte(`{"services":{"a:tri":{"name":"a","protocol":"tri","port":1,"params":{"methods":"x"}}}}`), "dubbo%3A%2F%2F10.0.0.1%3A20880%2Fa%3Fgroup%3Dg%26weight%3D7", "override%3A%2F%2F0.0.0.0%2Fa%3Fweight%3D5")
+	deep := []byte(strings.Repeat(`{"payload":`, 9000) + "1" + strings.Repeat("}", 9000))
+	f.Add("deep", deep, deep, "", "")
 	f.Fuzz(func(t *testing.T, app string, data, metadata []byte, provider, rule string) {
 		tree := newTree(DefaultConfig, func(registry.Key) bool { return true }, nil)
 		tree.setInterfaces([]string{"a"})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/adapters/zookeeper"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testzookeeper"
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -90,7 +91,7 @@ func wantLeast(t *testing.T, c *plugintest.Catalog, n int) {
 func TestZooKeeper(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	server := testzookeeper.Start(t, testzookeeper.Config{})
 	config := zookeeper.Config{Servers: []string{server.Addr}}
 	server.Put(t, provider(1, ""), "")
 	server.Put(t, provider(2, ""), "")
@@ -332,7 +333,7 @@ func hadReason(parts ...string) func(*plugintest.Held) bool {
 func TestEmpty(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	server := testzookeeper.Start(t, testzookeeper.Config{})
 	at := []string{server.Addr}
 	follow(t, zookeeper.Config{Servers: at, AcceptEmpty: true, RemoveGrace: plugin.Duration(time.Hour)}).AwaitSynced(t, within)
 	c := follow(t, zookeeper.Config{Servers: at, RemoveGrace: plugin.Duration(time.Second)})

@@ -63,6 +63,7 @@ func TestClientsOfGuardedListeners(t *testing.T) {
 		w.wait()
 	}
 	watch(`upsert\s+WorkloadEntry`, append(trust, "--address", at[1], "--cert-file", tool.Cert, "--key-file", tool.Key)...)
+	p.find(p.stderr, `msg="sink connected" .*identity="certificate tool\.example\.org"`) // beside what the sink says
 	watch(`stderr no rule in allow of listen\.xds fits: .*certificate for other\.example\.org`, append(trust, "--address", at[1], "--cert-file", other.Cert, "--key-file", other.Key)...)
 	watch(`upsert\s+WorkloadEntry`, append(trust, "--address", at[1], "--token-file", reader)...)
 	watch(`stderr no rule in allow of listen\.xds fits: .*no client certificate`, append(trust, "--address", at[1], "--token-file", wrong)...)
@@ -105,6 +106,7 @@ func TestClientsOfGuardedListeners(t *testing.T) {
 	}
 	accept := append([]string{"accept", "load", "--address", at[2]}, trust...)
 	call(exitFailed, "nothing is held back", append(accept, "--token-file", operator)...)
+	p.find(p.stderr, `msg=audit who="token [0-9a-f]{8}" from=127\.0\.0\.1:\d+ action="POST /api/v1/registries/load/accept" result=failed .*role=operate status=409 why=.*nothing is held back`)
 	call(exitFailed, "needs role: operate", append(accept, "--token-file", reader)...)
 	call(exitFailed, "401 Unauthorized", append(accept, "--token-file", wrong)...)
 	call(exitFailed, "--token-file: .*no such file", append(accept, "--token-file", dir+"/none")...)

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
+	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -83,6 +85,8 @@ The exit code is 1 with findings, notes not counted.`,
 		if err != nil {
 			return err
 		}
+		memory, _ := config.Memory(os.DirFS("/"), os.LookupEnv)
+		cfg.Limits = cfg.Fit(memory)
 		report := &doctor.Report{Looked: []string{}, Findings: []doctor.Finding{}}
 		if err := examineRegistries(ctx, report, &cfg, timeout); err != nil {
 			return err
@@ -130,7 +134,7 @@ func examineRegistries(ctx context.Context, report *doctor.Report, cfg *config.C
 	if err := checkPlugins(ctx, cfg, config.Log{Level: "error"}.Logger(io.Discard), known...); err != nil {
 		return err
 	}
-	s, err := newServer(*cfg, server.Options{})
+	s, err := newServer(*cfg, server.Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}

@@ -11,8 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime/debug"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -55,7 +53,8 @@ const (
 	floodFlaps    = 20_000
 	floodProblems = 950_000 // a fifth of them exceeds what the SDK counts, too
 	floodServices = 300_000
-	floodHuge     = 1_000 // of some 290 kB each
+	floodHuge     = 1_000   // of some 290 kB each
+	floodLarge    = 250_000 // of some 2 kB each
 )
 
 func brokenMain() {
@@ -77,6 +76,12 @@ func (f flood) Run(ctx context.Context, c plugin.Catalog) error {
 			c.Problem(fmt.Sprint("service flood-", n), "it has neither an address nor a port, and so cannot be used as it is")
 		case "services":
 			c.Set(registry.Service{Key: registry.Key{Name: fmt.Sprint("flood-", n)}}, instance)
+		case "large":
+			meta := make(map[string]string)
+			for i := range 30 {
+				meta[fmt.Sprint("key-", i)] = fmt.Sprintf("%s-%d", strings.Repeat("v", 45), n)
+			}
+			c.Set(registry.Service{Key: registry.Key{Name: fmt.Sprint("flood-", n)}}, []registry.Instance{{ID: "1", Address: "10.0.0.1", Ports: instance[0].Ports, Meta: meta}})
 		case "hang":
 			<-ctx.Done()
 		}
@@ -127,12 +132,15 @@ func (h *hostile) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[p
 			m.Problems = append(m.Problems, &pluginv1.Problem{Id: fmt.Sprint("service flood-", n), Reason: strings.Repeat("it cannot be used; ", 10)})
 		case "services":
 			m.Upserts = append(m.Upserts, entry(fmt.Sprint("flood-", n), fmt.Sprintf("flood-%d.example.org", n)))
-		case "huge":
-			hosts := make([]string, 4_000)
+		case "huge", "large":
+			hosts := make([]string, map[string]int{"huge": 4_000, "large": 26}[h.Do])
 			for i := range hosts {
 				hosts[i] = fmt.Sprintf("%s-%d-%d.example.org", strings.Repeat("h", 50), n, i)
 			}
-			send(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{entry(fmt.Sprint("flood-", n), hosts...)}})
+			if m.Upserts = append(m.Upserts, entry(fmt.Sprint("flood-", n), hosts...)); h.Do == "huge" {
+				send(m)
+				m = &pluginv1.WatchResponse{}
+			}
 		}
 		if len(m.Problems)+len(m.Upserts) == 1000 {
 			send(m)
@@ -281,17 +289,10 @@ func peak(t *testing.T, pid int) int {
 	return kB / 1000
 }
 
-// raced reports whether the program has the race detector in it, which
-// multiplies what it takes.
-func raced() bool {
-	info, _ := debug.ReadBuildInfo()
-	return slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
-}
-
 // floods returns how many of n are sent: with the race detector, which makes
 // each of them cost several times as much, a fifth.
 func floods(n int) int {
-	if raced() {
+	if testwait.Raced() {
 		return n / 5
 	}
 	return n
@@ -354,7 +355,7 @@ func TestFloods(t *testing.T) {
 			if most := tt.log + tt.perSecond*int64(took/time.Second+2); log > most {
 				t.Errorf("%d bytes of log in %v, want at most %d", log, took, most)
 			}
-			if !raced() && (bridge > tt.bridge || plugin > tt.plugin) {
+			if !testwait.Raced() && (bridge > tt.bridge || plugin > tt.plugin) {
 				t.Errorf("bridge %d MB, want at most %d; plugin %d MB, want at most %d", bridge, tt.bridge, plugin, tt.plugin)
 			}
 			if r.Count < tt.problems || tt.resources > 0 && r.Resources > tt.resources || tt.bytes > 0 && r.Bytes > tt.bytes {

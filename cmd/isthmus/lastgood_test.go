@@ -53,7 +53,7 @@ func (w *fileWorld) configure(more string, registries ...string) {
 	if registries == nil {
 		registries = []string{"dc1", "dc2"}
 	}
-	text := fmt.Sprintf("listen: {xds: %q, admin: %q}\nstate: {dir: %q}\n%sregistries:\n", w.xds, w.api, w.stateDir, more)
+	text := fmt.Sprintf("listen: {xds: %q, admin: {address: %q, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nstate: {dir: %q}\n%sregistries:\n", w.xds, w.api, w.stateDir, more)
 	for _, name := range registries {
 		text += fmt.Sprintf("- {name: %s, type: file, config: {path: %q}}\n", name, w.dirs[name])
 	}

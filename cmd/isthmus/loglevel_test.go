@@ -13,7 +13,7 @@ import (
 func TestLogLevel(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "isthmus.yaml")
 	if err := os.WriteFile(file, []byte(`
-listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}
+listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}
 registries: [{name: load, type: sim, config: {services: 3}}]
 `), 0o600); err != nil {
 		t.Fatal(err)

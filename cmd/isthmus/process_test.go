@@ -298,7 +298,7 @@ func TestTooLargeAfterRestart(t *testing.T) {
 	write("data.yaml", services("web-2", 0))
 	write("route.yaml", route("small"))
 	file := filepath.Join(t.TempDir(), "isthmus.yaml")
-	if err := os.WriteFile(file, []byte("listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries: [{name: files, type: file, config: {path: "+dir+"}}]\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries: [{name: files, type: file, config: {path: "+dir+"}, owns: {collections: ['*']}}]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	p := start(t, "serve", "--config", file)
@@ -378,7 +378,7 @@ func TestKeptAfterRestart(t *testing.T) {
 	write("ext.yaml", external("ext.example.org"))
 	file := filepath.Join(t.TempDir(), "isthmus.yaml")
 	if err := os.WriteFile(file, []byte("listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nlimits: {resources_per_registry: 7}\n"+
-		"registries: [{name: files, type: file, config: {path: "+dir+"}}]\n"), 0o600); err != nil {
+		"registries: [{name: files, type: file, config: {path: "+dir+"}, owns: {collections: ['*']}}]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	p := start(t, "serve", "--config", file)

@@ -83,7 +83,7 @@ func TestProtect(t *testing.T) {
 	}
 	write(20)
 	file := filepath.Join(t.TempDir(), "isthmus.yaml")
-	if err := os.WriteFile(file, []byte("listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\n"+
+	if err := os.WriteFile(file, []byte("listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\n"+
 		"registries: [{name: files, type: file, config: {path: "+dir+"}}]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +274,7 @@ func TestRequired(t *testing.T) {
 	reverse := start(t, "watch", "--listen", "127.0.0.1:0", "--protocol", "mcp")
 	dialled := reverse.find(reverse.stderr, `listening at (\S+)`)[1]
 	if err := os.WriteFile(file, []byte(`
-listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}
+listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}
 sinks: [{address: "`+dialled+`"}]
 registries:
 - {name: files, type: file, config: {path: `+dir+`}, sync_timeout: 1s}

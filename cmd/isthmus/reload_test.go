@@ -323,9 +323,9 @@ func TestReloadUnderChurn(t *testing.T) {
 			registries = append(registries, "- {name: extra, type: sim, config: {services: 2, changes_per_second: 0}}\n")
 		}
 		rnd.Shuffle(len(registries), func(i, j int) { registries[i], registries[j] = registries[j], registries[i] })
-		return fmt.Sprintf("listen: {xds: %s, admin: 127.0.0.1:0}\ndrain: %ds\nregistries:\n%s", listen, drain, strings.Join(registries, ""))
+		return fmt.Sprintf("listen: {xds: %s, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\ndrain: %ds\nregistries:\n%s", listen, drain, strings.Join(registries, ""))
 	}
-	const head = "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries:\n"
+	const head = "listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nregistries:\n"
 	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), head+steady+
 		"- {name: moving, type: sim, config: {services: 5, changes_per_second: 1, changes: {weight: 1}}, translate: {namespace: stays}}\n")
 	go func() { // more than is kept; ends with the process
@@ -408,7 +408,7 @@ func TestReloadUnderChurn(t *testing.T) {
 // status and metrics say so, and where.
 func TestReloadRefused(t *testing.T) {
 	t.Parallel()
-	head := "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries:\n"
+	head := "listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nregistries:\n"
 	good := head + steady
 	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), good)
 	s := follow(t, r.xds[0])
@@ -418,6 +418,7 @@ func TestReloadRefused(t *testing.T) {
 	failures := 0
 	for _, tt := range []struct{ name, text, field, reason string }{
 		{"no YAML", good + "}", "", "YAML"},
+		{"an alias within itself", "a: &a [*a]\nregistries: *a\n", "", "an alias (*) that contains itself"},
 		{"a field that is not there", "x: 1\n" + good, "x", "unknown field"},
 		{"what a plugin refuses", good + "- {name: b, type: sim, config: {services: -1, meta: {token: hush}}}\n", "registries[1].config.services", "-1"},
 		{"what the plugin of a registry that runs refuses", head + strings.Replace(steady, "services: 20", "services: -1", 1), "registries[0].config.services", "-1"},
@@ -441,6 +442,9 @@ func TestReloadRefused(t *testing.T) {
 			}
 		})
 	}
+	if code, a := post(t, r.admin+"/api/v1/compare", `{"config": "a: &a [*a]\nregistries: *a\n"}`); code != http.StatusUnprocessableEntity || len(a.Problems) != 1 || a.Problems[0].Line != 1 {
+		t.Errorf("a comparison with an alias within itself: %d %+v", code, a)
+	}
 	if got, err := strconv.Atoi(r.metric(`isthmus_config_reloads_total{result="failure"}`)); err != nil || got < failures { // the file's own trigger may have come too
 		t.Errorf("%d failures are counted, %v; want %d", got, err, failures)
 	}
@@ -463,7 +467,7 @@ func TestReloadRefused(t *testing.T) {
 // a browser send.
 func TestReloadCrossOrigin(t *testing.T) {
 	t.Parallel()
-	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries:\n"+steady)
+	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), "listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nregistries:\n"+steady)
 	for _, path := range []string{"/api/v1/reload", "/api/v1/compare"} {
 		for want, header := range map[int][]string{
 			http.StatusForbidden:            {"Origin", "http://elsewhere.example.org"},
@@ -511,7 +515,7 @@ func TestReloadConfigMap(t *testing.T) {
 	}
 	texts := make([]string, 4)
 	for i := range texts {
-		texts[i] = fmt.Sprintf("listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\ndrain: %ds\nregistries:\n", i) + steady
+		texts[i] = fmt.Sprintf("listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\ndrain: %ds\nregistries:\n", i) + steady
 	}
 	mount("0", texts[0])
 	file := filepath.Join(dir, "isthmus.yaml")
@@ -546,7 +550,7 @@ func filesOf(t *testing.T, name, service, address, more string) string {
 // decides conflicts anew. A sink sees a removal only of what was removed.
 func TestReloadRegistries(t *testing.T) {
 	t.Parallel()
-	const head = "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries:\n"
+	const head = "listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nregistries:\n"
 	a := filesOf(t, "a", "web", "10.0.0.1", ", translate: {namespace: shared}")
 	b := filesOf(t, "b", "web", "10.0.0.2", ", translate: {namespace: shared}")
 	c := filesOf(t, "c", "api", "10.0.0.3", "")
@@ -623,7 +627,7 @@ func TestReloadListeners(t *testing.T) {
 	t.Parallel()
 	one, two, admin, other := testenv.FreePort(t), testenv.FreePort(t), testenv.FreePort(t), testenv.FreePort(t)
 	text := func(xds, admin, more string) string {
-		return "listen: {xds: " + xds + ", admin: '" + admin + "'" + more + "}\ndrain: 1s\nregistries:\n" + steady
+		return "listen: {xds: " + xds + ", admin: {address: '" + admin + "', allow: [{peer: {cidr: 127.0.0.0/8}}]}" + more + "}\ndrain: 1s\nregistries:\n" + steady
 	}
 	local := func(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), text("'"+local(one)+"'", local(admin), ""))
@@ -681,7 +685,7 @@ func TestReloadListeners(t *testing.T) {
 func TestReloadsAtOnce(t *testing.T) {
 	t.Parallel()
 	text := func(n int) string {
-		return "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries:\n" + steady + fmt.Sprintf("- {name: b, type: sim, config: {services: %d, changes_per_second: 0}}\n", n)
+		return "listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nregistries:\n" + steady + fmt.Sprintf("- {name: b, type: sim, config: {services: %d, changes_per_second: 0}}\n", n)
 	}
 	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), text(1))
 	for n := 2; n < 6; n++ {
@@ -716,7 +720,7 @@ func TestReloadsAtOnce(t *testing.T) {
 func TestValidateAgainst(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	good := "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries:\n" + steady + "- {name: b, type: sim, config: {services: 1, meta: {token: hush}}}\n- {name: c, type: sim}\n"
+	good := "listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nregistries:\n" + steady + "- {name: b, type: sim, config: {services: 1, meta: {token: hush}}}\n- {name: c, type: sim}\n"
 	r := serveFile(t, filepath.Join(dir, "isthmus.yaml"), good)
 	other := filepath.Join(dir, "other.yaml")
 	_, address, _ := strings.Cut(r.admin, "://")
@@ -774,7 +778,7 @@ func TestValidateAgainst(t *testing.T) {
 // other, with what changes until then and without a removal.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\ndrain: 4s\nregistries:\n"+steady)
+	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), "listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\ndrain: 4s\nregistries:\n"+steady)
 	var sinks []*deltaSink
 	for range 4 {
 		sinks = append(sinks, follow(t, r.xds[0]))
@@ -837,7 +841,7 @@ func TestDrainOfListener(t *testing.T) {
 		for _, p := range ports {
 			xds = append(xds, fmt.Sprintf("'127.0.0.1:%d'", p))
 		}
-		return fmt.Sprintf("listen: {xds: [%s], admin: '127.0.0.1:%d'}\ndrain: 2s\nregistries:\n%s", strings.Join(xds, ", "), admin, steady)
+		return fmt.Sprintf("listen: {xds: [%s], admin: {address: '127.0.0.1:%d', allow: [{peer: {cidr: 127.0.0.0/8}}]}}\ndrain: 2s\nregistries:\n%s", strings.Join(xds, ", "), admin, steady)
 	}
 	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), text(one, two))
 	stays := follow(t, fmt.Sprintf("127.0.0.1:%d", two))
@@ -882,7 +886,7 @@ func TestDrainOfListener(t *testing.T) {
 // A second signal ends a bridge that drains at once.
 func TestSecondSignal(t *testing.T) {
 	t.Parallel()
-	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\ndrain: 5m\nregistries:\n"+steady)
+	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), "listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\ndrain: 5m\nregistries:\n"+steady)
 	pids := r.pids()
 	s := follow(t, r.xds[0])
 	s.await(t, 80, "load")
@@ -909,7 +913,7 @@ func TestReloadProtection(t *testing.T) {
 	write := func(n int) { replaceFile(t, filepath.Join(dir, "services.yaml"), fileServices(n)) }
 	write(20)
 	text := func(protect, extra string) string {
-		return "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries:\n" +
+		return "listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nregistries:\n" +
 			"- {name: files, type: file, config: {path: " + dir + "}, protect: {" + protect + "}}\n" +
 			"- {name: extra, type: consul, config: {address: \"http://127.0.0.1:1\"}" + extra + "}\n"
 	}

@@ -129,7 +129,7 @@ func TestSecretsStaySecret(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, registries string) string {
 		path := filepath.Join(dir, name)
-		replaceFile(t, path, "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nadmin: {pprof: true}\nlog: {level: debug}\nstate: {dir: "+dir+"/state}\n"+sink+"registries:\n"+registries)
+		replaceFile(t, path, "listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nadmin: {pprof: true}\nlog: {level: debug}\nstate: {dir: "+dir+"/state}\n"+sink+"registries:\n"+registries)
 		return path
 	}
 	good, bad := write("good.yaml", registries.String()), write("bad.yaml", broken.String())
@@ -166,7 +166,7 @@ func TestSecretsStaySecret(t *testing.T) {
 		search(strings.Join(args, " "), strings.Join(append(c.stdout.seen, c.stderr.seen...), "\n"))
 	}
 	// A reload that is refused.
-	replaceFile(t, good, "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries:\n"+broken.String())
+	replaceFile(t, good, "listen: {xds: 127.0.0.1:0, admin: {address: 127.0.0.1:0, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nregistries:\n"+broken.String())
 	r.signal(syscall.SIGHUP)
 	r.find(r.stderr, "the configuration was not reloaded")
 	_, body := get(t, admin+"/api/v1/status")

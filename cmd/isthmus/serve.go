@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -86,11 +88,18 @@ At SIGINT or SIGTERM new streams are refused, and those that there are end one a
 	return cmd
 }
 
-// newServer returns a server with its own metrics and version.
+// newServer returns a server with its own metrics and version, and with limits
+// that fit the memory that there is.
 func newServer(cfg config.Config, o server.Options) (*server.Server, error) {
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	o.Version, o.Metrics = programVersion(), metrics
+	memory, from := config.Memory(os.DirFS("/"), os.LookupEnv)
+	o.Memory = memory
+	if _, set := os.LookupEnv("GOMEMLIMIT"); !set && memory > 0 {
+		debug.SetMemoryLimit(int64(config.BridgeShare(memory)))
+	}
+	o.Log.Info("what limits follow from is the memory that there is", "memory", memory, "from", from, "limits", cfg.Fit(memory))
 	return server.New(cfg, o)
 }
 

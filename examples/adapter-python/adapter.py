@@ -116,7 +116,7 @@ def translate(document, registry, old):
             ident = label(instance, "id")
             if known:
                 take(WORKLOAD, f"{name}.{ident}", name, f"instance {name}/{ident}", lambda: workload_entry(service, instance))
-    return State(resources, frozenset(kept), problems, "", True, len(document["services"]), instances)
+    return State(resources, frozenset(kept.difference(resources)), problems, "", True, len(document["services"]), instances)
 
 
 def messages(old, new):

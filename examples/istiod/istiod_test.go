@@ -239,7 +239,8 @@ func TestKubernetes(t *testing.T) {
 	for _, p := range container.Ports {
 		names[p.Name] = fmt.Sprintf(":%d", p.ContainerPort)
 	}
-	if names["grpc-xds"] != cfg.Listen.XDS[0].Address || names["http-admin"] != cfg.Listen.Admin.Address {
+	// Administration without rules is for the pod alone.
+	if len(names) != 1 || names["grpc-xds"] != cfg.Listen.XDS[0].Address || cfg.Listen.Admin.Address != "127.0.0.1:15080" {
 		t.Errorf("ports %v of the container, %+v in the configuration", names, cfg.Listen)
 	}
 	for _, p := range objects["Service"].Spec.Ports {

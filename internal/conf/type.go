@@ -155,6 +155,9 @@ func (t *Type[C]) decodeOver(raw []byte, c C, check func(C) error) (C, error) {
 	if err != nil {
 		return zero, &FieldError{Field: t.block, Reason: "not JSON: " + err.Error()}
 	}
+	if deeper(v, maxDepth) {
+		return zero, &FieldError{Field: t.block, Reason: fmt.Sprintf("nested deeper than %d levels", maxDepth)}
+	}
 	v = dropNulls(v)
 	wrong := t.check(v)
 	if wrong != nil {
@@ -326,6 +329,25 @@ func FieldErrors(err error) []*FieldError {
 	return []*FieldError{{Reason: err.Error()}}
 }
 
+// deeper reports whether lists and objects are nested deeper than a bound.
+func deeper(v any, bound int) bool {
+	switch v := v.(type) {
+	case map[string]any:
+		for _, e := range v {
+			if deeper(e, bound-1) {
+				return true
+			}
+		}
+	case []any:
+		for _, e := range v {
+			if deeper(e, bound-1) {
+				return true
+			}
+		}
+	}
+	return bound < 0
+}
+
 // dropNulls removes fields that are null, such as empty lines in YAML: they are
 // not set.
 func dropNulls(v any) any {
@@ -359,78 +381,82 @@ func (t *Type[C]) check(v any) []invalid {
 	}
 	var all []invalid
 	seen := make(map[FieldError]bool)
-	t.leaves(e, v, func(f invalid) {
+	t.leaves(e, v, func(f invalid) bool {
 		if !seen[f.FieldError] {
 			seen[f.FieldError] = true
 			all = append(all, f)
 		}
+		return len(all) < maxProblems
 	})
 	slices.SortStableFunc(all, func(a, b invalid) int { return strings.Compare(a.Error(), b.Error()) })
 	return all
 }
 
-// leaves calls f with the innermost causes of a validation error.
-func (t *Type[C]) leaves(e *validate.ValidationError, doc any, f func(invalid)) {
+// leaves calls f with the innermost causes of a validation error, until it
+// returns false.
+func (t *Type[C]) leaves(e *validate.ValidationError, doc any, f func(invalid) bool) bool {
 	at := pathOf(t.block, doc, e.InstanceLocation)
-	unusable := func(reason string) {
-		f(invalid{FieldError{Field: at, Reason: reason}, e.InstanceLocation, true})
+	unusable := func(reason string) bool {
+		return f(invalid{FieldError{Field: at, Reason: reason}, e.InstanceLocation, true})
 	}
 	switch k := e.ErrorKind.(type) {
 	case *kind.AdditionalProperties:
 		known := t.properties(e.SchemaURL)
 		for _, name := range k.Properties {
-			f(invalid{
+			if !f(invalid{
 				FieldError{Field: joinPath(at, name), Reason: UnknownField + t.lang.suggest(name, known)},
 				append(slices.Clone(e.InstanceLocation), name), true,
-			})
+			}) {
+				return false
+			}
 		}
-		return
+		return true
 	case *kind.Required:
 		for _, name := range k.Missing {
-			f(invalid{FieldError{Field: joinPath(at, name), Reason: "is required"}, e.InstanceLocation, false})
+			if !f(invalid{FieldError{Field: joinPath(at, name), Reason: "is required"}, e.InstanceLocation, false}) {
+				return false
+			}
 		}
-		return
+		return true
 	case *kind.Type:
-		unusable(fmt.Sprintf("must be %s, not %s", t.lang.types(k.Want), t.lang.got(valueAt(doc, e.InstanceLocation))))
-		return
+		return unusable(fmt.Sprintf("must be %s, not %s", t.lang.types(k.Want), t.lang.got(valueAt(doc, e.InstanceLocation))))
 	case *kind.Enum:
 		var want []string
 		for _, w := range k.Want {
 			want = append(want, fmt.Sprint(w))
 		}
 		got := fmt.Sprint(k.Got)
-		unusable(fmt.Sprintf("must be one of %s, not %s", strings.Join(want, ", "), clip.Text(strconv.Quote(got), 80)) + didYouMean(got, want))
-		return
+		return unusable(fmt.Sprintf("must be one of %s, not %s", strings.Join(want, ", "), clip.Text(strconv.Quote(got), 80)) + didYouMean(got, want))
 	case *kind.Pattern:
 		if k.Want == DurationPattern {
-			unusable(ErrDuration.Error())
-		} else {
-			unusable("must match " + k.Want) // the value may be a secret
+			return unusable(ErrDuration.Error())
 		}
-		return
+		return unusable("must match " + k.Want) // the value may be a secret
 	case *kind.OneOf, *kind.AnyOf:
 		var reasons []string
 		for _, c := range e.Causes {
-			t.leaves(c, doc, func(l invalid) {
+			t.leaves(c, doc, func(l invalid) bool {
 				if l.Field != at {
 					l.Reason = l.Field + ": " + l.Reason
 				}
 				reasons = append(reasons, l.Reason)
+				return true
 			})
 		}
 		if len(reasons) == 0 {
 			reasons = []string{"fits more than one form"}
 		}
-		unusable(strings.Join(reasons, ", or "))
-		return
+		return unusable(strings.Join(reasons, ", or "))
 	}
 	if len(e.Causes) == 0 {
-		unusable(e.ErrorKind.LocalizedString(message.NewPrinter(language.English)))
-		return
+		return unusable(e.ErrorKind.LocalizedString(message.NewPrinter(language.English)))
 	}
 	for _, c := range e.Causes {
-		t.leaves(c, doc, f)
+		if !t.leaves(c, doc, f) {
+			return false
+		}
 	}
+	return true
 }
 
 // properties returns the names of the properties of the schema at a URL such as
@@ -508,8 +534,11 @@ func pathOf(block string, doc any, location []string) string {
 	return path
 }
 
+// maxPlain bounds a name in a path, in bytes.
+const maxPlain = 100
+
 func joinPath(path, name string) string {
-	plain := name != "" && strings.IndexFunc(name, func(r rune) bool {
+	plain := name != "" && len(name) <= maxPlain && strings.IndexFunc(name, func(r rune) bool {
 		return r != '_' && r != '-' && !unicode.IsLetter(r) && !unicode.IsDigit(r)
 	}) < 0
 	switch {
@@ -518,7 +547,7 @@ func joinPath(path, name string) string {
 	case plain:
 		return path + "." + name
 	}
-	return path + "[" + strconv.Quote(clip.Text(name, 100)) + "]"
+	return path + "[" + strconv.Quote(clip.Text(name, maxPlain)) + "]"
 }
 
 func nameOfKind(k reflect.Kind) string {

@@ -232,6 +232,11 @@ func FuzzConfig(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
+	for _, open := range []string{`[`, `{"labels":`, `{"tls":`} {
+		f.Add([]byte(strings.Repeat(open, 70)))
+		f.Add([]byte(strings.Repeat(open, 20_000)))
+		f.Add([]byte(strings.Repeat(open, 5000) + "1" + strings.Repeat(map[byte]string{'[': "]", '{': "}"}[open[0]], 5000)))
+	}
 	typ := sampleType(f)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		c, err := typ.Decode(raw)

@@ -16,9 +16,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxNodes bounds the number of values after aliases are expanded, so that
-// nested aliases cannot exhaust the memory.
-const maxNodes = 100_000
+// Bounds of a document once all aliases and variables are followed: a few bytes
+// of YAML can stand for any number of values, and each is recorded under its
+// path, which grows with the depth.
+const (
+	maxNodes    = 200_000  // values and keys
+	maxDepth    = 64       // of lists and blocks in each other
+	maxText     = 32 << 20 // bytes of paths and values
+	maxProblems = 1_000    // that are listed
+)
 
 // Position is a position in a file, counted from 1. The zero value is no
 // position.
@@ -114,10 +120,15 @@ type reader struct {
 	lookup func(string) (string, bool)
 	bare   bool // variables stay
 	nodes  int
+	paths  int // bytes
+	depth  int
 	tooBig bool
 }
 
 func (r *reader) problem(n *yaml.Node, path, format string, args ...any) {
+	if len(r.d.Problems) >= maxProblems {
+		return
+	}
 	p := Problem{FieldError: FieldError{Field: path, Reason: fmt.Sprintf(format, args...)}}
 	if n != nil {
 		p.Position = Position{n.Line, n.Column}
@@ -210,16 +221,26 @@ var yamlWords = []struct{ library, ours string }{
 	{"could not find expected ':'", "a field is its name, a colon and a space, and its value"},
 }
 
-// resolve follows an alias and counts its values.
-func (r *reader) resolve(n *yaml.Node, path string) *yaml.Node {
-	for n.Kind == yaml.AliasNode {
-		n = n.Alias
+// count counts a value or a key, and reports whether the document is within its
+// bounds.
+func (r *reader) count(n *yaml.Node, path string) bool {
+	if r.tooBig {
+		return false
 	}
-	if r.nodes++; r.nodes > maxNodes && !r.tooBig {
-		r.tooBig = true
-		r.problem(n, path, "more than %d values once all aliases are followed", maxNodes)
+	r.nodes++
+	r.paths += len(path)
+	r.tooBig = true
+	switch {
+	case r.nodes > maxNodes:
+		r.problem(n, path, "more than %d values and keys once all aliases are followed", maxNodes)
+	case r.paths+r.b.Len() > maxText:
+		r.problem(n, path, "more than %d MiB of text once all aliases and variables are followed", maxText>>20)
+	case r.depth > maxDepth:
+		r.problem(n, "", "nested deeper than %d levels here, or an alias (*) that contains itself", maxDepth) // the path is long
+	default:
+		r.tooBig = false
 	}
-	return n
+	return !r.tooBig
 }
 
 // pairs returns the keys and values of a mapping, without duplicates and keys
@@ -228,6 +249,9 @@ func (r *reader) pairs(n *yaml.Node, path string) (keys []string, values []*yaml
 	seen := make(map[string]int)
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k, v := n.Content[i], n.Content[i+1]
+		if !r.count(k, path) {
+			return nil, nil
+		}
 		switch {
 		case k.Kind == yaml.MappingNode && k.Style&yaml.FlowStyle != 0:
 			r.problem(k, path, "{{ begins a field of a template: render the template first (helm template), or write the text in quotes")
@@ -252,7 +276,12 @@ func (r *reader) pairs(n *yaml.Node, path string) (keys []string, values []*yaml
 // json writes n as JSON in the order of the file, converted as the schema
 // requires; a nil schema requires nothing.
 func (r *reader) json(n *yaml.Node, path string, s *jsonschema.Schema) {
-	if n = r.resolve(n, path); r.tooBig {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	r.depth++
+	defer func() { r.depth-- }()
+	if !r.count(n, path) {
 		return
 	}
 	r.d.values[path] = Position{n.Line, n.Column}
@@ -300,7 +329,10 @@ func (r *reader) json(n *yaml.Node, path string, s *jsonschema.Schema) {
 			if i > 0 {
 				r.b.WriteByte(',')
 			}
-			p := fmt.Sprintf("%s[%d]", path, i)
+			if r.tooBig {
+				return
+			}
+			p := path + "[" + strconv.Itoa(i) + "]"
 			r.d.keys[p] = Position{item.Line, item.Column}
 			var of *jsonschema.Schema
 			if s != nil {
@@ -466,6 +498,10 @@ func (r *reader) expand(n *yaml.Node, path string) (string, bool) {
 			continue
 		}
 		b.WriteString(s[:i])
+		if b.Len() > maxText {
+			r.problem(n, path, "longer than %d MiB once its variables are replaced", maxText>>20)
+			return "", false
+		}
 		inner, rest, closed := strings.Cut(s[i+2:], "}")
 		name, otherwise, hasDefault := strings.Cut(inner, ":-")
 		if !closed || !variable.MatchString(name) {

@@ -53,26 +53,27 @@ var rules = []rule{
 		folder: "adapters/file", own: []string{"plugin", "plugin/registry", "plugin/collection", "internal/conf"}, others: anyone,
 		tests: []string{"plugin/plugintest"},
 	},
+	{folder: "adapters/consul/plan"},
 	{folder: "adapters/consul/proto/...", others: []string{"google.golang.org/protobuf/..."}},
 	{
-		folder: "adapters/consul", own: []string{"plugin", "plugin/registry", "adapters/consul/proto/..."}, others: anyone,
-		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testcert", "internal/testenv", "internal/testwait"},
+		folder: "adapters/consul", own: []string{"plugin", "plugin/registry", "adapters/consul/plan", "adapters/consul/proto/..."}, others: anyone,
+		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testcert", "internal/testenv/...", "internal/testwait"},
 	},
 	{
 		folder: "adapters/kubernetes", own: []string{"plugin", "plugin/registry", "plugin/collection"}, others: anyone,
-		tests: []string{"plugin/plugintest", "internal/testenv"},
+		tests: []string{"plugin/plugintest", "internal/testenv/..."},
 	},
 	{
 		folder: "adapters/zookeeper", own: []string{"plugin", "plugin/registry", "internal/dubbo"}, others: anyone,
-		tests: []string{"plugin/plugintest", "internal/testcert", "internal/testenv"},
+		tests: []string{"plugin/plugintest", "internal/testcert", "internal/testenv/..."},
 	},
 	{
 		folder: "adapters/nacos", own: []string{"plugin", "plugin/registry", "internal/dubbo"}, others: anyone,
-		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testcert", "internal/testenv", "internal/testwait"},
+		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testcert", "internal/testenv/...", "internal/testwait"},
 	},
 	{
 		folder: "adapters/...", own: []string{"plugin", "plugin/registry"}, others: anyone,
-		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testcert", "internal/testenv", "internal/testwait"},
+		tests: []string{"plugin/collection", "plugin/plugintest", "translate", "internal/testcert", "internal/testenv/...", "internal/testwait"},
 	},
 	{
 		folder: "server/encode", own: []string{"plugin/collection"}, others: []string{"istio.io/api/...", "google.golang.org/protobuf/..."},
@@ -81,7 +82,7 @@ var rules = []rule{
 	{
 		folder: "server/state", own: []string{"plugin/collection", "plugin/shard", "plugin/proto/...", "server/encode", "internal/clip"},
 		others: []string{"google.golang.org/protobuf/...", "github.com/prometheus/client_golang/..."},
-		tests:  []string{"internal/testresource"},
+		tests:  []string{"internal/testresource", "internal/testwait"},
 	},
 	{
 		folder: "server/view", own: []string{"server/encode", "server/state"}, others: []string{"google.golang.org/protobuf/..."},
@@ -90,9 +91,9 @@ var rules = []rule{
 	{
 		folder: "server/lastgood", own: []string{"plugin/collection", "server/encode", "server/state"},
 		others: []string{"github.com/klauspost/compress/zstd", "github.com/prometheus/client_golang/..."},
-		tests:  []string{"plugin/proto/...", "internal/testenv", "internal/testresource"},
+		tests:  []string{"plugin/proto/...", "internal/testenv/...", "internal/testresource"},
 	},
-	{folder: "server/stream", own: []string{"server/view", "internal/clip"}, others: []string{"google.golang.org/grpc/...", "github.com/prometheus/client_golang/..."}},
+	{folder: "server/stream", own: []string{"server/view", "internal/clip"}, others: []string{"google.golang.org/grpc/...", "github.com/prometheus/client_golang/...", "golang.org/x/time/rate"}},
 	{folder: "server/latency", others: []string{"github.com/prometheus/client_golang/...", "go.opentelemetry.io/otel/..."}},
 	{folder: "server/otlp", others: []string{"github.com/prometheus/client_golang/...", "go.opentelemetry.io/...", "google.golang.org/grpc/..."}},
 	{folder: "server/servertest", own: []string{"plugin/collection", "plugin/proto/...", "server/encode", "server/state", "server/view", "server/stream", "internal/testresource"}, others: anyone},
@@ -110,13 +111,13 @@ var rules = []rule{
 		folder: "server/supervisor", own: []string{"plugin/collection", "plugin/shard", "plugin/proto/...", "plugin/wire", "internal/clip"}, others: anyone,
 		tests: []string{"plugin", "plugin/registry", "internal/testwait"},
 	},
-	{folder: "server/config", own: []string{"plugin/collection", "plugin/shard", "internal/conf"}, others: []string{"github.com/invopop/jsonschema"}},
+	{folder: "server/config", own: []string{"plugin/collection", "plugin/shard", "internal/conf"}, others: []string{"github.com/invopop/jsonschema"}, tests: []string{"internal/testwait"}},
 	{
 		folder: "server/access", own: []string{"internal/clip", "internal/conf", "internal/wait", "server/config"}, others: anyone,
-		tests: []string{"internal/testcert", "internal/testenv", "internal/testwait"},
+		tests: []string{"internal/testcert", "internal/testenv/...", "internal/testwait"},
 	},
 	{
-		folder: "server/owns", own: []string{"server/config"}, others: []string{"google.golang.org/protobuf/...", "istio.io/api/..."},
+		folder: "server/owns", own: []string{"plugin/collection", "server/config", "server/encode", "translate"}, others: []string{"google.golang.org/protobuf/...", "istio.io/api/..."},
 	},
 	{
 		folder: "server/admin", own: []string{"server/access", "server/state", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
@@ -142,7 +143,7 @@ var rules = []rule{
 	{folder: "internal/migrate", own: []string{"internal/watch"}, others: anyone, tests: []string{"server/...", "plugin/..."}},
 	{
 		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "plugin/shard", "server/...", "plugin/plugintest/suite", "internal/bench", "internal/conf", "internal/doctor", "internal/migrate", "internal/watch", "verify"}, others: anyone,
-		tests: []string{"internal/testcert", "internal/testenv", "internal/testresource", "internal/testwait", "plugin/..."}, // of which the plugins are made that flood
+		tests: []string{"internal/testcert", "internal/testenv/...", "internal/testresource", "internal/testwait", "plugin/..."}, // of which the plugins are made that flood
 	},
 
 	{folder: "internal/doctor", others: []string{"go.yaml.in/yaml/v3"}, tests: []string{"internal/testcert"}},
@@ -156,7 +157,7 @@ var rules = []rule{
 	{folder: "internal/testcert"},
 	{folder: "internal/testresource", others: []string{"istio.io/api/...", "google.golang.org/protobuf/..."}},
 	{folder: "internal/testwait"},
-	{folder: "internal/testenv/...", own: []string{"internal/nacosapp", "internal/testcert", "internal/testenv", "internal/testwait"}, others: anyone},
+	{folder: "internal/testenv/...", own: []string{"internal/nacosapp", "internal/testcert", "internal/testenv/...", "internal/testwait"}, others: anyone},
 	{folder: "test/...", own: []string{"..."}, others: anyone},
 	{folder: "examples/adapter-template", own: []string{"plugin", "plugin/registry"}, tests: []string{"plugin/plugintest"}},
 	{folder: "examples/...", tests: []string{"server/config"}},

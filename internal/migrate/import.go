@@ -316,6 +316,7 @@ func (im *importer) mcpBridge(doc *yaml.Node) {
 			}
 			if s := b.text("authSecretName"); s != "" {
 				r.set("token", quoted2(variable(r, "TOKEN"))+" # consulToken of the secret "+oneLine(s))
+				r.set("insecure", "true # the token is readable on the way, as before; better is an https address")
 			}
 			r.rule("preset", "higress")
 			im.vport(b, r)

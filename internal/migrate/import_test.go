@@ -14,6 +14,8 @@ func FuzzImport(f *testing.F) {
 	f.Add("a: [{NacosSource: {Enabled: true, Address: [x], Group: g, NsHost: false, Password: p, Username: u, SvcPort: 81}}]")
 	f.Add("nacos.istio.mcp.server.enabled=true\nserver.port = 1\nnacos.istio.domain.suffix=x")
 	f.Add("--consulAddress x:1 -fqdn=a")
+	f.Add("kind: McpBridge\nspec: {registries: &a [*a, {name: x, type: &b [*b]}], x: *a}")
+	f.Add("a: [{NacosSource: &a {Address: &b [*b], x: *a, y: *b}}]")
 	f.Fuzz(func(t *testing.T, text string) {
 		out, err := Import([]byte(text), []string{"consul", "nacos"})
 		if err != nil {

@@ -2,6 +2,7 @@
 package testcert
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -105,6 +106,9 @@ func issue(t testing.TB, by *Certificate, host string, changes ...func(*x509.Cer
 
 // Leaf returns the certificate itself.
 func (c *Certificate) Leaf() *x509.Certificate { return c.leaf }
+
+// Signer returns the certificate with its private key.
+func (c *Certificate) Signer() (*x509.Certificate, crypto.Signer) { return c.leaf, c.private }
 
 // Server returns the TLS configuration of a server with this certificate. It
 // accepts only clients with one of theirs.

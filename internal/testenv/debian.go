@@ -5,29 +5,28 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 )
 
-// debianTool is a tool of the Debian packages in tools/FOLDER/packages, which
+// DebianTool is a tool of the Debian packages in tools/FOLDER/packages, which
 // are unpacked and not installed. The version in the cache is that of the list:
 // Debian serves only the newest revision of a package. The binary is a script
 // that runs the program at path within the packages with their libraries.
-func debianTool(folder, binary, program string) Tool {
+func DebianTool(folder, binary, program string) Tool {
 	list := func(root string) ([]byte, error) {
 		return os.ReadFile(filepath.Join(root, "tools", folder, "packages"))
 	}
 	return Tool{
-		name: folder, binary: binary,
-		version: func(root string) (string, error) {
+		Name: folder, Program: binary,
+		Version: func(root string) (string, error) {
 			text, err := list(root)
 			sum := sha256.Sum256(text)
 			return "debian-" + hex.EncodeToString(sum[:5]), err
 		},
-		get: func(ctx context.Context, root, path string, progress io.Writer) error {
+		Get: func(ctx context.Context, root, path string) error {
 			text, err := list(root)
 			if err != nil {
 				return err
@@ -42,11 +41,11 @@ func debianTool(folder, binary, program string) Tool {
 			download := func() error {
 				cmd := exec.CommandContext(ctx, "apt-get", append([]string{"download"}, packages...)...)
 				cmd.Dir = tmp
-				return runLoud(cmd, progress)
+				return RunQuiet(cmd)
 			}
 			if err := download(); err != nil {
 				// The lists of packages are absent or outdated.
-				if err := runLoud(exec.CommandContext(ctx, "apt-get", "update"), progress); err != nil {
+				if err := RunQuiet(exec.CommandContext(ctx, "apt-get", "update")); err != nil {
 					return fmt.Errorf("%w\n(it needs Debian, and root)", err)
 				}
 				if err := download(); err != nil {
@@ -58,7 +57,7 @@ func debianTool(folder, binary, program string) Tool {
 				return err
 			}
 			for _, file := range files {
-				if err := runLoud(exec.CommandContext(ctx, "dpkg-deb", "-x", file, filepath.Join(tmp, "root")), progress); err != nil {
+				if err := RunQuiet(exec.CommandContext(ctx, "dpkg-deb", "-x", file, filepath.Join(tmp, "root"))); err != nil {
 					return err
 				}
 			}

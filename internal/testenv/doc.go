@@ -1,13 +1,15 @@
-// Package testenv runs the real servers that Isthmus is tested against.
+// Package testenv starts, waits for and ends the real servers that Isthmus is
+// tested against.
 //
-// The servers are Consul and two versions of istiod, built from their own
-// modules in tools/ and cached by version in the user's cache directory, and
-// Envoy from PyPI. Each Start function runs one server on free loopback ports,
-// waits until it answers, and stops it with the test. Its output is in the
-// test's artifact directory and, if the test failed, in the test's log. Tests
-// are skipped only with -short, and never when CI=true: if a server is
-// unavailable the test fails with the reason.
+// A [Tool] is a program that is pinned in tools/, fetched by whichever test
+// asks first, and kept by version in the user's cache directory. A [Process]
+// runs it on free loopback ports in a temporary folder and ends with the test;
+// its output is in the test's artifact directory and, if the test failed, in
+// its log. Each server has a package of its own below this one, which says
+// where it comes from, what starts it and how long that takes.
 //
-// Every wait has a deadline, and reports at the deadline what it observed
-// instead.
+// Tests are skipped with -short, never when CI=true; those that need a server
+// which is not on the main paths are skipped by make test and run by make ci.
+// If a server cannot be had the test fails with the reason. Every wait has a
+// deadline, and reports at the deadline what it observed instead.
 package testenv

@@ -30,7 +30,7 @@ type Gate struct {
 // NewGate returns a gate to the server at target. It is shut.
 func NewGate(t testing.TB, target string) *Gate {
 	t.Helper()
-	g := &Gate{Addr: loopback(FreePort(t)), target: target, conns: map[net.Conn]struct{}{}, end: make(chan struct{})}
+	g := &Gate{Addr: Loopback(FreePort(t)), target: target, conns: map[net.Conn]struct{}{}, end: make(chan struct{})}
 	t.Cleanup(func() {
 		close(g.end)
 		g.Shut()

@@ -4,20 +4,21 @@ import (
 	"context"
 	"encoding/xml"
 	"fmt"
-	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 )
 
-// mavenTool is a tool pinned in tools/FOLDER/pom.xml, with the launcher in
+// MavenTool is a tool pinned in tools/FOLDER/pom.xml, with the launcher in
 // tools/LAUNCHER, which versions may share. The cache holds a script that runs
 // java with its arguments, and the jars. The jar named first, "" for none, is
 // first on the class path.
-func mavenTool(name, folder, launcher, first string) Tool {
+func MavenTool(name, folder, launcher, first string) Tool {
 	return Tool{
-		name: name, binary: name,
-		version: func(root string) (string, error) {
+		Name: name, Program: name,
+		Version: func(root string) (string, error) {
 			b, err := os.ReadFile(filepath.Join(root, "tools", folder, "pom.xml"))
 			if err != nil {
 				return "", err
@@ -28,19 +29,19 @@ func mavenTool(name, folder, launcher, first string) Tool {
 			if err := xml.Unmarshal(b, &pom); err != nil || pom.Version == "" {
 				return "", fmt.Errorf("tools/%s/pom.xml has no version: %w", folder, err)
 			}
-			jars, err := digest(filepath.Join(root, "tools", folder))
+			jars, err := Digest(filepath.Join(root, "tools", folder))
 			if err != nil {
 				return "", err
 			}
-			classes, err := digest(filepath.Join(root, "tools", launcher))
+			classes, err := Digest(filepath.Join(root, "tools", launcher))
 			return pom.Version + "-" + jars[:4] + classes[:4], err
 		},
-		get: func(ctx context.Context, root, path string, progress io.Writer) error {
+		Get: func(ctx context.Context, root, path string) error {
 			source := filepath.Join(root, "tools", folder)
 			tmp, final := filepath.Dir(path), filepath.Dir(filepath.Dir(path))
 			mvn := exec.CommandContext(ctx, "mvn", "-B", "-q", "-f", filepath.Join(source, "pom.xml"), "dependency:copy-dependencies",
 				"-DoutputDirectory="+filepath.Join(tmp, "lib"))
-			if err := runLoud(mvn, progress); err != nil {
+			if err := RunQuiet(mvn); err != nil {
 				return fmt.Errorf("get what tools/%s/pom.xml names (it needs mvn, java 17 and Maven Central the first time): %w", folder, err)
 			}
 			sources, err := filepath.Glob(filepath.Join(root, "tools", launcher, "*.java"))
@@ -50,7 +51,7 @@ func mavenTool(name, folder, launcher, first string) Tool {
 			javac := exec.CommandContext(ctx, "javac", append([]string{
 				"-nowarn", "-cp", filepath.Join(tmp, "lib", "*"), "-d", filepath.Join(tmp, "classes"),
 			}, sources...)...)
-			if err := runLoud(javac, progress); err != nil {
+			if err := RunQuiet(javac); err != nil {
 				return fmt.Errorf("compile tools/%s/*.java: %w", launcher, err)
 			}
 			for _, part := range []string{"lib", "classes"} {
@@ -69,4 +70,14 @@ func mavenTool(name, folder, launcher, first string) Tool {
 			return os.WriteFile(path, []byte(script), 0o755)
 		},
 	}
+}
+
+// JavaArgs returns the arguments of a Java program that is to start fast, with
+// a heap of so many MiB.
+func JavaArgs(dir string, heapMB int, properties map[string]string) []string {
+	args := []string{fmt.Sprintf("-Xmx%dm", heapMB), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.io.tmpdir=" + dir}
+	for _, k := range slices.Sorted(maps.Keys(properties)) {
+		args = append(args, "-D"+k+"="+properties[k])
+	}
+	return args
 }

@@ -45,7 +45,7 @@ func FreePort(t testing.TB) int {
 }
 
 func probe(port int) error {
-	addr := loopback(port)
+	addr := Loopback(port)
 	tcp, err := net.Listen("tcp", addr)
 	if err != nil {
 		return fmt.Errorf("listen tcp %s: %w", addr, err)
@@ -58,4 +58,20 @@ func probe(port int) error {
 	return udp.Close()
 }
 
-func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+// Loopback returns the address of a port on 127.0.0.1.
+func Loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// ReservePorts reserves ports as FreePort does, all or none.
+func ReservePorts(ports ...int) bool {
+	handedOut.Lock()
+	defer handedOut.Unlock()
+	for _, p := range ports {
+		if p < firstPort || p > lastPort || handedOut.ports[p] || probe(p) != nil {
+			return false
+		}
+	}
+	for _, p := range ports {
+		handedOut.ports[p] = true
+	}
+	return true
+}

@@ -22,13 +22,13 @@ import (
 // stopGrace bounds a graceful exit; then the process is killed.
 const stopGrace = 15 * time.Second
 
-// process is one server with its output in a file. It may be restarted after it
+// Process is one server with its output in a file. It may be restarted after it
 // has ended.
-type process struct {
+type Process struct {
 	t       testing.TB
 	name    string
 	logPath string
-	dir     string // its working directory, which exists as long as the process
+	Dir     string // its working directory, which exists as long as the process
 
 	mu  sync.Mutex
 	run *run // nil before the first start
@@ -43,16 +43,16 @@ type run struct {
 	from   int  // length of earlier output
 }
 
-// newProcess prepares a process owned by the test. The test's end kills it, and
+// NewProcess prepares a process owned by the test. The test's end kills it, and
 // logs the end of its output if the test failed. name identifies it within the
 // test.
-func newProcess(t testing.TB, name string) *process {
+func NewProcess(t testing.TB, name string) *Process {
 	t.Helper()
-	p := &process{t: t, name: name, logPath: uniquePath(t, name), dir: t.TempDir()}
+	p := &Process{t: t, name: name, logPath: UniquePath(t, name), Dir: t.TempDir()}
 	t.Cleanup(func() {
-		p.kill()
+		p.Kill()
 		// Reported here, as a kill loses the exit status of a race.
-		if strings.Contains(string(p.output()), "WARNING: DATA RACE") {
+		if strings.Contains(string(p.Output()), "WARNING: DATA RACE") {
 			t.Errorf("%s: the race detector found a race", p.name)
 		}
 		if t.Failed() {
@@ -62,7 +62,8 @@ func newProcess(t testing.TB, name string) *process {
 	return p
 }
 
-func uniquePath(t testing.TB, name string) string {
+// UniquePath returns the path of a new log in the artifact directory of a test.
+func UniquePath(t testing.TB, name string) string {
 	t.Helper()
 	f, err := os.CreateTemp(t.ArtifactDir(), name+"-*.log")
 	if err != nil {
@@ -72,23 +73,23 @@ func uniquePath(t testing.TB, name string) string {
 	return f.Name()
 }
 
-// start runs binary. The file keeps the output of earlier runs. A nil env is
+// Start runs binary. The file keeps the output of earlier runs. A nil env is
 // the test's environment.
-func (p *process) start(t testing.TB, env []string, binary string, args ...string) {
+func (p *Process) Start(t testing.TB, env []string, binary string, args ...string) {
 	t.Helper()
 	out, err := os.OpenFile(p.logPath, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatalf("%s: open the file for its output: %v", p.name, err)
 	}
 	defer out.Close() // the child has its own descriptor
-	from := len(p.output())
+	from := len(p.Output())
 	fmt.Fprintf(out, "==== %s %s\n", binary, strings.Join(args, " "))
 	cmd := exec.Command(binary, args...)
 	cmd.Env = env
-	cmd.Dir = p.dir
+	cmd.Dir = p.Dir
 	cmd.Stdout, cmd.Stderr = out, out
-	ownGroup(cmd)
-	if err := start(cmd); err != nil {
+	OwnGroup(cmd)
+	if err := StartCommand(cmd); err != nil {
 		t.Fatalf("%s: start: %v", p.name, err)
 	}
 	r := &run{cmd: cmd, exited: make(chan struct{}), from: from}
@@ -103,16 +104,16 @@ func (p *process) start(t testing.TB, env []string, binary string, args ...strin
 	}()
 }
 
-// exited returns a channel that is closed when the current run has ended.
-func (p *process) exited() <-chan struct{} {
+// Exited returns a channel that is closed when the current run has ended.
+func (p *Process) Exited() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.run.exited
 }
 
-// cpu returns the processor time of the current run, without children, on
+// CPU returns the processor time of the current run, without children, on
 // Linux; elsewhere it returns 0.
-func (p *process) cpu() time.Duration {
+func (p *Process) CPU() time.Duration {
 	p.mu.Lock()
 	pid := p.run.cmd.Process.Pid
 	p.mu.Unlock()
@@ -128,8 +129,8 @@ func (p *process) cpu() time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-// signal sends sig to the process and its children.
-func (p *process) signal(sig syscall.Signal) {
+// Signal sends sig to the process and its children.
+func (p *Process) Signal(sig syscall.Signal) {
 	p.mu.Lock()
 	r := p.run
 	if r != nil && (sig == syscall.SIGKILL || sig == syscall.SIGTERM) {
@@ -171,9 +172,9 @@ func stopped(pid int) bool {
 	return true
 }
 
-// kill kills the process and waits for it. If the process had already ended,
+// Kill kills the process and waits for it. If the process had already ended,
 // the test fails.
-func (p *process) kill() {
+func (p *Process) Kill() {
 	p.mu.Lock()
 	r := p.run
 	p.mu.Unlock()
@@ -181,12 +182,12 @@ func (p *process) kill() {
 		return
 	}
 	p.reportUnexpectedExit(r)
-	p.signal(syscall.SIGKILL)
+	p.Signal(syscall.SIGKILL)
 	<-r.exited
 }
 
-// killAlone kills the process without its children, and waits for it.
-func (p *process) killAlone() {
+// KillAlone kills the process without its children, and waits for it.
+func (p *Process) KillAlone() {
 	p.mu.Lock()
 	r := p.run
 	p.mu.Unlock()
@@ -200,9 +201,9 @@ func (p *process) killAlone() {
 	<-r.exited
 }
 
-// terminate asks the process to exit, waits for it, and returns how it ended.
+// Terminate asks the process to exit, waits for it, and returns how it ended.
 // If it does not exit in time it is killed, and terminate returns an error.
-func (p *process) terminate() error {
+func (p *Process) Terminate() error {
 	p.mu.Lock()
 	r := p.run
 	p.mu.Unlock()
@@ -210,20 +211,20 @@ func (p *process) terminate() error {
 		return nil
 	}
 	p.reportUnexpectedExit(r)
-	p.signal(syscall.SIGTERM)
+	p.Signal(syscall.SIGTERM)
 	grace := time.NewTimer(stopGrace)
 	defer grace.Stop()
 	select {
 	case <-r.exited:
 		return r.err
 	case <-grace.C:
-		p.signal(syscall.SIGKILL)
+		p.Signal(syscall.SIGKILL)
 		<-r.exited
 		return fmt.Errorf("%s: still running %v after SIGTERM, killed", p.name, stopGrace)
 	}
 }
 
-func (p *process) reportUnexpectedExit(r *run) {
+func (p *Process) reportUnexpectedExit(r *run) {
 	select {
 	case <-r.exited:
 	default:
@@ -245,11 +246,11 @@ func exitText(err error) string {
 	return err.Error()
 }
 
-// waitReady waits until check returns true. It returns an error with the end of
+// WaitReady waits until check returns true. It returns an error with the end of
 // the output if the process ends first, or is not ready in time.
-func (p *process) waitReady(t testing.TB, check func() (seen string, ok bool)) error {
+func (p *Process) WaitReady(t testing.TB, check func() (seen string, ok bool)) error {
 	t.Helper()
-	exited := p.exited()
+	exited := p.Exited()
 	seen, ok := testwait.Poll(t, Patience, exited, check)
 	if ok {
 		return nil
@@ -262,20 +263,20 @@ func (p *process) waitReady(t testing.TB, check func() (seen string, ok bool)) e
 	}
 }
 
-// startReady starts the process by calling launch. It retries if a port was in
+// StartReady starts the process by calling launch. It retries if a port was in
 // use, or if the process timed out during its start.
-func (p *process) startReady(t testing.TB, launch func(), check func() (seen string, ok bool)) {
+func (p *Process) StartReady(t testing.TB, launch func(), check func() (seen string, ok bool)) {
 	t.Helper()
 	const attempts = 5
 	for attempt := 1; ; attempt++ {
 		launch()
-		err := p.waitReady(t, check)
+		err := p.WaitReady(t, check)
 		if err == nil {
 			return
 		}
 		// Nacos waits too briefly for its own database on a busy machine.
-		slow := strings.Contains(p.since(), "Login timeout exceeded")
-		clash := slow || strings.Contains(p.since(), "address already in use")
+		slow := strings.Contains(p.Since(), "Login timeout exceeded")
+		clash := slow || strings.Contains(p.Since(), "address already in use")
 		if !clash || attempt == attempts {
 			p.mu.Lock()
 			p.run.ended = true // reported here, not again at cleanup
@@ -283,12 +284,13 @@ func (p *process) startReady(t testing.TB, launch func(), check func() (seen str
 			t.Fatal(err)
 		}
 		t.Logf("%s: another start, as the machine was too busy (%t), or a port was taken by another process", p.name, slow)
-		p.signal(syscall.SIGKILL)
-		<-p.exited()
+		p.Signal(syscall.SIGKILL)
+		<-p.Exited()
 	}
 }
 
-func (p *process) output() []byte {
+// Output returns what all runs have written.
+func (p *Process) Output() []byte {
 	b, err := os.ReadFile(p.logPath)
 	if err != nil {
 		p.t.Errorf("%s: read its output: %v", p.name, err)
@@ -296,29 +298,43 @@ func (p *process) output() []byte {
 	return b
 }
 
-// since returns the output of the current run.
-func (p *process) since() string {
+// Since returns the output of the current run.
+func (p *Process) Since() string {
 	p.mu.Lock()
 	from := p.run.from
 	p.mu.Unlock()
-	return string(p.output()[from:])
+	return string(p.Output()[from:])
 }
 
 // tail returns the last n lines of the output.
-func (p *process) tail(n int) string {
-	lines := strings.Split(strings.TrimRight(string(p.output()), "\n"), "\n")
+func (p *Process) tail(n int) string {
+	lines := strings.Split(strings.TrimRight(string(p.Output()), "\n"), "\n")
 	if cut := len(lines) - n; cut > 0 {
 		lines = append([]string{fmt.Sprintf("(%d lines before)", cut)}, lines[cut:]...)
 	}
 	return strings.Join(lines, "\n")
 }
 
-// writeFile writes a file to the process's directory and returns its path.
-func (p *process) writeFile(t testing.TB, name, content string) string {
+// WriteFile writes a file to the process's directory and returns its path.
+func (p *Process) WriteFile(t testing.TB, name, content string) string {
 	t.Helper()
-	path := filepath.Join(p.dir, name)
+	path := filepath.Join(p.Dir, name)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 		t.Fatalf("%s: %v", p.name, err)
 	}
 	return path
+}
+
+// MayEnd says that the current run may end by itself.
+func (p *Process) MayEnd() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.run.ended = true
+}
+
+// PID returns the process ID of the current run.
+func (p *Process) PID() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.run.cmd.Process.Pid
 }

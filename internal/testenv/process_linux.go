@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// ownGroup puts the process into a new process group, and has the kernel kill
+// OwnGroup puts the process into a new process group, and has the kernel kill
 // it if the test process ends without cleanup (a timeout, an interrupt).
-func ownGroup(cmd *exec.Cmd) {
+func OwnGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
@@ -30,8 +30,8 @@ func startAll(calls <-chan func()) {
 	}
 }
 
-// start starts cmd from a thread that lives as long as the test process.
-func start(cmd *exec.Cmd) error {
+// StartCommand starts cmd from a thread that lives as long as the test process.
+func StartCommand(cmd *exec.Cmd) error {
 	done := make(chan error, 1)
 	starter() <- func() { done <- cmd.Start() }
 	return <-done

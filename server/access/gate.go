@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/internal/wait"
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
@@ -37,6 +38,16 @@ const (
 	reasonHandshake = "handshake"
 	reasonRule      = "rule"
 	reasonReview    = "review" // of a token, which could not be made
+	reasonBusy      = "busy"   // with passwords of the same address
+
+	reasonHost = "host" // of a request, which is no name of the listener
+)
+
+// Actions of those that are refused, as the audit has them. Requests have their
+// method and path.
+const (
+	actionConnect = "connect"
+	actionStream  = "open a stream"
 )
 
 // HandshakeTime bounds a TLS handshake.
@@ -48,16 +59,24 @@ type Gate struct {
 	policy   atomic.Pointer[Policy]
 	m        *Metrics
 	log      *slog.Logger
+	audit    *Audit // may be nil
 
 	mu      sync.Mutex
-	streams map[*guarded]struct{} // guarded by mu
+	streams map[*guarded]struct{} // guarded by mu, as the rest
+	conns   map[*session]struct{} // with a certificate of the client
+	seen    int                   // generation of the policy at the last recheck
 
+	logins       *logins   // hashes of passwords
 	peers, files Sparingly // lines of the log, by address; about files
 }
 
-// NewGate returns the gate of a listener.
-func NewGate(listener string, p *Policy, m *Metrics, log *slog.Logger) *Gate {
-	g := &Gate{listener: listener, m: m, log: log.With("listener", listener), streams: make(map[*guarded]struct{})}
+// NewGate returns the gate of a listener. What it refuses goes to the audit,
+// which may be nil.
+func NewGate(listener string, p *Policy, m *Metrics, audit *Audit, log *slog.Logger) *Gate {
+	g := &Gate{
+		listener: listener, m: m, audit: audit, log: log.With("listener", listener), streams: make(map[*guarded]struct{}), conns: make(map[*session]struct{}),
+		seen: p.generation(), logins: newLogins(),
+	}
 	g.policy.Store(p)
 	m.add(g)
 	return g
@@ -76,16 +95,24 @@ func (g *Gate) Set(p *Policy) {
 	// A stream registers before it loads the policy, so one that is not in the
 	// list is checked against this one.
 	defer g.policy.Swap(p).Close()
+	g.apply(p, func(*guarded) bool { return true })
+}
+
+// apply applies a policy to open streams.
+func (g *Gate) apply(p *Policy, which func(*guarded) bool) {
 	g.mu.Lock()
 	open := slices.Collect(maps.Keys(g.streams))
 	g.mu.Unlock()
 	var all sync.WaitGroup
 	for _, s := range open {
+		if !which(s) {
+			continue
+		}
 		apply := func() {
 			if c, err := s.identified(g, p); err != nil {
 				s.end(errRevoked)
-			} else if views, ok := p.Admit(c); ok {
-				s.grant.set(views)
+			} else if a, ok := p.admit(c); ok {
+				s.admitted(p, a)
 			} else {
 				s.end(errRevoked)
 			}
@@ -116,11 +143,16 @@ func (g *Gate) identify(ctx context.Context, p *Policy, c Caller) (Caller, error
 // cureReview is what to do when tokens cannot be reviewed.
 const cureReview = "see token_review: the API server must be reached, and let the bridge create tokenreviews, as the ClusterRole system:auth-delegator does"
 
-var errRevoked = errors.New("the rules of the listener have changed")
+var (
+	errRevoked = errors.New("the rules of the listener, or what the caller was let in with, have changed")
+	errAged    = errors.New("the connection has reached max_age of the listener; open another")
+)
 
-// refuse counts a refusal, and logs at most one per address and minute.
-func (g *Gate) refuse(reason, address, why, cure string) {
+// refuse counts and records a refusal, and logs at most one per address and
+// minute. Who is what was verified of the peer.
+func (g *Gate) refuse(reason, who, address, action, why, cure string) {
 	g.m.refused.WithLabelValues(g.field(), reason).Inc()
+	g.audit.Record(who, address, action, AuditRefused, slog.String("listener", g.field()), slog.String("reason", reason), slog.String("why", why))
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		host = address
@@ -140,7 +172,7 @@ func (g *Gate) field() string {
 // a minute.
 func (g *Gate) checkFiles(p *Policy) {
 	if err := p.fault(); err != nil && g.files.Allow("") {
-		g.log.Error("renewed files of a listener cannot be used; those read before stay in use", "err", err)
+		g.log.Error("renewed files of a listener cannot be used; those read before stay in use, and what is gone admits nobody", "err", err)
 	}
 }
 
@@ -180,7 +212,7 @@ func (t transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo
 	address := raw.RemoteAddr().String()
 	switch {
 	case p.tls == nil && encrypted:
-		t.g.refuse(reasonTLS, address, "it speaks TLS, and this listener is plaintext", "set tls in the listener's block, or have the peer dial plaintext")
+		t.g.refuse(reasonTLS, "", address, actionConnect, "it speaks TLS, and this listener is plaintext", "set tls in the listener's block, or have the peer dial plaintext")
 		return nil, nil, errors.New("TLS on a plaintext listener")
 	case !encrypted:
 		// On a listener with TLS each of its streams is refused with words,
@@ -190,9 +222,14 @@ func (t transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo
 	secured, info, err := credentials.NewTLS(p.tls.get()).ServerHandshake(conn)
 	t.g.checkFiles(p)
 	if err != nil {
-		t.g.refuse(reasonHandshake, address, err.Error(), "compare the peer's certificate and authorities with the listener's tls block")
+		t.g.refuse(reasonHandshake, "", address, actionConnect, err.Error(), "compare the peer's certificate and authorities with the listener's tls block")
+		return secured, info, err
 	}
-	return secured, info, err
+	if known, ok := info.(credentials.TLSInfo); ok && len(known.State.PeerCertificates) > 0 {
+		s := t.g.session(secured, known)
+		return s, s.identified, nil
+	}
+	return secured, info, nil
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
@@ -253,7 +290,12 @@ const refuseDelay = time.Second
 // Stream is an interceptor that lets only allowed callers open streams, and
 // ends them when they are no longer allowed.
 func (g *Gate) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	s := &guarded{ServerStream: ss, caller: callerOf(ss.Context()), grant: &Grant{changed: make(chan struct{})}}
+	s := &guarded{ServerStream: ss, caller: callerOf(ss.Context()), grant: &Grant{changed: make(chan struct{})}, opened: time.Now(), spread: ageSpread * rand.Float64()}
+	if p, ok := peer.FromContext(ss.Context()); ok {
+		if known, ok := p.AuthInfo.(identified); ok {
+			s.opened, s.spread = known.opened, known.spread
+		}
+	}
 	s.ctx, s.end = context.WithCancelCause(context.WithValue(ss.Context(), grantKey{}, s.grant))
 	defer s.end(nil)
 	g.mu.Lock()
@@ -272,10 +314,14 @@ func (g *Gate) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 		return err
 	}
 	err := next(srv, s)
-	if errors.Is(context.Cause(s.ctx), errRevoked) && ss.Context().Err() == nil {
+	switch cause := context.Cause(s.ctx); {
+	case ss.Context().Err() != nil:
+	case errors.Is(cause, errRevoked):
 		p := g.policy.Load()
 		_, cause := s.identified(g, p)
 		return g.denied(p, s, cause)
+	case errors.Is(cause, errAged):
+		return status.Error(codes.Unavailable, errAged.Error())
 	}
 	return err
 }
@@ -287,18 +333,25 @@ func (g *Gate) denied(p *Policy, s *guarded, cause error) error {
 	if at, ok := peer.FromContext(s.Context()); ok {
 		address = at.Addr.String()
 	}
+	c := s.known()
+	if v, ok := p.verify(c); ok {
+		c = v
+	} else {
+		c.TLS = nil // what was verified once is not any more
+	}
+	who := c.identity(nil)
 	if cause != nil {
-		g.refuse(reasonReview, address, cause.Error(), cureReview)
+		g.refuse(reasonReview, who, address, actionStream, cause.Error(), cureReview)
 		return status.Error(codes.Unavailable, errReview.Error()+"; try again")
 	}
-	c := s.known()
+	c = s.known()
 	why := "no rule in allow of " + g.field() + " fits: " + c.String()
 	if p.tls != nil && s.caller.TLS == nil {
 		const why = "this port speaks TLS, and the connection is plaintext"
-		g.refuse(reasonPlaintext, address, why, "an istiod before 1.26, and one whose tlsSettings are not mode SIMPLE, dials plaintext: see security.md")
+		g.refuse(reasonPlaintext, who, address, actionStream, why, "an istiod before 1.26, and one whose tlsSettings are not mode SIMPLE, dials plaintext: see security.md")
 		return status.Error(codes.Unauthenticated, why+"; dial with TLS: in istiod's configSources tlsSettings of mode SIMPLE, from 1.26 on")
 	}
-	g.refuse(reasonRule, address, why, "add a rule for it to the listener's allow, if it may")
+	g.refuse(reasonRule, who, address, actionStream, why, "add a rule for it to the listener's allow, if it may")
 	code := codes.PermissionDenied
 	if p.wantsSecret() && s.caller.Token == "" && !s.caller.verified() {
 		code = codes.Unauthenticated
@@ -308,12 +361,7 @@ func (g *Gate) denied(p *Policy, s *guarded, cause error) error {
 
 // wantsSecret reports whether a rule asks for a token, password or certificate.
 func (p *Policy) wantsSecret() bool {
-	for i := range p.rules {
-		if w := &p.rules[i].Peer; cmp.Or(w.TokenFile, w.PasswordFile, w.ServiceAccount, w.SPIFFE, w.SAN) != "" {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.rules, func(r rule) bool { return r.wantsSecret() })
 }
 
 // guarded is a stream that can be ended.
@@ -328,6 +376,10 @@ type guarded struct {
 	// guarded by mu
 	account string             // of the caller's token, "" if there is none known
 	by      config.TokenReview // that account is known by
+	opened  time.Time          // the connection if it has a certificate, else the stream
+	spread  float64            // of max_age, of which so much less
+	until   time.Time          // when the certificate ends, zero without one
+	aged    time.Time          // when the stream is too old, zero for never
 }
 
 // admit reports whether the policy allows the stream, and sets its views. An
@@ -339,11 +391,11 @@ func (s *guarded) admit(g *Gate) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		views, ok := p.Admit(c)
+		a, ok := p.admit(c)
 		if !ok {
 			return false, nil
 		}
-		s.grant.set(views)
+		s.admitted(p, a)
 		if g.policy.Load() == p {
 			return true, nil // a later policy is set by Set
 		}
@@ -379,9 +431,17 @@ func (s *guarded) known() Caller {
 
 // Grant is what a stream may see. It changes with the policy.
 type Grant struct {
-	mu      sync.Mutex
-	views   []config.View // guarded by mu
-	changed chan struct{} // guarded by mu; closed and replaced when views change
+	mu       sync.Mutex
+	views    []config.View // guarded by mu, as the rest
+	changed  chan struct{} // closed and replaced when views change
+	identity string
+}
+
+// Identity returns who the sink is, as was verified; "" without a credential.
+func (g *Grant) Identity() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.identity
 }
 
 // Views returns the views that the stream is restricted to, all of them
@@ -392,9 +452,10 @@ func (g *Grant) Views() (views []config.View, changed <-chan struct{}) {
 	return g.views, g.changed
 }
 
-func (g *Grant) set(views []config.View) {
+func (g *Grant) set(views []config.View, identity string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.identity = identity
 	if reflect.DeepEqual(g.views, views) {
 		return
 	}
@@ -419,7 +480,10 @@ func (s *guarded) Context() context.Context { return s.ctx }
 func callerOf(ctx context.Context) (c Caller) {
 	if p, ok := peer.FromContext(ctx); ok {
 		c.Address = addressOf(p.Addr.String())
-		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+		switch info := p.AuthInfo.(type) {
+		case credentials.TLSInfo:
+			c.TLS = &info.State
+		case identified:
 			c.TLS = &info.State
 		}
 	}
@@ -486,17 +550,35 @@ func (g *Gate) Handler(next http.Handler, open func(path string) bool) http.Hand
 			next.ServeHTTP(w, r)
 			return
 		}
+		action := r.Method + " " + clip.Text(r.URL.Path, maxPath)
 		c := Caller{Address: addressOf(r.RemoteAddr), TLS: r.TLS}
+		if v, ok := p.verify(c); ok {
+			c = v
+		}
+		refuse := func(code int, reason, why, cure string) {
+			g.refuse(reason, c.identity(nil), r.RemoteAddr, action, why, cure)
+			http.Error(w, strings.ToLower(http.StatusText(code)), code)
+		}
+		if !p.ofListener(r.Host) {
+			const cure = "name it in hosts of listen.admin, if the listener is reached by it"
+			why := "the Host " + clip.Text(r.Host, maxPath) + " is no name of this listener"
+			g.refuse(reasonHost, c.identity(nil), r.RemoteAddr, action, why, cure)
+			http.Error(w, why+"; "+cure, http.StatusMisdirectedRequest)
+			return
+		}
 		c.authorize(r.Header.Get("Authorization"))
 		c, err := g.identify(r.Context(), p, c)
 		if err != nil {
-			g.refuse(reasonReview, r.RemoteAddr, err.Error(), cureReview)
-			http.Error(w, strings.ToLower(http.StatusText(http.StatusServiceUnavailable)), http.StatusServiceUnavailable)
+			refuse(http.StatusServiceUnavailable, reasonReview, err.Error(), cureReview)
 			return
 		}
-		role := p.Check(c)
-		if role == None {
-			g.refuse(reasonRule, r.RemoteAddr, "no rule in allow of "+g.field()+" fits: "+c.String(), "add a rule for it to the listener's allow, if it may")
+		if err := p.login(r.Context(), g.logins, c.Address, &c); err != nil {
+			w.Header().Set("Retry-After", "1")
+			refuse(http.StatusTooManyRequests, reasonBusy, err.Error(), "wait, and see who sends wrong passwords")
+			return
+		}
+		a, ok := p.check(c)
+		if !ok {
 			code := http.StatusForbidden
 			if p.wantsSecret() {
 				code = http.StatusUnauthorized
@@ -505,11 +587,36 @@ func (g *Gate) Handler(next http.Handler, open func(path string) bool) http.Hand
 					w.Header().Add("WWW-Authenticate", `Basic realm="admin", charset="UTF-8"`)
 				}
 			}
-			http.Error(w, strings.ToLower(http.StatusText(code)), code)
+			refuse(code, reasonRule, "no rule in allow of "+g.field()+" fits: "+c.String(), "add a rule for it to the listener's allow, if it may")
 			return
 		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), roleKey{}, role)))
+		ctx := context.WithValue(r.Context(), roleKey{}, a.role)
+		if Safe(r.Method) {
+			next.ServeHTTP(w, r.WithContext(ctx))
+			return
+		}
+		said, detail := &answered{responseWriter: w}, new(string)
+		next.ServeHTTP(said, r.WithContext(context.WithValue(ctx, detailKey{}, detail)))
+		more := []slog.Attr{slog.String("listener", g.field()), slog.String("role", a.role.String()), slog.Int("status", cmp.Or(said.code, http.StatusOK))}
+		if *detail != "" {
+			more = append(more, slog.String("detail", *detail))
+		}
+		if len(said.text) > 0 {
+			more = append(more, slog.String("why", strings.TrimSpace(string(said.text))))
+		}
+		g.audit.Record(a.identity, r.RemoteAddr, action, said.result(), more...)
 	})
+}
+
+// maxPath bounds the path and the host of a request in logs, in bytes.
+const maxPath = 200
+
+// responseWriter is embedded without the name of its field.
+type responseWriter = http.ResponseWriter
+
+// Safe reports whether a method changes nothing; RFC 9110, section 9.2.1.
+func Safe(method string) bool {
+	return method == http.MethodGet || method == http.MethodHead || method == http.MethodOptions
 }
 
 func (p *Policy) hasUsers() bool {

@@ -53,7 +53,7 @@ func policy(t *testing.T, l config.Listener) *Policy {
 func newGate(t *testing.T, l config.Listener) (*Gate, *prometheus.Registry, *buffer) {
 	t.Helper()
 	reg, log := prometheus.NewRegistry(), new(buffer)
-	g := NewGate("listen.xds 127.0.0.1:1", policy(t, l), NewMetrics(reg), slog.New(slog.NewTextHandler(log, nil)))
+	g := NewGate("listen.xds 127.0.0.1:1", policy(t, l), NewMetrics(reg), NewAudit(slog.New(slog.NewTextHandler(log, nil))), slog.New(slog.NewTextHandler(log, nil)))
 	t.Cleanup(g.Close)
 	return g, reg, log
 }
@@ -243,7 +243,7 @@ func TestTLS(t *testing.T) {
 			testwait.Eventually(t, patience, "the refusal to be counted and logged once", func() (string, bool) {
 				return log.String(), refused(g, c.reason) > 0 && strings.Count(log.String(), "a peer was refused") == 1
 			})
-			if n, err := testutil.GatherAndCount(reg, "isthmus_access_refused_total"); n != 5 || err != nil {
+			if n, err := testutil.GatherAndCount(reg, "isthmus_access_refused_total"); n != 7 || err != nil {
 				t.Errorf("%d series, %v", n, err)
 			}
 		})
@@ -294,6 +294,15 @@ func TestRenewal(t *testing.T) {
 	}
 }
 
+// checked returns the role of a caller whose password was looked at.
+func checked(t *testing.T, p *Policy, c Caller) Role {
+	t.Helper()
+	if err := p.login(t.Context(), newLogins(), c.Address, &c); err != nil {
+		t.Error(err)
+	}
+	return p.Check(c)
+}
+
 func TestRules(t *testing.T) {
 	id, err := url.Parse("spiffe://mesh/ns/istio-system/sa/istiod")
 	if err != nil {
@@ -302,6 +311,9 @@ func TestRules(t *testing.T) {
 	with := func(ids ...*url.URL) *tls.ConnectionState {
 		leaf := &x509.Certificate{URIs: ids, DNSNames: []string{"pilot.example.org"}}
 		return &tls.ConnectionState{ServerName: "bridge", PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf}}}
+	}
+	named := func(leaf x509.Certificate) *tls.ConnectionState {
+		return &tls.ConnectionState{PeerCertificates: []*x509.Certificate{&leaf}, VerifiedChains: [][]*x509.Certificate{{&leaf}}}
 	}
 	unverified := with(id)
 	unverified.VerifiedChains = nil
@@ -333,6 +345,24 @@ func TestRules(t *testing.T) {
 			[]Caller{{TLS: with()}},
 			[]Caller{{}, {TLS: unverified}, {TLS: &tls.ConnectionState{ServerName: "pilot.example.org"}}},
 		},
+		"name in another field": {
+			config.Peer{SAN: "pilot.*"},
+			[]Caller{{TLS: with()}},
+			[]Caller{
+				{TLS: named(x509.Certificate{EmailAddresses: []string{"pilot.example.org", "pilot.x@example.org"}})},
+				{TLS: named(x509.Certificate{URIs: []*url.URL{{Path: "pilot.example.org"}, {Scheme: "pilot.a", Opaque: "b"}}})},
+			},
+		},
+		"address in its certificate": {
+			config.Peer{SAN: "10.1.*"},
+			[]Caller{{TLS: named(x509.Certificate{IPAddresses: []net.IP{net.IPv4(10, 1, 2, 3)}})}},
+			[]Caller{{TLS: named(x509.Certificate{DNSNames: []string{"10.1.2.3"}})}},
+		},
+		"URI": {
+			config.Peer{SAN: "https://pilot.example.org/*"},
+			[]Caller{{TLS: named(x509.Certificate{URIs: []*url.URL{{Scheme: "https", Host: "pilot.example.org", Path: "/x"}}})}},
+			[]Caller{{TLS: with()}},
+		},
 		"server name": {config.Peer{SNI: "bri*"}, []Caller{{TLS: with()}}, []Caller{{}, {TLS: &tls.ConnectionState{}}}},
 		"token":       {config.Peer{TokenFile: tokens}, []Caller{{Token: "first"}, {Token: "second"}}, []Caller{{}, {Token: "firs"}, {Token: "# of tools"}, {User: "first"}}},
 		"user": {
@@ -349,12 +379,12 @@ func TestRules(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := policy(t, config.Listener{Allow: []config.Allow{{Peer: c.peer}}})
 			for _, caller := range c.yes {
-				if p.Check(caller) != Operate {
+				if checked(t, p, caller) != Operate {
 					t.Errorf("%s is refused", caller.String())
 				}
 			}
 			for _, caller := range c.no {
-				if p.Check(caller) != None {
+				if checked(t, p, caller) != None {
 					t.Errorf("%s is allowed", caller.String())
 				}
 			}
@@ -370,6 +400,16 @@ func TestRules(t *testing.T) {
 	caller.Token = "first"
 	if got := both.Check(caller); got != Operate {
 		t.Errorf("role %v, want operate: the best rule counts", got)
+	}
+}
+
+// Without rules everyone reads and nobody operates, but by a Unix socket, whose
+// permissions say who reaches it.
+func TestRoleWithoutRules(t *testing.T) {
+	for address, want := range map[string]Role{"127.0.0.1:1": Read, ":1": Read, "unix:/run/isthmus/admin.sock": Operate} {
+		if got := policy(t, config.Listener{Address: address}).Check(Caller{Address: netip.MustParseAddr("127.0.0.1")}); got != want {
+			t.Errorf("%s: role %v, want %v", address, got, want)
+		}
 	}
 }
 
@@ -394,15 +434,15 @@ func TestAdmit(t *testing.T) {
 	tokens := write(t, "tokens", "first\n")
 	part := config.View{Namespaces: []string{"a"}}
 	p := policy(t, config.Listener{Allow: []config.Allow{{Peer: config.Peer{TokenFile: tokens}, View: part}}})
-	if views, ok := p.Admit(Caller{Token: "first"}); !ok || !reflect.DeepEqual(views, []config.View{part}) {
-		t.Errorf("a caller with a rule: %v %v", views, ok)
+	if a, ok := p.admit(Caller{Token: "first"}); !ok || !reflect.DeepEqual(a.views, []config.View{part}) || a.identity != "token a7937b64" || !a.credential {
+		t.Errorf("a caller with a rule: %+v %v", a, ok)
 	}
-	if views, ok := p.Admit(Caller{Token: "second"}); ok {
-		t.Errorf("a caller without a rule is let in, and sees %v", views)
+	if a, ok := p.admit(Caller{Token: "second"}); ok {
+		t.Errorf("a caller without a rule is let in, and sees %+v", a)
 	}
 	open := policy(t, config.Listener{View: part})
-	if views, ok := open.Admit(Caller{}); !ok || !reflect.DeepEqual(views, []config.View{part}) {
-		t.Errorf("a listener without rules: %v %v", views, ok)
+	if a, ok := open.admit(Caller{}); !ok || !reflect.DeepEqual(a.views, []config.View{part}) || a.identity != "" || a.credential {
+		t.Errorf("a listener without rules: %+v %v", a, ok)
 	}
 }
 
@@ -457,7 +497,7 @@ func TestHandler(t *testing.T) {
 	var role Role
 	h := g.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { role, _ = RoleOf(r.Context()) }), func(path string) bool { return path == "/healthz" })
 	call := func(path, authorization string) *httptest.ResponseRecorder {
-		req := httptest.NewRequest(http.MethodGet, path, http.NoBody)
+		req := httptest.NewRequest(http.MethodGet, "http://127.0.0.1"+path, http.NoBody)
 		if authorization != "" {
 			req.Header.Set("Authorization", authorization)
 		}

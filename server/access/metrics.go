@@ -21,7 +21,7 @@ type Metrics struct {
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		refused: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
-			Name: "isthmus_access_refused_total", Help: "Connections, streams and requests that a listener refused: plaintext where it has TLS, tls where it has none, a failed handshake, no fitting rule, a token review that could not be made.",
+			Name: "isthmus_access_refused_total", Help: "Connections, streams and requests that a listener refused: plaintext where it has TLS, tls where it has none, a failed handshake, no fitting rule, a token review that could not be made, busy with wrong passwords of the same address, a request for another host.",
 		}, []string{"listener", "reason"}),
 		reviews: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 			Name: "isthmus_access_token_reviews_total", Help: "Tokens that the API server of Kubernetes was asked about: of a service account, of a stranger, failed. Those asked about shortly before are not counted.",
@@ -34,7 +34,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 }
 
 func (m *Metrics) add(g *Gate) {
-	for _, reason := range []string{reasonPlaintext, reasonTLS, reasonHandshake, reasonRule, reasonReview} {
+	for _, reason := range []string{reasonPlaintext, reasonTLS, reasonHandshake, reasonRule, reasonReview, reasonBusy, reasonHost} {
 		m.refused.WithLabelValues(g.field(), reason)
 	}
 	for _, outcome := range []string{reviewAccount, reviewStranger, reviewFailed} {

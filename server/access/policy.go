@@ -1,20 +1,25 @@
 package access
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/tls"
+	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"net/netip"
-	"os"
+	"net/url"
 	"path"
 	"slices"
 	"strings"
-	"sync"
+	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	"golang.org/x/crypto/bcrypt"
 
+	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/internal/conf"
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
@@ -51,23 +56,26 @@ func New(l config.Listener) (_ *Policy, err error) {
 			return nil, err
 		}
 	}
+	tokens, users := make(map[string]*watched[[][sha256.Size]byte]), make(map[string]*watched[*passwords]) // by file
 	for i, a := range l.Allow {
-		r := rule{Allow: a}
+		r := rule{Allow: a, tokens: tokens[a.Peer.TokenFile], users: users[a.Peer.PasswordFile]}
 		bad := func(field string, err error) error {
 			return &conf.FieldError{Field: fmt.Sprintf("allow[%d].peer.%s", i, field), Reason: err.Error()}
 		}
 		if a.Peer.CIDR != "" {
 			r.cidr, _ = config.ParseCIDR(a.Peer.CIDR) // validated
 		}
-		if a.Peer.TokenFile != "" {
+		if a.Peer.TokenFile != "" && r.tokens == nil {
 			if r.tokens, err = watch([]string{a.Peer.TokenFile}, readTokens); err != nil {
 				return nil, bad("token_file", err)
 			}
+			tokens[a.Peer.TokenFile] = r.tokens
 		}
-		if a.Peer.PasswordFile != "" {
+		if a.Peer.PasswordFile != "" && r.users == nil {
 			if r.users, err = watch([]string{a.Peer.PasswordFile}, readPasswords); err != nil {
 				return nil, bad("password_file", err)
 			}
+			users[a.Peer.PasswordFile] = r.users
 		}
 		if a.Peer.ServiceAccount != "" && p.review == nil {
 			if p.review, err = newReviewer(l.TokenReview); err != nil {
@@ -97,7 +105,9 @@ type Caller struct {
 	User     string               // of basic authentication
 	Password string
 
-	account string // of the token, NAMESPACE/NAME; "" before a review
+	account string                            // of the token, NAMESPACE/NAME; "" before a review
+	logins  map[*watched[*passwords]]struct{} // the files that have the user with this password
+	until   time.Time                         // end of the certificate, if it was verified again
 }
 
 // Role is what a caller may do at the admin address.
@@ -110,47 +120,123 @@ const (
 	Operate
 )
 
-// Check returns the role of a caller, [None] if no rule fits. Without rules
-// everyone has all roles.
-func (p *Policy) Check(c Caller) Role {
-	if p.tls != nil && c.TLS == nil {
-		return None // connected before TLS was configured
-	}
-	if len(p.rules) == 0 {
-		return Operate
-	}
-	role := None
-	for i := range p.rules {
-		if r := &p.rules[i]; r.role() > role && r.fits(&c) {
-			role = r.role()
-		}
-	}
-	return role
+// admission is what a caller is let in with.
+type admission struct {
+	role       Role
+	views      []config.View // restrictions, all of them together
+	identity   string        // that was verified, "" for none
+	until      time.Time     // when the certificate ends, zero without one
+	credential bool          // whether a certificate, token or password was asked for
 }
 
-// Admit reports whether a caller may open streams, and returns the views that
-// they are restricted to, all of them together: that of the listener, and that
-// of the first rule that fits.
-func (p *Policy) Admit(c Caller) (views []config.View, ok bool) {
-	if p.tls != nil && c.TLS == nil {
-		return nil, false // connected before TLS was configured
+// String returns the role as the configuration has it.
+func (r Role) String() string {
+	switch r {
+	case Read:
+		return config.RoleRead
+	case Operate:
+		return config.RoleOperate
 	}
-	if !p.listener.View.IsZero() {
-		views = append(views, p.listener.View)
+	return "none"
+}
+
+// Check returns the role of a caller, [None] if no rule fits. Without rules
+// everyone may read; the permissions of a Unix socket are a rule.
+func (p *Policy) Check(c Caller) Role {
+	a, _ := p.check(c)
+	return a.role
+}
+
+// check returns what a caller gets by the rule with the best role.
+func (p *Policy) check(c Caller) (a admission, ok bool) {
+	if c, ok = p.verify(c); !ok {
+		return admission{}, false
 	}
 	if len(p.rules) == 0 {
-		return views, true
+		if _, socket := p.listener.Socket(); socket {
+			return p.admission(&c, nil, Operate), true
+		}
+		return p.admission(&c, nil, Read), true
+	}
+	for i := range p.rules {
+		if r := &p.rules[i]; r.role() > a.role && r.fits(&c) {
+			a = p.admission(&c, r, r.role())
+		}
+	}
+	return a, a.role != None
+}
+
+// admit returns what a caller that opens a stream gets by the first rule that
+// fits: the view of the listener and that of the rule.
+func (p *Policy) admit(c Caller) (a admission, ok bool) {
+	if c, ok = p.verify(c); !ok {
+		return admission{}, false
+	}
+	if len(p.rules) == 0 {
+		return p.admission(&c, nil, Read), true
 	}
 	// Each rule is asked once: its files may change.
 	for i := range p.rules {
 		if r := &p.rules[i]; r.fits(&c) {
-			if !r.View.IsZero() {
-				views = append(views, r.View)
-			}
-			return views, true
+			return p.admission(&c, r, Read), true
 		}
 	}
-	return nil, false
+	return admission{}, false
+}
+
+// admission returns what a rule gives; nil is a listener without rules.
+func (p *Policy) admission(c *Caller, r *rule, role Role) admission {
+	a := admission{role: role, identity: c.identity(r), until: c.until, credential: c.verified()}
+	if !p.listener.View.IsZero() {
+		a.views = append(a.views, p.listener.View)
+	}
+	if r != nil {
+		a.credential = a.credential || r.wantsSecret()
+		if !r.View.IsZero() {
+			a.views = append(a.views, r.View)
+		}
+	}
+	return a
+}
+
+// verify returns the caller with its certificate verified as a handshake would
+// now: authorities, lists of what is revoked, and the time may be others than
+// when it connected.
+func (p *Policy) verify(c Caller) (Caller, bool) {
+	if p.tls == nil {
+		return c, true
+	}
+	if c.TLS == nil {
+		return c, false // connected before TLS was configured
+	}
+	if !p.listener.TLS.Verifies() {
+		return c, true
+	}
+	if len(c.TLS.PeerCertificates) == 0 {
+		return c, p.listener.TLS.ClientAuth != config.ClientAuthRequire
+	}
+	chains, until, err := verifyClient(p.tls.get(), c.TLS.PeerCertificates)
+	if err != nil {
+		return c, false
+	}
+	state := *c.TLS
+	state.VerifiedChains = chains
+	c.TLS, c.until = &state, until
+	return c, true
+}
+
+// generation returns a number that changes with the credentials that the policy
+// accepts.
+func (p *Policy) generation() (sum int) {
+	if p.tls != nil {
+		sum += p.tls.generation()
+	}
+	for i := range p.rules {
+		if t := p.rules[i].tokens; t != nil {
+			sum += t.generation()
+		}
+	}
+	return sum
 }
 
 func (r *rule) role() Role {
@@ -161,21 +247,32 @@ func (r *rule) role() Role {
 }
 
 // fits reports whether a caller meets all conditions of the rule.
-func (r *rule) fits(c *Caller) bool { return r.fitsAccount(c) && r.fitsBut(c) }
+func (r *rule) fits(c *Caller) bool {
+	if _, ok := c.logins[r.users]; r.users != nil && !ok {
+		return false
+	}
+	return r.fitsAccount(c) && r.fitsBut(c)
+}
 
-// fitsBut is fits without the service account.
+// fitsBut is fits without the service account and the password.
 func (r *rule) fitsBut(c *Caller) bool {
 	p := &r.Peer
 	switch {
 	case p.CIDR != "" && !r.cidr.Contains(c.Address.Unmap().WithZone("")),
 		p.SNI != "" && (c.TLS == nil || !match(p.SNI, c.TLS.ServerName)),
 		p.SPIFFE != "" && !match(p.SPIFFE, c.spiffe()),
-		p.SAN != "" && !slices.ContainsFunc(c.names(), func(name string) bool { return match(p.SAN, name) }),
-		r.tokens != nil && !hasToken(r.tokens.get(), c.Token),
-		r.users != nil && !r.users.get().has(c.User, c.Password):
+		p.SAN != "" && !c.named(p.SAN),
+		r.tokens != nil && !hasToken(r.tokens.get(), c.Token):
 		return false
 	}
 	return true
+}
+
+// wantsSecret reports whether the rule asks for a token, password or
+// certificate.
+func (r *rule) wantsSecret() bool {
+	w := &r.Peer
+	return cmp.Or(w.TokenFile, w.PasswordFile, w.ServiceAccount, w.SPIFFE, w.SAN) != ""
 }
 
 // match reports whether a name fits a pattern; "" fits none.
@@ -200,21 +297,64 @@ func (c *Caller) spiffe() string {
 	return id.String()
 }
 
-// names returns the DNS names, addresses and URIs of a verified certificate.
+// named reports whether a name of a verified certificate fits a pattern: a URI
+// if the pattern is one, else a DNS name or an address. Others, such as those
+// of e-mail, may look the same, and say who reads it and not who answers there.
+func (c *Caller) named(pattern string) bool {
+	if !c.verified() {
+		return false
+	}
+	leaf := c.TLS.PeerCertificates[0]
+	if strings.Contains(pattern, "://") {
+		return slices.ContainsFunc(leaf.URIs, func(u *url.URL) bool { return match(pattern, u.String()) })
+	}
+	return slices.ContainsFunc(leaf.DNSNames, func(name string) bool { return net.ParseIP(name) == nil && match(pattern, name) }) ||
+		slices.ContainsFunc(leaf.IPAddresses, func(ip net.IP) bool { return match(pattern, ip.String()) })
+}
+
+// names returns the names of a verified certificate, for people.
 func (c *Caller) names() (names []string) {
 	if !c.verified() {
 		return nil
 	}
 	leaf := c.TLS.PeerCertificates[0]
 	names = append(names, leaf.DNSNames...)
-	names = append(names, leaf.EmailAddresses...)
 	for _, ip := range leaf.IPAddresses {
 		names = append(names, ip.String())
 	}
 	for _, u := range leaf.URIs {
 		names = append(names, u.String())
 	}
+	for _, e := range leaf.EmailAddresses {
+		names = append(names, "mailto:"+e)
+	}
 	return names
+}
+
+// maxIdentity bounds an identity in logs and pages, in bytes.
+const maxIdentity = 300
+
+// identity returns who the caller is, as was verified, "" for nobody: by its
+// certificate, and by what the rule that let it in asked for. A token is told
+// by the beginning of its SHA-256.
+func (c *Caller) identity(r *rule) string {
+	var is []string
+	if id := c.spiffe(); id != "" {
+		is = append(is, id)
+	} else if names := c.names(); len(names) > 0 {
+		is = append(is, "certificate "+strings.Join(names, " "))
+	}
+	if r != nil && r.users != nil {
+		is = append(is, "user "+c.User)
+	}
+	if r != nil && r.Peer.ServiceAccount != "" {
+		is = append(is, "service account "+c.account)
+	}
+	if r != nil && r.tokens != nil {
+		sum := sha256.Sum256([]byte(c.Token))
+		is = append(is, "token "+hex.EncodeToString(sum[:4]))
+	}
+	return clip.Text(strings.Join(is, ", "), maxIdentity)
 }
 
 // String describes the caller without its secrets.
@@ -252,7 +392,10 @@ func (c *Caller) String() string {
 
 // readTokens reads a file of bearer tokens, one per line.
 func readTokens(files []string) (tokens [][sha256.Size]byte, err error) {
-	text, err := os.ReadFile(files[0])
+	text, err := readFile(files[0])
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, gone{err}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -262,7 +405,7 @@ func readTokens(files []string) (tokens [][sha256.Size]byte, err error) {
 		}
 	}
 	if len(tokens) == 0 {
-		return nil, fmt.Errorf("%s holds no token; write one on a line of its own", files[0])
+		return nil, gone{fmt.Errorf("%s holds no token; write one on a line of its own", files[0])}
 	}
 	return tokens, nil
 }
@@ -274,56 +417,4 @@ func hasToken(tokens [][sha256.Size]byte, token string) bool {
 		found |= subtle.ConstantTimeCompare(sum[:], t[:])
 	}
 	return token != "" && found == 1
-}
-
-// passwords are the users of a file of htpasswd, with bcrypt hashes.
-type passwords struct {
-	hashes map[string][]byte
-	slots  chan struct{} // bounds how many hashes are computed at a time
-	known  sync.Map      // digests of pairs that were right
-}
-
-func readPasswords(files []string) (*passwords, error) {
-	text, err := os.ReadFile(files[0])
-	if err != nil {
-		return nil, err
-	}
-	p := &passwords{hashes: make(map[string][]byte), slots: make(chan struct{}, 2)}
-	n := 0
-	for line := range strings.Lines(string(text)) {
-		n++
-		if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
-			continue
-		}
-		user, hash, _ := strings.Cut(line, ":")
-		if _, err := bcrypt.Cost([]byte(hash)); err != nil || user == "" {
-			return nil, fmt.Errorf("%s, line %d: must be USER:HASH with a bcrypt hash, as htpasswd -B writes it", files[0], n)
-		}
-		p.hashes[user] = []byte(hash)
-	}
-	if len(p.hashes) == 0 {
-		return nil, fmt.Errorf("%s holds no user; htpasswd -B -c writes one", files[0])
-	}
-	return p, nil
-}
-
-// has reports whether a user has this password. A hash takes tens of
-// milliseconds, so that a password that was right is remembered, as a digest,
-// for as long as the file does not change.
-func (p *passwords) has(user, password string) bool {
-	hash, ok := p.hashes[user]
-	if !ok {
-		return false
-	}
-	sum := sha256.Sum256([]byte(user + ":" + password))
-	if _, right := p.known.Load(sum); right {
-		return true
-	}
-	p.slots <- struct{}{}
-	defer func() { <-p.slots }()
-	if bcrypt.CompareHashAndPassword(hash, []byte(password)) != nil {
-		return false
-	}
-	p.known.Store(sum, nil) // at most one for each user: the hash fits one password
-	return true
 }

@@ -55,18 +55,11 @@ var errReview = errors.New("the API server of Kubernetes cannot be asked whose t
 type reviewer struct {
 	block  config.TokenReview
 	server *watched[*apiServer]
-	slots  chan struct{}
+	turns  *Turns
 
 	mu sync.Mutex
 	// guarded by mu
-	turns               map[netip.Addr]*turn
 	accounts, strangers map[[sha256.Size]byte]verdict
-}
-
-// turn is had by one review of an address at a time.
-type turn struct {
-	c     chan struct{} // of capacity 1
-	users int           // guarded by reviewer.mu
 }
 
 type verdict struct {
@@ -78,7 +71,7 @@ type verdict struct {
 // the bridge starts without. An error is a *[conf.FieldError].
 func newReviewer(block config.TokenReview) (*reviewer, error) {
 	r := &reviewer{
-		block: block, slots: make(chan struct{}, reviewsAtOnce), turns: make(map[netip.Addr]*turn),
+		block: block, turns: NewTurns(reviewsAtOnce, 0),
 		accounts: make(map[[sha256.Size]byte]verdict), strangers: make(map[[sha256.Size]byte]verdict),
 	}
 	files, read, err := apiServerFiles(block.Kubeconfig)
@@ -115,11 +108,11 @@ func (r *reviewer) account(ctx context.Context, from netip.Addr, token string) (
 	}
 	ctx, cancel := context.WithTimeout(ctx, reviewTime)
 	defer cancel()
-	leave, err := r.enter(ctx, from)
+	turn, err := r.turns.Enter(ctx, from)
 	if err != nil {
 		return "", reviewFailed, fmt.Errorf("%w: too many tokens are being asked about", errReview)
 	}
-	defer leave()
+	defer turn.Leave()
 	if v, ok := r.known(key); ok { // asked about while this one waited
 		return v.account, "", nil
 	}
@@ -171,44 +164,6 @@ func (r *reviewer) remember(key [sha256.Size]byte, account string) {
 		clear(of)
 	}
 	of[key] = verdict{account, time.Now().Add(lasts)}
-}
-
-// enter waits for a turn of the address and for a slot. Who floods the bridge
-// with tokens waits for himself.
-func (r *reviewer) enter(ctx context.Context, from netip.Addr) (leave func(), err error) {
-	r.mu.Lock()
-	t := r.turns[from]
-	if t == nil {
-		t = &turn{c: make(chan struct{}, 1)}
-		r.turns[from] = t
-	}
-	t.users++
-	r.mu.Unlock()
-	forget := func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if t.users--; t.users == 0 {
-			delete(r.turns, from)
-		}
-	}
-	select {
-	case t.c <- struct{}{}:
-	case <-ctx.Done():
-		forget()
-		return nil, ctx.Err()
-	}
-	select {
-	case r.slots <- struct{}{}:
-	case <-ctx.Done():
-		<-t.c
-		forget()
-		return nil, ctx.Err()
-	}
-	return func() {
-		<-r.slots
-		<-t.c
-		forget()
-	}, nil
 }
 
 // tokenReview has the fields of TokenReview that are used.

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
@@ -37,7 +37,7 @@ func accounts(kubeconfig, pattern string) config.Listener {
 // Whose a token is decides, as a real API server says it, and while that server
 // cannot be asked nobody unknown gets in, nothing ends, and the status says so.
 func TestServiceAccounts(t *testing.T) {
-	kube := testenv.StartKube(t, testenv.KubeConfig{})
+	kube := testkube.Start(t, testkube.Config{})
 	kube.Apply(t, `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -135,7 +135,7 @@ subjects: [{kind: ServiceAccount, namespace: isthmus, name: isthmus}]
 			fmt.Fprint(w, role == Read)
 		}), func(string) bool { return false })
 		for token, want := range map[string]int{watcher: http.StatusOK, late: http.StatusUnauthorized} {
-			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1/", nil)
 			r.Header.Set("Authorization", "Bearer "+token)
 			w := httptest.NewRecorder()
 			if h.ServeHTTP(w, r); w.Code != want || want == http.StatusOK && w.Body.String() != "true" {
@@ -259,37 +259,37 @@ func TestReviewsRemembered(t *testing.T) {
 // One who sends many tokens has one turn at a time, and others theirs.
 func TestReviewTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &reviewer{slots: make(chan struct{}, reviewsAtOnce), turns: map[netip.Addr]*turn{}}
+		turns := NewTurns(reviewsAtOnce, 0)
 		flood, good := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
-		leave, err := r.enter(t.Context(), flood)
+		pass, err := turns.Enter(t.Context(), flood)
 		if err != nil {
 			t.Fatal(err)
 		}
 		second := make(chan func())
 		for range 100 {
 			go func() {
-				leave, err := r.enter(t.Context(), flood)
+				pass, err := turns.Enter(t.Context(), flood)
 				if err == nil {
-					second <- leave
+					second <- pass.Leave
 				}
 			}()
 		}
 		synctest.Wait()
-		if n := len(r.slots); n != 1 {
+		if n := reviewsAtOnce - turns.free; n != 1 {
 			t.Errorf("%d reviews of one address at a time", n)
 		}
-		other, err := r.enter(t.Context(), good)
+		other, err := turns.Enter(t.Context(), good)
 		if err != nil {
 			t.Fatal(err)
 		}
-		other()
-		leave()
+		other.Leave()
+		pass.Leave()
 		for range 100 {
 			(<-second)()
 		}
 		synctest.Wait()
-		if len(r.turns) != 0 || len(r.slots) != 0 {
-			t.Errorf("%d turns and %d slots are left", len(r.turns), len(r.slots))
+		if len(turns.of) != 0 || turns.free != reviewsAtOnce {
+			t.Errorf("%d turns and %d slots are left", len(turns.of), reviewsAtOnce-turns.free)
 		}
 	})
 }
@@ -318,7 +318,7 @@ func TestKubeconfigs(t *testing.T) {
 		}
 	}
 	write(`{server: "https://a"}`, `{token: old}`)
-	g := NewGate("listen.xds", policy(t, accounts(file, "a/b")), NewMetrics(prometheus.NewRegistry()), slog.New(slog.DiscardHandler))
+	g := NewGate("listen.xds", policy(t, accounts(file, "a/b")), NewMetrics(prometheus.NewRegistry()), nil, slog.New(slog.DiscardHandler))
 	defer g.Close()
 	server := g.policy.Load().review.server
 	if token := server.get().token; token != "old" {
@@ -341,6 +341,7 @@ func FuzzReview(f *testing.F) {
 	} {
 		f.Add(http.StatusCreated, []byte(seed), "secret-token")
 	}
+	f.Add(http.StatusCreated, []byte(`{"kind":"TokenReview","status":`+strings.Repeat(`{"user":`, 9000)+"1"+strings.Repeat("}", 9000)+"}"), "secret-token")
 	f.Fuzz(func(t *testing.T, code int, answer []byte, token string) {
 		user, err := readReview(code, answer, token, "isthmus")
 		var said tokenReview

@@ -30,6 +30,7 @@ type workload struct {
 	mu    sync.Mutex
 	tls   *tls.Config // guarded by mu, as the rest; nil before begun is closed
 	ends  time.Time   // of the certificate
+	count int         // of updates
 	cause error       // why there is nothing newer
 }
 
@@ -68,6 +69,12 @@ func (w *workload) expires() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.ends
+}
+
+func (w *workload) generation() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.count
 }
 
 func (w *workload) fault() error {
@@ -109,6 +116,7 @@ func (w *workload) OnX509ContextUpdate(x *workloadapi.X509Context) {
 		close(w.begun)
 	}
 	w.tls, w.ends, w.cause = out, pair.Leaf.NotAfter, nil
+	w.count++
 }
 
 // OnX509ContextWatchError implements [workloadapi.X509ContextWatcher].

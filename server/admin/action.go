@@ -15,19 +15,32 @@ import (
 // maxBody bounds the body of a request: a configuration file as JSON.
 const maxBody = 16 << 20
 
-// action protects requests that change something against pages of other
-// origins: a request must be a POST with JSON, which a browser does not send
-// for such a page without asking, and must not state another origin.
-func action(next http.HandlerFunc) http.Handler {
+// sameOrigin refuses what a web page of another origin has a browser send: any
+// request that changes something, and any other but to show a page. A browser
+// says where a request is from in Sec-Fetch-Site, or else in Origin; other
+// programs send neither.
+func sameOrigin(next http.Handler) http.Handler {
 	origin := http.NewCrossOriginProtection()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := origin.Check(r)
+		if site := r.Header.Get("Sec-Fetch-Site"); err == nil && site != "" && site != "same-origin" && site != "none" && r.Header.Get("Sec-Fetch-Mode") != "navigate" {
+			err = errors.New("cross-origin request detected from Sec-Fetch-Site header")
+		}
+		if err != nil {
+			writeError(w, http.StatusForbidden, err.Error()+": a web page of another origin may not do this")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// action is a request that changes something: it must be a POST with JSON,
+// which a browser does not send for a page of another origin without asking.
+func action(next http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
 			writeError(w, http.StatusMethodNotAllowed, "this call changes something: use POST")
-			return
-		}
-		if err := origin.Check(r); err != nil {
-			writeError(w, http.StatusForbidden, err.Error()+": a web page of another origin may not do this")
 			return
 		}
 		if !operates(w, r) {
@@ -49,7 +62,7 @@ func operates(w http.ResponseWriter, r *http.Request) bool {
 	if !ok || role == access.Operate {
 		return true
 	}
-	writeError(w, http.StatusForbidden, "this call needs role: operate, and your rule in listen.admin.allow has role: read")
+	writeError(w, http.StatusForbidden, "this call needs role: operate, which a rule in listen.admin.allow gives, and so does a unix socket as listen.admin")
 	return false
 }
 
@@ -94,6 +107,7 @@ func reload(w http.ResponseWriter, r *http.Request, o Operator) {
 		writeError(w, http.StatusServiceUnavailable, err.Error())
 		return
 	}
+	access.Note(r.Context(), "sha256="+result.Hash)
 	writeReloaded(w, result)
 }
 
@@ -114,6 +128,7 @@ func logLevel(w http.ResponseWriter, r *http.Request, o Operator) {
 	if !body(w, r, &request) {
 		return
 	}
+	access.Note(r.Context(), "level="+request.Level)
 	was, err := o.SetLogLevel(request.Level)
 	if err != nil {
 		writeError(w, http.StatusBadRequest, err.Error())

@@ -11,7 +11,6 @@ import (
 	"net/http/pprof"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -51,14 +50,15 @@ type Server struct {
 	log     *slog.Logger
 	handler http.Handler
 
-	streams    atomic.Int64  // that follow changes
+	turns      *access.Turns // of requests that read
+	following  *followers
 	ending     chan struct{} // closed when Run ends
 	endStreams func()
 }
 
 // New returns a server that shows source.
 func New(source Source, o Options) *Server {
-	s := &Server{source: source, log: o.Log, ending: make(chan struct{})}
+	s := &Server{source: source, log: o.Log, ending: make(chan struct{}), turns: access.NewTurns(1, queriesWaiting), following: newFollowers()}
 	s.endStreams = sync.OnceFunc(func() { close(s.ending) })
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -93,9 +93,9 @@ func New(source Source, o Options) *Server {
 		mux.HandleFunc("/debug/pprof/trace", operatorOnly(pprof.Trace))
 	}
 	s.pages(mux)
-	s.handler = http.Handler(mux)
+	s.handler = sameOrigin(s.inTurn(mux))
 	if o.Gate != nil {
-		s.handler = o.Gate.Handler(mux, func(path string) bool {
+		s.handler = o.Gate.Handler(s.handler, func(path string) bool {
 			return !o.GuardProbes && (path == "/healthz" || path == "/readyz")
 		})
 	}

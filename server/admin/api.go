@@ -22,6 +22,10 @@ const (
 	MaxLimit     = 1000
 )
 
+// maxBodies bounds the bodies of a page of resources, in bytes: it ends before
+// the first that goes beyond, and the next one begins there.
+const maxBodies = 8 << 20
+
 // query holds the query parameters of a list.
 type query struct {
 	registry, collection, text, after, profile string
@@ -101,7 +105,7 @@ func (h *largest[T]) Pop() any {
 func page[T any](items iter.Seq[T], q query, match func(T) bool, key func(T) string) list[T] {
 	var first largest[T]
 	l := list[T]{Items: []T{}}
-	for item := range items {
+	for item := range yielding(items) {
 		if !match(item) {
 			continue
 		}
@@ -183,15 +187,22 @@ func (s *Server) resources(w http.ResponseWriter, r *http.Request) {
 	found := page(all, q, func(v Resource) bool {
 		return either(q.registry, v.Registry) && either(q.collection, v.Collection) && contains(q.text, v.Name)
 	}, func(v Resource) string { return v.Collection + " " + v.Name })
-	answer := list[resource]{Items: make([]resource, len(found.Items)), Total: found.Total, Next: found.Next}
-	for i, v := range found.Items {
-		answer.Items[i].Resource = v
+	answer := list[resource]{Items: make([]resource, 0, len(found.Items)), Total: found.Total, Next: found.Next}
+	size := 0
+	for _, v := range found.Items {
+		item := resource{Resource: v}
 		if q.body && v.Body != nil {
-			if answer.Items[i].Body, err = v.Body(); err != nil {
+			if item.Body, err = v.Body(); err != nil {
 				writeError(w, http.StatusInternalServerError, fmt.Sprintf("%s %s: %v", v.Collection, v.Name, err))
 				return
 			}
 		}
+		if size += len(item.Body); size > maxBodies && len(answer.Items) > 0 {
+			last := answer.Items[len(answer.Items)-1]
+			answer.Next = last.Collection + " " + last.Name
+			break
+		}
+		answer.Items = append(answer.Items, item)
 	}
 	writeJSON(w, http.StatusOK, answer)
 }
@@ -208,7 +219,7 @@ func (s *Server) changes(w http.ResponseWriter, r *http.Request) {
 	}
 	answer := list[state.Event]{Items: []state.Event{}}
 	var at changeCursor
-	for c := range s.source.Changes() {
+	for c := range yielding(s.source.Changes()) {
 		if !either(q.registry, c.Registry) || !either(q.collection, c.Collection) || !contains(q.text, c.Name) {
 			continue
 		}

@@ -14,6 +14,8 @@ import (
 const (
 	// maxStreams bounds the pages that follow changes at a time.
 	maxStreams = 50
+	// maxOwnStreams bounds those of one address, or /64 of IPv6.
+	maxOwnStreams = 10
 	// maxStreamed bounds the changes of one event. A page that missed more is
 	// told so and loads again.
 	maxStreamed = 200
@@ -55,12 +57,12 @@ func (s *Server) streamChanges(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	if s.streams.Add(1) > maxStreams {
-		s.streams.Add(-1)
-		writeError(w, http.StatusServiceUnavailable, fmt.Sprintf("%d pages follow changes already, which is the most", maxStreams))
+	leave, ok := s.following.enter(addressOf(r))
+	if !ok {
+		writeError(w, http.StatusServiceUnavailable, fmt.Sprintf("%d pages follow changes already, or %d of this address, which is the most", maxStreams, maxOwnStreams))
 		return
 	}
-	defer s.streams.Add(-1)
+	defer leave()
 	control := http.NewResponseController(w)
 	w.Header().Set("Content-Type", "text/event-stream")
 	send := func(text string) bool {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -141,13 +142,47 @@ func TestStreamOfChanges(t *testing.T) {
 	}
 }
 
-// The number of streams is bounded.
+// The number of streams is bounded, and one address, or network of IPv6, does
+// not have them all.
 func TestStreamsAreBounded(t *testing.T) {
-	_, s, url, _ := serveMoving(t)
-	s.streams.Store(maxStreams)
-	defer s.streams.Store(0)
-	if code, body, _ := get(t, s, "/changes/stream"); code != http.StatusServiceUnavailable || !strings.Contains(body, "50 pages follow changes already") {
-		t.Errorf("%s: one more stream: %d %s", url, code, body)
+	_, s, _, _ := serveMoving(t)
+	ask := func(from string) (int, string) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel() // a stream that is let in ends at once
+		r, w := httptest.NewRequestWithContext(ctx, http.MethodGet, "/changes/stream", nil), httptest.NewRecorder()
+		r.RemoteAddr = from
+		s.ServeHTTP(w, r)
+		return w.Code, w.Body.String()
+	}
+	var leave []func()
+	enter := func(n int, from string) {
+		for range n {
+			l, ok := s.following.enter(netip.MustParseAddr(from))
+			if !ok {
+				t.Fatalf("no stream of %s", from)
+			}
+			leave = append(leave, l)
+		}
+	}
+	enter(maxOwnStreams, "10.0.0.1")
+	enter(maxOwnStreams, "2001:db8::1")
+	for from, want := range map[string]int{"10.0.0.1:5": http.StatusServiceUnavailable, "10.0.0.2:5": http.StatusOK, "[2001:db8::2]:5": http.StatusServiceUnavailable, "[2001:db8:0:1::2]:5": http.StatusOK} {
+		if code, body := ask(from); code != want {
+			t.Errorf("one more stream of %s: %d %s", from, code, body)
+		}
+	}
+	for i := range (maxStreams - len(leave)) / maxOwnStreams {
+		enter(maxOwnStreams, fmt.Sprintf("10.0.1.%d", i))
+	}
+	if code, body := ask("10.0.0.9:5"); code != http.StatusServiceUnavailable || !strings.Contains(body, "50 pages follow changes already") {
+		t.Errorf("one more stream than there may be: %d %s", code, body)
+	}
+	for _, l := range leave {
+		l()
+	}
+	if s.following.all != 0 || len(s.following.of) != 0 {
+		t.Errorf("%+v are left", s.following)
 	}
 	if code, _, _ := get(t, s, "/changes/stream?after=x"); code != http.StatusBadRequest {
 		t.Errorf("after=x: %d", code)

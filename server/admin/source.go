@@ -81,6 +81,8 @@ type Config struct {
 	Hash       string    `json:"sha256"` // of the file
 	Loaded     time.Time `json:"loaded,omitzero"`
 	LastReload *Reload   `json:"last_reload,omitempty"`
+	Memory     int       `json:"memory,omitempty"` // that there is, in bytes
+	Limits     any       `json:"limits"`           // in force, by the names of the file
 }
 
 // Reload is an attempt to load the configuration again.

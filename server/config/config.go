@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -36,10 +37,12 @@ type Config struct {
 	Registries []Registry `json:"registries" doc:"The registries that are followed, at least one. Each has a plugin process of its own."`
 	Conflicts  []Conflict `json:"conflicts" doc:"What becomes of hosts that several registries have. The first rule that fits a host holds. Without one the policy is priority."`
 	Addresses  Addresses  `json:"addresses" doc:"The virtual addresses of hosts, by which proxies tell apart hosts that speak raw TCP on one port, and answer DNS."`
+	Mesh       Mesh       `json:"mesh" doc:"What the bridge has to know of the mesh, to keep registries from what is not theirs."`
 	PluginDir  string     `json:"plugin_dir" doc:"Directory of executables named isthmus-adapter-TYPE, for registries whose type is not built in. A relative path starts at the working directory of the bridge."`
 	Profile    string     `json:"profile" doc:"Name of the profile that every sink gets. Empty: the profile is found by what a sink asks for, which is right unless a sink was built from changed sources; for istiod 1.23 name istio-1.23, see istiod.md."`
 	Log        Log        `json:"log" doc:"The log, which goes to standard error."`
 	State      State      `json:"state" doc:"The last good state, which is kept on disk and served after a restart until the registries are followed again; see operations.md."`
+	Audit      Audit      `json:"audit" doc:"The record of who changed something by listen.admin, and of who was refused at a listener."`
 	Admin      Admin      `json:"admin" doc:"The admin pages and API."`
 	Limits     Limits     `json:"limits" doc:"Bounds that keep a registry run wild from using up the machine."`
 	Telemetry  Telemetry  `json:"telemetry" doc:"Export of traces and metrics to an OpenTelemetry collector. Off without an address."`
@@ -66,10 +69,17 @@ type Listen struct {
 type Listener struct {
 	Address     string      `json:"address" doc:"Address, as host:port, or unix:PATH for a socket that the user and the group of the bridge may use."`
 	TLS         ListenerTLS `json:"tls" doc:"TLS. Its files may be renewed at any time, and are read again then. Plaintext is refused."`
-	Allow       []Allow     `json:"allow" doc:"Who may use the listener: those whom a rule fits, and nobody else. Without rules everyone may."`
+	Allow       []Allow     `json:"allow" doc:"Who may use the listener: those whom a rule fits, and nobody else. Without rules everyone may read."`
 	TokenReview TokenReview `json:"token_review" doc:"How tokens of peer.service_account are checked."`
 	View        View        `json:"view" doc:"What the listener serves; see views.md. Without it everything. Not for listen.admin."`
+	Hosts       []string    `json:"hosts" doc:"For listen.admin: names, or patterns such as *.example.org, that it is reached by, as the Host of a request. Always known are addresses, names without a dot, those of Services of a cluster (NAME.NAMESPACE.svc), that of address, and those of the certificate. Requests for others are refused, as a page of somebody else's may send them."`
+	MaxAge      Duration    `json:"max_age" doc:"Greatest age of a connection that was let in by a certificate, token or password: it ends then, or up to a fifth earlier, so that its credential is checked again. Streams that no credential let in, such as istiod's, have none. At least 1m. Default: 1h."`
 	Insecure    bool        `json:"insecure" doc:"Accept that everyone who reaches the address may use it, or reads what is sent. An address that is not loopback needs tls, allow, or this."`
+}
+
+// OldestConnection returns max_age or its default.
+func (l Listener) OldestConnection() time.Duration {
+	return cmp.Or(time.Duration(l.MaxAge), time.Hour)
 }
 
 // String returns the address.
@@ -77,12 +87,13 @@ func (l Listener) String() string { return l.Address }
 
 // ListenerTLS is the TLS of a listener.
 type ListenerTLS struct {
-	CertFile     string `json:"cert_file" doc:"PEM file of the certificate, with those of intermediate authorities after it."`
-	KeyFile      string `json:"key_file" doc:"PEM file of its private key."`
-	ClientCAFile string `json:"client_ca_file" doc:"PEM file of the authorities that may have signed certificates of clients."`
-	ClientAuth   string `json:"client_auth" doc:"none; request: the certificate of a client that has one is verified; require: each client must have one. Default: require with client_ca_file or workload_api, else none."`
-	WorkloadAPI  string `json:"workload_api" doc:"Address of a SPIFFE Workload API, such as unix:///run/spire/agent.sock, that the certificate and the authorities of clients come from, in place of the files."`
-	MinVersion   string `json:"min_version" doc:"Least version of TLS, 1.2 or 1.3. Default: 1.2."`
+	CertFile      string `json:"cert_file" doc:"PEM file of the certificate, with those of intermediate authorities after it."`
+	KeyFile       string `json:"key_file" doc:"PEM file of its private key."`
+	ClientCAFile  string `json:"client_ca_file" doc:"PEM file of the authorities that may have signed certificates of clients."`
+	ClientCRLFile string `json:"client_crl_file" doc:"PEM file of lists of certificates (CRL) that authorities of client_ca_file revoked. Each list is signed by one of these."`
+	ClientAuth    string `json:"client_auth" doc:"none; request: the certificate of a client that has one is verified; require: each client must have one. Default: require with client_ca_file or workload_api, else none."`
+	WorkloadAPI   string `json:"workload_api" doc:"Address of a SPIFFE Workload API, such as unix:///run/spire/agent.sock, that the certificate and the authorities of clients come from, in place of the files."`
+	MinVersion    string `json:"min_version" doc:"Least version of TLS, 1.2 or 1.3. Default: 1.2."`
 }
 
 // TokenReview configures how the tokens of service accounts are checked: by a
@@ -90,6 +101,11 @@ type ListenerTLS struct {
 type TokenReview struct {
 	Kubeconfig string `json:"kubeconfig" doc:"Kubeconfig with the API server and what the bridge identifies itself with there: a token or a certificate. Empty: the bridge runs in a pod, and does it as its own service account."`
 	Audience   string `json:"audience" doc:"Audience that a token has to be made for. One that is made for another, such as the API server, is refused. Default: isthmus."`
+}
+
+// Audit configures the record of changes and refusals.
+type Audit struct {
+	File string `json:"file" doc:"File that lines of JSON are appended to. It may be renamed or removed at any time, as logrotate does, and is made again. Empty: they are lines of the log with msg=audit, whatever log.level is."`
 }
 
 // DefaultAudience is the default of token_review.audience.
@@ -174,9 +190,17 @@ type Registry struct {
 
 // Owns configures what a registry may say.
 type Owns struct {
-	Hosts      []string `json:"hosts" doc:"Patterns of its hosts: * stands for any run of characters, as in *.service.consul. Without one any host."`
-	Namespaces []string `json:"namespaces" doc:"Its namespaces. Without one any namespace."`
-	Addresses  []string `json:"addresses" doc:"Blocks of the addresses of its instances and hosts, such as 10.1.0.0/16. Without one any address. Link-local addresses, metadata services of clouds, multicast, and loopback if the bridge listens for other machines, need a block within theirs."`
+	Collections []string `json:"collections" doc:"Kinds of its resources, such as networking.istio.io/VirtualService; * stands for any run of characters but /, as in security.istio.io/*, and alone for every kind. Default: networking.istio.io/ServiceEntry and networking.istio.io/WorkloadEntry, and networking.istio.io/DestinationRule with translate.subsets.destination_rule."`
+	Hosts       []string `json:"hosts" doc:"Patterns of its hosts: * stands for any run of characters, as in *.service.consul. Without one any host but those of the cluster. The host * and those of mesh.cluster_domain need a pattern of their own, such as *.shop.svc.cluster.local."`
+	Namespaces  []string `json:"namespaces" doc:"Its namespaces; * stands for any run of characters. Without one any namespace for what is about hosts, and none for what is about workloads, such as an AuthorizationPolicy. mesh.root_namespace needs its full name there."`
+	Addresses   []string `json:"addresses" doc:"Blocks of the addresses of its instances and hosts, such as 10.1.0.0/16. Without one any address. Loopback and link-local addresses, metadata services of clouds, multicast and IPv4 addresses in forms of IPv6 need a block within theirs, such as 127.0.0.0/8."`
+	Labels      []string `json:"labels" doc:"Labels and annotations with a meaning to Istio (istio-locality, and what begins with istio.io/ or a domain below it) that its metadata may set, such as security.istio.io/tlsMode; * stands for any run of characters but /. Default: none. Those that translate sets need no permission."`
+}
+
+// Mesh describes the mesh.
+type Mesh struct {
+	ClusterDomain string `json:"cluster_domain" doc:"The domain of the cluster's own services, whose hosts are no registry's unless owns.hosts names them."`
+	RootNamespace string `json:"root_namespace" doc:"The root namespace of the mesh, rootNamespace in its configuration: what is about workloads is about those of the whole mesh there, and no registry's unless owns.namespaces names it."`
 }
 
 // Protect configures which removals look accidental.
@@ -214,11 +238,12 @@ func (a Addresses) Network() netip.Prefix {
 
 // Plugin configures the process of a registry's plugin.
 type Plugin struct {
-	SHA256    string   `json:"sha256" doc:"SHA-256 of the executable, 64 hexadecimal digits, for a type that is not built in. If given, another file is not started."`
-	PublicKey string   `json:"public_key" doc:"Key that minisign -G has written, for a type that is not built in. If given, only an executable is started whose signature of that key is beside it, in a file of its name and .minisig, as minisign -S writes it."`
-	Env       []string `json:"env" doc:"Names of variables of the bridge's environment that the process gets, besides those by which a program finds its surroundings; see security.md. Values for config are written there as ${NAME} and need none."`
-	User      string   `json:"user" doc:"Name or number of the user that the process runs as, if the bridge runs as root. The program and the files of config must be readable for it. Default: that of the bridge."`
-	Confine   bool     `json:"confine" doc:"Whether the process gives up, once it is configured, what it does not need: other files, other TCP ports, programs. Every built-in adapter but exec does so, where the kernel lets it; see security.md."`
+	SHA256      string   `json:"sha256" doc:"SHA-256 of the executable, 64 hexadecimal digits, for a type that is not built in. If given, another file is not started."`
+	PublicKey   string   `json:"public_key" doc:"Key that minisign -G has written, for a type that is not built in. If given, only an executable is started whose signature of that key is beside it, in a file of its name and .minisig, as minisign -S writes it."`
+	Env         []string `json:"env" doc:"Names of variables of the bridge's environment that the process gets, besides those by which a program finds its surroundings; see security.md. Values for config are written there as ${NAME} and need none."`
+	User        string   `json:"user" doc:"Name or number of the user that the process runs as; only a bridge that runs as root can do that. The program and the files of config must be readable for it. Default: that of the bridge."`
+	Confinement string   `json:"confinement" doc:"required: the registry is not followed, and the bridge does not start, where the process cannot give up what it does not need: without Landlock or seccomp in the kernel, or with an adapter that does not do that. Empty: what is not in force is shown."`
+	Confine     bool     `json:"confine" doc:"Whether the process gives up, once it is configured, what it does not need: other files, other TCP ports, programs. Every built-in adapter but exec does so, where the kernel lets it; see security.md."`
 }
 
 // AutoDir is the value of state.dir that selects the default directory: see
@@ -253,13 +278,15 @@ type Telemetry struct {
 
 // Limits are bounds. Each is positive, unless it says what 0 means.
 type Limits struct {
-	ResourcesPerRegistry int `json:"resources_per_registry" doc:"How many resources one registry may have. What comes above is left out and listed."`
-	ServicesPerRegistry  int `json:"services_per_registry" doc:"How many services, which are ServiceEntries, are among these. A service takes several times as much as an instance, and a mesh much more. What comes above is left out and listed, with its instances."`
-	BytesPerRegistry     int `json:"bytes_per_registry" doc:"How many bytes the resources of one registry may have together, as its plugin encodes them; one instance has some 300. What comes above is left out and listed; nothing that is served is removed for it. The bridge takes about three times as much memory, besides 1 kB for each resource."`
+	ResourcesPerRegistry int `json:"resources_per_registry" doc:"How many resources one registry may have. What comes above is left out and listed. By default at most one for each 10240 bytes of memory that the registry has a share of."`
+	ServicesPerRegistry  int `json:"services_per_registry" doc:"How many services, which are ServiceEntries, are among these. A service takes several times as much as an instance, and a mesh much more. What comes above is left out and listed, with its instances. By default at most one for each 24576 bytes of memory that the registry has a share of."`
+	BytesPerRegistry     int `json:"bytes_per_registry" doc:"How many bytes the resources of one registry may have together, as its plugin encodes them; one instance has some 300. What comes above is left out and listed; nothing that is served is removed for it. The bridge takes about three times as much memory, besides 1 kB for each resource. By default at most a 24th of the memory that the registry has a share of."`
 	ConnectionsPerPeer   int `json:"connections_per_peer" doc:"How many connections one IP address may have, on all ports together. More are closed at once."`
-	Streams              int `json:"streams" doc:"How many streams all sinks may have together. More are refused with ResourceExhausted. One that asks for twenty names takes some 20 kB."`
-	RequestBytes         int `json:"request_bytes" doc:"How many bytes of requests may be in memory before they are handled, on all ports together. Beyond it connections of the IP address that takes most are closed. One request may have 67108864 (64 MiB)."`
-	PluginMemory         int `json:"plugin_memory" jsonschema_extras:"x-zero=true" doc:"How many bytes of memory one plugin process may take, on Linux. One that needs more ends, is started again after a pause, and is shown with the reason; what it had listed stays. It holds 1,000,000 instances in some 1 GB. 0: no bound."`
+	Streams              int `json:"streams" doc:"How many streams all sinks may have together. More are refused with ResourceExhausted. One that asks for twenty names takes some 20 kB. By default at most a sixteenth of the memory, at 20 KiB each."`
+	RequestBytes         int `json:"request_bytes" doc:"How many bytes of requests may be in memory before they are handled, on all ports together. Beyond it connections of the IP address that takes most are closed. One request may have 67108864 (64 MiB). By default at most a sixteenth of the memory."`
+	RetainedBytes        int `json:"retained_bytes" doc:"How many bytes of names, versions and types of resources the bridge keeps for all streams together, as it counts them: 200 and more for each name besides its length. A stream may have a quarter, an IP address or a verified identity half. Beyond it streams of whoever has most are ended with ResourceExhausted. By default at most a sixteenth of the memory."`
+	ResponseBytes        int `json:"response_bytes" doc:"How many bytes of responses may be in memory until they are sent. Half is for pages that sinks share; of the rest first responses may take half, and an IP address or a verified identity half of that. Others wait for their turn, and connections that do not read what others wait for are closed. By default at most a sixteenth of the memory."`
+	PluginMemory         int `json:"plugin_memory" jsonschema_extras:"x-zero=true" doc:"How many bytes of memory one plugin process may take, on Linux. One that needs more ends, is started again after a pause, and is shown with the reason; what it had listed stays. It holds 1,000,000 instances in some 1 GB. 0: no bound. By default at most half of the memory that the registry has a share of, and at least 134217728 (128 MiB)."`
 	PluginFiles          int `json:"plugin_files" jsonschema_extras:"x-zero=true" doc:"How many files, sockets among them, one plugin process may have open, on Linux. 0: no bound but that of the bridge."`
 	Tombstones           int `json:"tombstones" doc:"How many removed names each collection remembers, so that a delta sink that comes back within them gets exactly what it lacks. One costs some 150 bytes."`
 }
@@ -290,13 +317,14 @@ type SinkTLS struct {
 // Default holds the values of missing fields.
 var Default = Config{
 	Listen: Listen{XDS: Listeners{{Address: "127.0.0.1:15051"}}, Admin: Listener{Address: "127.0.0.1:15080"}},
+	Mesh:   Mesh{ClusterDomain: "cluster.local", RootNamespace: "istio-system"},
 	State:  State{Dir: AutoDir},
 	Log:    Log{Level: "info", Format: "text"},
 	Drain:  Duration(5 * time.Second),
 
 	Telemetry: Telemetry{Traces: 0.01, Interval: Duration(time.Minute)},
 
-	Limits: Limits{ResourcesPerRegistry: 1_000_000, ServicesPerRegistry: 250_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, RequestBytes: 256 << 20, PluginMemory: 4 << 30, PluginFiles: 4096, Tombstones: 100_000},
+	Limits: Limits{ResourcesPerRegistry: 1_000_000, ServicesPerRegistry: 250_000, BytesPerRegistry: 512 << 20, ConnectionsPerPeer: 1000, Streams: 20_000, RequestBytes: 256 << 20, RetainedBytes: 256 << 20, ResponseBytes: 256 << 20, PluginMemory: 4 << 30, PluginFiles: 4096, Tombstones: 100_000},
 }
 
 // DefaultRegistry holds the values of missing fields of a registry.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/invopop/jsonschema"
 
@@ -51,11 +52,6 @@ func ParseCIDR(text string) (netip.Prefix, error) {
 	}
 	p, err := netip.ParsePrefix(text)
 	return p.Masked(), err
-}
-
-// Beyond reports whether a listener can be reached from other machines.
-func (l *Listen) Beyond() bool {
-	return slices.ContainsFunc(l.All(), func(n NamedListener) bool { return n.Field != "listen.admin" && !n.loopback() })
 }
 
 // loopback reports whether only the machine itself reaches the address.
@@ -113,7 +109,13 @@ func (d *decoder) listener(at string, l *Listener, taken map[string]string) {
 		taken[l.Address] = address
 	}
 	d.listenerTLS(at+".tls", &l.TLS)
+	d.check(l.MaxAge == 0 || l.MaxAge >= Duration(time.Minute) && l.MaxAge <= maxTime, at+".max_age", "must be 1m to %s", maxTime)
 	admin := at == "listen.admin"
+	d.check(len(l.Hosts) == 0 || admin, at+".hosts", "is for listen.admin; browsers cannot speak what this listener does")
+	for i, h := range l.Hosts {
+		_, err := path.Match(h, "")
+		d.check(h != "" && err == nil && !strings.ContainsAny(h, "/: "), fmt.Sprintf("%s.hosts[%d]", at, i), "must be a name such as bridge.example.org, without a port, or a pattern such as *.example.org")
+	}
 	d.view(at+".view", admin, &l.View, nil)
 	for i := range l.Allow {
 		d.allow(fmt.Sprintf("%s.allow[%d]", at, i), admin, l, &l.Allow[i])
@@ -125,7 +127,10 @@ func (d *decoder) listener(at string, l *Listener, taken map[string]string) {
 		d.check(l.TokenReview == TokenReview{}, at+".token_review", "is not used, as no rule in allow has a service_account")
 	}
 	if !d.bad[address] {
-		d.check(l.loopback() || l.TLS.Enabled() || len(l.Allow) > 0 || l.Insecure, address,
+		known := len(l.Allow) > 0 || l.TLS.ClientAuth == ClientAuthRequire
+		d.check(!admin || l.loopback() || known || l.Insecure, address,
+			"is not loopback, and everyone who reaches it could read it: give it rules in allow, or tls with client_auth: require, or write {address: %q, insecure: true}", l.Address)
+		d.check(l.loopback() || l.TLS.Enabled() || known || l.Insecure, address,
 			"is not loopback, and everyone who reaches it could use it: give it tls, or rules in allow, or write {address: %q, insecure: true}", l.Address)
 	}
 }
@@ -149,6 +154,7 @@ func (d *decoder) listenerTLS(at string, t *ListenerTLS) {
 		path, ok := strings.CutPrefix(t.WorkloadAPI, "unix://")
 		d.check(ok && strings.HasPrefix(path, "/"), at+".workload_api", "must be unix:// and an absolute path, such as unix:///run/spire/agent.sock")
 	}
+	d.check(t.ClientCRLFile == "" || t.ClientCAFile != "", at+".client_crl_file", "is not used without client_ca_file, whose authorities sign it")
 	modes := []string{ClientAuthNone, ClientAuthRequest, ClientAuthRequire}
 	switch {
 	case t.ClientAuth == "" && (t.ClientCAFile != "" || t.WorkloadAPI != ""):

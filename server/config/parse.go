@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/conf"
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
 )
 
 // fileType is created at first use: only the bridge reads its configuration.
@@ -40,6 +41,10 @@ const minPluginMemory = 128 << 20
 
 // maxRequest is what one request of a sink may have, in bytes.
 const maxRequest = 64 << 20
+
+// minBudget is the least for what sinks are sent, and for what is kept of what
+// they send, in bytes.
+const minBudget = 16 << 20
 
 // minPluginFiles is the lower bound of limits.plugin_files.
 const minPluginFiles = 64
@@ -148,6 +153,9 @@ const maxName = 63
 // label is a DNS label.
 var label = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
+// domain is a DNS name.
+var domain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
 // check reports a problem with a field, unless the field already has one.
 func (d *decoder) check(ok bool, path, format string, args ...any) {
 	if !ok && !d.bad[path] {
@@ -165,6 +173,8 @@ func (d *decoder) validate(o Options) {
 		d.registry(fmt.Sprintf("registries[%d]", i), &c.Registries[i], names)
 	}
 	d.addresses(&c.Addresses)
+	d.check(domain.MatchString(c.Mesh.ClusterDomain), "mesh.cluster_domain", "must be a domain such as cluster.local")
+	d.check(label.MatchString(c.Mesh.RootNamespace), "mesh.root_namespace", "must be a namespace such as istio-system")
 	for i := range c.Conflicts {
 		d.conflict(fmt.Sprintf("conflicts[%d]", i), &c.Conflicts[i])
 	}
@@ -185,6 +195,8 @@ func (d *decoder) validate(o Options) {
 	d.check(c.Limits.PluginFiles == 0 || c.Limits.PluginFiles >= minPluginFiles, "limits.plugin_files", "must be 0 for no bound of its own, or at least %d", minPluginFiles)
 	d.check(c.Limits.ConnectionsPerPeer > 0, "limits.connections_per_peer", "must be positive")
 	d.check(c.Limits.Streams > 0, "limits.streams", "must be positive")
+	d.check(c.Limits.RetainedBytes >= minBudget, "limits.retained_bytes", "must be at least %d (16 MiB)", minBudget)
+	d.check(c.Limits.ResponseBytes >= minBudget, "limits.response_bytes", "must be at least %d (16 MiB)", minBudget)
 	d.check(c.Limits.RequestBytes >= maxRequest, "limits.request_bytes", "must be at least %d (64 MiB), which one request may have", maxRequest)
 	d.check(c.Limits.Tombstones > 0, "limits.tombstones", "must be positive")
 }
@@ -283,6 +295,8 @@ func (d *decoder) registry(path string, r *Registry, names map[string]int) {
 		key, err := base64.StdEncoding.DecodeString(r.Plugin.PublicKey)
 		d.check(r.Plugin.PublicKey == "" || err == nil && len(key) == 42 && string(key[:2]) == "Ed", path+".plugin.public_key", "must be the line of 56 characters that minisign -G prints, RW...")
 	}
+	d.check(slices.Contains([]string{"", "required"}, r.Plugin.Confinement), path+".plugin.confinement", "must be required, or left out")
+	d.check(r.Plugin.Confinement == "" || r.Plugin.Confine, path+".plugin.confinement", "is required, and confine is false; leave out one of them")
 	for i, name := range r.Plugin.Env {
 		d.check(variable.MatchString(name), fmt.Sprintf("%s.plugin.env[%d]", path, i), "must be the name of a variable; its value stays in the environment")
 	}
@@ -309,17 +323,32 @@ func (d *decoder) protect(path string, r *Registry) {
 
 // owns checks what a registry may say.
 func (d *decoder) owns(at string, o *Owns) {
-	for i, h := range o.Hosts {
-		_, err := path.Match(h, "")
-		d.check(h != "" && err == nil, fmt.Sprintf("%s.hosts[%d]", at, i), "is no pattern; *.service.consul fits every host of that domain")
+	check := func(field string, list []string, ok func(string) bool, format string, args ...any) {
+		for i, text := range list {
+			_, err := path.Match(text, "")
+			d.check(text != "" && err == nil && ok(text), fmt.Sprintf("%s.%s[%d]", at, field, i), format, args...)
+		}
 	}
-	for i, n := range o.Namespaces {
-		d.check(len(n) <= maxName && label.MatchString(n), fmt.Sprintf("%s.namespaces[%d]", at, i), "must be lower-case letters, digits and dashes")
-	}
+	all := slices.Sorted(slices.Values(collection.All()))
+	check("collections", o.Collections, func(text string) bool {
+		return slices.ContainsFunc(all, func(name string) bool { return MatchName(text, name) })
+	}, "fits none of %s", strings.Join(all, ", "))
+	check("hosts", o.Hosts, func(string) bool { return true }, "is no pattern; *.service.consul fits every host of that domain")
+	check("namespaces", o.Namespaces, func(text string) bool {
+		return len(text) <= maxName && label.MatchString(strings.ReplaceAll(text, "*", "x"))
+	}, "must be lower-case letters, digits and dashes, or * for any run of them")
+	check("labels", o.Labels, func(string) bool { return true }, "is no pattern; security.istio.io/tlsMode fits that label")
 	for i, a := range o.Addresses {
 		_, err := ParseCIDR(a)
 		d.check(err == nil, fmt.Sprintf("%s.addresses[%d]", at, i), "must be a block of addresses such as 10.1.0.0/16 or fd00::/8, or one address")
 	}
+}
+
+// MatchName reports whether a valid pattern of [Owns] fits the name of a
+// collection, a namespace or a label.
+func MatchName(pattern, name string) bool {
+	ok, _ := path.Match(pattern, name)
+	return ok || pattern == "*"
 }
 
 // maxWeight bounds the weight of a registry.

@@ -1,11 +1,13 @@
 package encode
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
@@ -97,12 +99,35 @@ func TestHashText(t *testing.T) {
 	}
 }
 
+// nested is an EnvoyFilter with a value in so many lists.
+func nested(levels int) []byte {
+	v := structpb.NewNumberValue(1)
+	for range levels {
+		v = structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{v}})
+	}
+	patch := &networking.EnvoyFilter_Patch{Value: &structpb.Struct{Fields: map[string]*structpb.Value{"a": v}}}
+	return testresource.Encode(named("ns/deep"), &networking.EnvoyFilter{ConfigPatches: []*networking.EnvoyFilter_EnvoyConfigObjectPatch{{Patch: patch}}})
+}
+
+// A body that is nested deeper than Envoy decodes is refused with its name.
+func TestParseDepth(t *testing.T) {
+	if _, err := Parse(nested(40), nil); err != nil {
+		t.Error(err)
+	}
+	_, err := Parse(nested(60), nil)
+	if e, ok := errors.AsType[*Invalid](err); !ok || e.Name != "ns/deep" || !strings.Contains(err.Error(), "recursion depth") {
+		t.Errorf("60 lists: %v", err)
+	}
+}
+
 // Whatever Parse accepts, a sink decodes, with the version that it is given.
 func FuzzParse(f *testing.F) {
 	f.Add(testresource.Encode(named("ns/web"), entry("web.example.org")))
 	f.Add(testresource.Encode(named("ns/web-1"), &networking.WorkloadEntry{Address: "10.0.0.1", Ports: map[string]uint32{"http": 80}}))
 	f.Add(testresource.Encode(named("ns/route"), &networking.VirtualService{Hosts: []string{"a.example.org"}}))
 	f.Add([]byte{0x0a, 0x00, 0x12, 0x00})
+	f.Add(nested(40))
+	f.Add(nested(3000))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		p, err := Parse(raw, nil)
 		if err != nil {

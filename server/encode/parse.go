@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"iter"
 	"strings"
 	"unicode/utf8"
 
@@ -90,6 +92,30 @@ func (p *Part) Namespace() string {
 	return ns
 }
 
+// LabelsAndAnnotations returns those of the resource. Of a key that is there
+// twice each value is returned.
+func (p *Part) LabelsAndAnnotations() iter.Seq2[string, string] {
+	return func(yield func(key, value string) bool) {
+		// checkMetadata found it well-formed; an error ends the loop.
+		_ = fields(p.Metadata, func(num protowire.Number, _ protowire.Type, _, entry []byte) error {
+			if num != metadataLabels && num != metadataAnnotations {
+				return nil
+			}
+			var pair [mapValue + 1]string // the last of each counts
+			_ = fields(entry, func(num protowire.Number, _ protowire.Type, _, value []byte) error {
+				if num <= mapValue {
+					pair[num] = string(value)
+				}
+				return nil
+			})
+			if !yield(pair[mapKey], pair[mapValue]) {
+				return io.EOF
+			}
+			return nil
+		})
+	}
+}
+
 // Label returns the value of a label of a WorkloadEntry, "" if it is missing.
 func (p *Part) Label(key string) string { return p.labels[key] }
 
@@ -132,6 +158,10 @@ var (
 	errCreateTime = errors.New("metadata.create_time: must be set and never change; sinks before Istio 1.14 drop a resource without it")
 )
 
+// Check returns why a resource cannot be served. The part has neither a hash
+// nor what is of its kind.
+type Check func(p *Part, body proto.Message) error
+
 // Parse checks and parses an encoded istio.mcp.v1alpha1.Resource. The part
 // shares raw, which must not change while the part is in use. No input makes
 // Parse panic. The body has to decode and to pass the checks. The error is an
@@ -139,7 +169,7 @@ var (
 //
 // The hash includes the fields that tail, which may be nil, returns: those that
 // the resource is served with at the end of its spec.
-func Parse(raw []byte, tail func(*Part) []byte, checks ...func(body proto.Message) error) (*Part, error) {
+func Parse(raw []byte, tail func(*Part) []byte, checks ...Check) (*Part, error) {
 	p, err := parse(raw, checks)
 	if err != nil {
 		coll, name := identify(raw)
@@ -153,7 +183,7 @@ func Parse(raw []byte, tail func(*Part) []byte, checks ...func(body proto.Messag
 	return p, nil
 }
 
-func parse(raw []byte, checks []func(proto.Message) error) (*Part, error) {
+func parse(raw []byte, checks []Check) (*Part, error) {
 	if len(raw) > MaxSize {
 		return nil, fmt.Errorf("it has more than %d bytes (%d MiB), the most that is accepted", MaxSize, MaxSize>>20)
 	}
@@ -260,7 +290,12 @@ func withoutVersion(metadata []byte) []byte {
 	return out
 }
 
-func (p *Part) checkBody(checks []func(proto.Message) error) error {
+// maxDepth bounds how deep messages are nested in each other, as Envoy's and
+// Java's decoders do: a body that is deeper would be refused by those who
+// receive it. Printed as JSON, its size is quadratic.
+const maxDepth = 100
+
+func (p *Part) checkBody(checks []Check) error {
 	var body proto.Message
 	switch p.Collection {
 	case collection.ServiceEntry:
@@ -274,11 +309,11 @@ func (p *Part) checkBody(checks []func(proto.Message) error) error {
 		}
 		body = typ.New().Interface()
 	}
-	if err := proto.Unmarshal(p.Spec, body); err != nil {
+	if err := (proto.UnmarshalOptions{RecursionLimit: maxDepth}).Unmarshal(p.Spec, body); err != nil {
 		return err
 	}
 	for _, check := range checks {
-		if err := check(body); err != nil {
+		if err := check(p, body); err != nil {
 			return err
 		}
 	}

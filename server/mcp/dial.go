@@ -150,6 +150,6 @@ func (s *Server) dialOnce(ctx context.Context, sink Sink, options []grpc.DialOpt
 	if err := st.SendMsg(&stream.Message{Header: header("", TriggerCollection, "", nil, false)}); err != nil {
 		return false, errors.Join(err, st.RecvMsg(new(mcpv1.RequestResources)))
 	}
-	worked, err = s.serve(st, sink.Address, true)
+	worked, err = s.serve(st, sink.Address, s.log.With(slog.String("address", sink.Address)), true)
 	return worked, cmp.Or(err, io.EOF)
 }

@@ -103,11 +103,11 @@ func RefuseIf(elsewhere func() bool) grpc.StreamServerInterceptor {
 // establish handles a sink's call.
 func (s *Server) establish(st grpc.ServerStream) error {
 	ctx := st.Context()
-	address := ""
+	address, log := "", s.log
 	if p, ok := peer.FromContext(ctx); ok {
-		address = p.Addr.String()
+		address, log = p.Addr.String(), stream.LogFor(log, p.Addr)
 	}
-	_, err := s.serve(st, address, false)
+	_, err := s.serve(st, address, log, false)
 	if fault, ok := errors.AsType[*stream.Fault](err); ok {
 		// Pilots 1.6 to 1.8 reconnect at once, without a limit.
 		wait.Pause(ctx, ErrorDelay+rand.N(ErrorDelay), s.Down())
@@ -120,8 +120,9 @@ var errMalformed = errors.New("a request is no istio.mcp.v1alpha1.RequestResourc
 
 // serve runs one stream until it ends. asked reports whether the sink
 // subscribed to anything.
-func (s *Server) serve(st stream.Stream, address string, reverse bool) (asked bool, _ error) {
-	sess := newSession(s.view, s.config, s.override, s.metrics, s.log, time.Now())
+func (s *Server) serve(st stream.Stream, address string, log *slog.Logger, reverse bool) (asked bool, _ error) {
+	sess := newSession(s.view, s.config, s.override, s.metrics, log, time.Now())
+	sess.identity = stream.IdentityOf(st.Context())
 	sess.address, sess.reverse, sess.penalties = address, reverse, &s.penalties
 	err := s.Serve(st, sess, sess.wake, func() (any, error) {
 		var raw wire.Raw

@@ -57,6 +57,7 @@ type session struct {
 	metrics   *metrics
 	log       *slog.Logger
 	address   string
+	identity  func() string // verified; nil in tests
 	reverse   bool
 	connected time.Time
 	wake      stream.Waker
@@ -80,12 +81,14 @@ type session struct {
 // subscription of package view until the profile is known.
 type subscription struct {
 	stream.Subscription
-	first      *mcpv1.RequestResources
-	asked      int       // number of initial requests; part of the nonce
-	notBefore  time.Time // of the first response; zero afterwards
-	penalty    string    // key, see penaltyKeyLocked
-	retry      time.Time // time of the retry after a NACK; zero for none
-	retryAfter time.Duration
+	incremental  bool              // of the initial request, until the profile is known
+	versions     map[string]string // likewise
+	versionBytes int               // what they take
+	asked        int               // number of initial requests; part of the nonce
+	notBefore    time.Time         // of the first response; zero afterwards
+	penalty      string            // key, see penaltyKeyLocked
+	retry        time.Time         // time of the retry after a NACK; zero for none
+	retryAfter   time.Duration
 }
 
 func (u *subscription) open() bool { return u.Subscription.Subscription != nil }
@@ -127,7 +130,7 @@ func (s *session) Close(now time.Time, err error) {
 	if s.profile != nil {
 		s.metrics.Sinks.WithLabelValues(s.profile.Name).Dec()
 	}
-	stream.LogEnd(s.log, s.address, err)
+	stream.LogEnd(s.log, err)
 }
 
 // SetView implements [stream.Session].
@@ -140,6 +143,42 @@ func (s *session) SetView(v *view.View) {
 			u.Subscription.SetView(v)
 		}
 	}
+}
+
+// subscriptionCost is what a subscription takes besides its name, in bytes.
+const subscriptionCost = 1 << 10
+
+// Retained implements [stream.Session].
+func (s *session) Retained() (bytes int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, u := range s.subs {
+		bytes += subscriptionCost + len(u.Name) + u.versionBytes
+		if u.open() {
+			bytes += u.Subscription.Subscription.Retained()
+		}
+	}
+	return bytes
+}
+
+// Room implements [stream.Session].
+func (s *session) Room() (size int, shared bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	own := false
+	for _, u := range s.subs {
+		n, pages := 1, true
+		switch {
+		case u == s.barrier:
+			continue
+		case u.open():
+			n, pages = u.Subscription.Subscription.Room()
+		case u.incremental:
+			n, pages = view.MaxDelta, false
+		}
+		size, own = max(size, n), own || n > 0 && !pages
+	}
+	return size, !own
 }
 
 // Selective implements [stream.Session].
@@ -185,6 +224,9 @@ func (s *session) askLocked(u *subscription, req *mcpv1.RequestResources, now ti
 		if len(s.subs) == maxCollections {
 			return fmt.Errorf("the stream asks for more than %d collections", maxCollections)
 		}
+		if len(req.GetCollection()) > maxKept {
+			return fmt.Errorf("the name of a collection may have at most %d bytes", maxKept)
+		}
 		u = &subscription{Subscription: stream.Subscription{Name: strings.Clone(req.GetCollection())}}
 		s.of[u.Name] = u
 		if u.Name == serviceEntries {
@@ -196,7 +238,9 @@ func (s *session) askLocked(u *subscription, req *mcpv1.RequestResources, now ti
 	}
 	u.Reset()
 	u.asked++
-	u.first, u.retry, u.retryAfter = req, time.Time{}, 0
+	u.retry, u.retryAfter = time.Time{}, 0
+	u.incremental, u.versions = req.GetIncremental(), req.GetInitialResourceVersions()
+	u.versionBytes = view.SizeOfVersions(u.versions)
 	if s.profile == nil {
 		if len(s.asked) == 0 {
 			s.first = now
@@ -229,7 +273,7 @@ func (s *session) decideLocked(now time.Time) (wait time.Duration) {
 	s.profile = p
 	s.metrics.Sinks.WithLabelValues(p.Name).Inc()
 	s.log = s.log.With(slog.String("node", s.node))
-	s.log.Info("sink subscribed", slog.String("address", s.address), slog.String("profile", p.Name),
+	s.log.Info("sink subscribed", slog.String("identity", s.who()), slog.String("profile", p.Name),
 		slog.Int("collections", len(s.asked)), slog.Bool("reverse", s.reverse))
 	for _, u := range s.subs {
 		s.openLocked(u)
@@ -245,12 +289,12 @@ func (s *session) decideLocked(now time.Time) (wait time.Duration) {
 // openLocked opens the subscription once the profile is known.
 func (s *session) openLocked(u *subscription) {
 	coll := collectionOf(u.Name, s.profile, s.options.SyntheticEntries)
-	incremental := u.first.GetIncremental() && !s.options.FullState
+	incremental := u.incremental && !s.options.FullState
 	u.Subscription.Subscription = view.NewSubscription(s.view, view.Options{
-		Collection: coll, Form: s.profile.Form, Framing: view.MCP, Incremental: incremental, Versions: u.first.GetInitialResourceVersions(),
+		Collection: coll, Form: s.profile.Form, Framing: view.MCP, Incremental: incremental, Versions: u.versions,
 		ReplaceOnRemoval: s.profile.Form.Synthetic,
 	})
-	u.first = nil
+	u.versions, u.versionBytes = nil, 0
 	s.metrics.count(u, s.profile.Name)
 	// This includes sinks that receive parts: a single resource may exceed the
 	// limit.
@@ -366,9 +410,17 @@ func (s *session) messageLocked(u *subscription, r *view.Response, now time.Time
 	if u.Warn() {
 		s.log.Warn("response is larger than a Pilot accepts unless told otherwise: raise its --mcpMaxMsgSize, let it take incremental responses "+
 			"(PILOT_ENABLE_INCREMENTAL_MCP=true from 1.6 on), or give it several config sources with a shard of the registries each",
-			slog.String("address", s.address), slog.String("collection", u.Name), slog.Int("bytes", u.Size()), slog.Int("limit", view.MaxMessage))
+			slog.String("collection", u.Name), slog.Int("bytes", u.Size()), slog.Int("limit", view.MaxMessage))
 	}
 	return m
+}
+
+// who returns who the sink is, as was verified, "" without a credential.
+func (s *session) who() string {
+	if s.identity == nil {
+		return ""
+	}
+	return s.identity()
 }
 
 // Status implements [stream.Session].
@@ -376,7 +428,7 @@ func (s *session) Status() stream.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := stream.Status{
-		Address: s.address, Node: s.node, Protocol: "mcp", Connected: s.connected, StaleNonces: s.stale, Shows: s.view.Shows(),
+		Address: s.address, Identity: s.who(), Node: s.node, Protocol: "mcp", Connected: s.connected, StaleNonces: s.stale, Shows: s.view.Shows(),
 		Subscriptions: []stream.SubscriptionStatus{},
 	}
 	if s.reverse {

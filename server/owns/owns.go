@@ -1,97 +1,135 @@
-// Package owns decides what a registry may say: hosts, namespaces and addresses
-// that are not its own are refused.
+// Package owns decides what a registry may say: kinds, hosts, namespaces,
+// addresses and labels that are not its own are refused.
 package owns
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
+	"net"
 	"net/netip"
 	"path"
 	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protopath"
+	"google.golang.org/protobuf/reflect/protorange"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/translate"
 )
 
 // Rules are those of one registry. They are safe for concurrent use.
 type Rules struct {
-	hosts, namespaces []string
-	addresses         []netip.Prefix
-	denied            []block
-	beyond            bool
+	hosts, namespaces, collections []string
+	addresses                      []netip.Prefix
+	everyAddress                   bool // addresses excludes no ordinary one
+	domains                        []string
+	root                           string
+	labels                         []string          // patterns
+	configured                     translate.Options // whose labels are the operator's
 }
 
-// block is a range of addresses that no registry has unless it is given one
-// within it.
-type block struct {
-	netip.Prefix
-	what string
-}
-
-// always are ranges that no instance of a service has an address in. A proxy
-// that is sent there reaches something of its own machine or of its network
-// that trusts whoever can connect: RFC 6890, and the metadata services of
-// clouds.
-var always = []block{
-	{netip.MustParsePrefix("0.0.0.0/8"), "this network"},
-	{netip.MustParsePrefix("::/128"), "unspecified"},
-	{netip.MustParsePrefix("169.254.0.0/16"), "link-local, with the metadata service of most clouds"},
-	{netip.MustParsePrefix("fe80::/10"), "link-local"},
-	{netip.MustParsePrefix("fd00:ec2::/32"), "the metadata service of a cloud"},
-	{netip.MustParsePrefix("100.100.100.200/32"), "the metadata service of a cloud"},
-	{netip.MustParsePrefix("168.63.129.16/32"), "the metadata service of a cloud"},
-	{netip.MustParsePrefix("224.0.0.0/4"), "multicast"},
-	{netip.MustParsePrefix("ff00::/8"), "multicast"},
-	{netip.MustParsePrefix("255.255.255.255/32"), "broadcast"},
-}
-
-// loopback is where a proxy on another machine reaches itself: its own
-// administration port, or what its application serves to itself only.
-var loopback = []block{
-	{netip.MustParsePrefix("127.0.0.0/8"), "loopback, which is another machine for each proxy"},
-	{netip.MustParsePrefix("::1/128"), "loopback, which is another machine for each proxy"},
-}
-
-// New returns the rules of a registry. With beyond the bridge has sinks on
-// other machines, so that loopback addresses are nobody's.
-func New(o config.Owns, beyond bool) *Rules {
-	r := &Rules{hosts: o.Hosts, namespaces: o.Namespaces, denied: always, beyond: beyond}
-	if beyond {
-		r.denied = slices.Concat(always, loopback)
+// New returns the rules of a registry in a mesh.
+func New(r *config.Registry, mesh config.Mesh) *Rules {
+	out := &Rules{
+		namespaces: r.Owns.Namespaces, collections: r.Owns.Collections, labels: r.Owns.Labels, root: mesh.RootNamespace,
+		domains: []string{lower(mesh.ClusterDomain), "svc"},
 	}
-	for _, text := range o.Addresses {
+	for _, pattern := range r.Owns.Hosts {
+		out.hosts = append(out.hosts, lower(pattern))
+	}
+	for _, text := range r.Owns.Addresses {
 		p, _ := config.ParseCIDR(text) // validated
-		r.addresses = append(r.addresses, p)
+		out.addresses = append(out.addresses, unmapped(p))
+		out.everyAddress = out.everyAddress || p.Bits() == 0
 	}
-	return r
+	// The plugin refuses a block that does not decode, and sends nothing.
+	_ = json.Unmarshal(r.Translate, &out.configured)
+	if len(out.collections) == 0 {
+		out.collections = []string{collection.ServiceEntry, collection.WorkloadEntry}
+		if out.configured.Subsets.DestinationRule {
+			out.collections = append(out.collections, collection.DestinationRule)
+		}
+	}
+	return out
 }
 
 // Outside is the refusal of something that the registry does not own.
 type Outside struct {
 	What  string // such as "host db.example.org"
-	Field string // of the registry's block, which would permit it
+	Field string // of the registry's block, which would permit it; "" for none
 	Why   string
 }
 
 // Error implements error.
 func (e *Outside) Error() string {
-	return fmt.Sprintf("%s is not the registry's: %s; name it in owns.%s if it is", e.What, e.Why, e.Field)
+	cure := "no field permits it"
+	if e.Field != "" {
+		cure = fmt.Sprintf("name it in owns.%s if it is", e.Field)
+	}
+	return fmt.Sprintf("%s is not the registry's: %s; %s", e.What, e.Why, cure)
 }
 
-// CheckNamespace returns an *[Outside] for a namespace that is not the
-// registry's.
-func (r *Rules) CheckNamespace(namespace string) error {
-	if len(r.namespaces) > 0 && !slices.Contains(r.namespaces, namespace) {
-		return &Outside{"namespace " + namespace, "namespaces", "owns.namespaces has " + list(r.namespaces)}
+// onWorkloads are the kinds that are about the workloads of a namespace instead
+// of hosts.
+var onWorkloads = map[string]bool{
+	"networking.istio.io/Gateway":               true,
+	"networking.istio.io/Sidecar":               true,
+	"networking.istio.io/EnvoyFilter":           true,
+	"networking.istio.io/ProxyConfig":           true,
+	"networking.istio.io/WorkloadGroup":         true,
+	"security.istio.io/AuthorizationPolicy":     true,
+	"security.istio.io/PeerAuthentication":      true,
+	"security.istio.io/RequestAuthentication":   true,
+	"networking.istio.io/ServiceEntry/selector": true,
+}
+
+// Check returns an *[Outside] for a resource that says something of others than
+// the registry.
+func (r *Rules) Check(p *encode.Part, body proto.Message) error {
+	if !slices.ContainsFunc(r.collections, func(pattern string) bool { return config.MatchName(pattern, p.Collection) }) {
+		return &Outside{"kind " + p.Collection, "collections", "owns.collections has " + list(r.collections)}
+	}
+	if err := r.namespace(p.Collection, p.Namespace()); err != nil {
+		return err
+	}
+	for key, value := range p.LabelsAndAnnotations() {
+		// A revision hides the resource from the istiods of others.
+		if key != "istio.io/rev" {
+			if err := r.label(key, value); err != nil {
+				return err
+			}
+		}
+	}
+	return r.body(p.Namespace(), body)
+}
+
+// namespace checks the namespace of a resource. What is about workloads reaches
+// those of others there, so it needs a namespace that is named; in the root
+// namespace it reaches those of the whole mesh, which no wildcard names.
+func (r *Rules) namespace(coll, namespace string) error {
+	match := func(pattern string) bool { return config.MatchName(pattern, namespace) }
+	outside := func(why string) error { return &Outside{"namespace " + namespace, "namespaces", why} }
+	named := slices.ContainsFunc(r.namespaces, match)
+	switch {
+	case len(r.namespaces) > 0 && !named:
+		return outside("owns.namespaces has " + list(r.namespaces))
+	case !onWorkloads[coll]:
+	case !named:
+		return outside("what is about workloads, as this " + path.Base(coll) + " is, reaches those of others there")
+	case namespace == r.root && !slices.Contains(r.namespaces, namespace):
+		return outside("it is the root namespace, where a " + path.Base(coll) + " reaches the whole mesh")
 	}
 	return nil
 }
 
-// Check returns an *[Outside] for hosts and addresses of a ServiceEntry or
-// WorkloadEntry that are not the registry's. Other kinds have none.
-func (r *Rules) Check(body proto.Message) error {
+func (r *Rules) body(namespace string, body proto.Message) error {
 	switch b := body.(type) {
 	case *networking.ServiceEntry:
 		for _, host := range b.GetHosts() {
@@ -105,82 +143,147 @@ func (r *Rules) Check(body proto.Message) error {
 			}
 		}
 		for _, e := range b.GetEndpoints() {
-			if err := r.address(e.GetAddress()); err != nil {
+			if err := r.workload(e); err != nil {
 				return err
 			}
 		}
+		if b.GetWorkloadSelector() != nil {
+			return r.namespace(collection.ServiceEntry+"/selector", namespace)
+		}
 	case *networking.WorkloadEntry:
-		return r.address(b.GetAddress())
+		return r.workload(b)
+	case *networking.WorkloadGroup:
+		for _, all := range []map[string]string{b.GetMetadata().GetLabels(), b.GetMetadata().GetAnnotations()} {
+			for key, value := range all {
+				if err := r.label(key, value); err != nil {
+					return err
+				}
+			}
+		}
+		if b.GetTemplate() != nil {
+			return r.workload(b.GetTemplate())
+		}
+	case *networking.DestinationRule:
+		return r.host(r.full(b.GetHost(), namespace))
+	case *networking.VirtualService:
+		for _, host := range b.GetHosts() {
+			if err := r.host(r.full(host, namespace)); err != nil {
+				return err
+			}
+		}
+		return protorange.Range(b.ProtoReflect(), func(v protopath.Values) error {
+			if m, ok := v.Index(-1).Value.Interface().(protoreflect.Message); ok {
+				if d, ok := m.Interface().(*networking.Destination); ok {
+					return r.host(r.full(d.GetHost(), namespace))
+				}
+			}
+			return nil
+		})
+	case *networking.Gateway:
+		for _, s := range b.GetServers() {
+			for _, host := range s.GetHosts() {
+				if err := r.host(afterSlash(host)); err != nil {
+					return err
+				}
+			}
+		}
+	case *networking.Sidecar:
+		for _, e := range b.GetEgress() {
+			for _, host := range e.GetHosts() {
+				if err := r.host(afterSlash(host)); err != nil {
+					return err
+				}
+			}
+		}
+		for _, i := range b.GetIngress() {
+			if err := r.listener(i.GetDefaultEndpoint()); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
 
+// workload checks an instance.
+func (r *Rules) workload(e *networking.WorkloadEntry) error {
+	for key, value := range e.GetLabels() {
+		if err := r.label(key, value); err != nil {
+			return err
+		}
+	}
+	return r.address(e.GetAddress())
+}
+
+// label checks a label or an annotation.
+func (r *Rules) label(key, value string) error {
+	if !translate.IsIstios(key) || r.configured.Sets(key, value) || slices.ContainsFunc(r.labels, func(pattern string) bool { return config.MatchName(pattern, key) }) {
+		return nil
+	}
+	return &Outside{"label or annotation " + key, "labels", "Istio gives it a meaning"}
+}
+
+// full returns the host that a VirtualService or a DestinationRule means by a
+// name without dots: a service of its namespace.
+func (r *Rules) full(host, namespace string) string {
+	if host == "" || strings.ContainsAny(host, ".*") {
+		return host
+	}
+	return host + "." + namespace + ".svc." + r.domains[0]
+}
+
+// host checks a host that a resource is for or leads to.
 func (r *Rules) host(host string) error {
-	if len(r.hosts) == 0 {
-		return nil
+	if len(r.hosts) > 0 && !slices.ContainsFunc(r.hosts, func(pattern string) bool { return ownsHost(pattern, lower(host)) }) {
+		return &Outside{"host " + host, "hosts", "owns.hosts has " + list(r.hosts)}
 	}
-	for _, pattern := range r.hosts {
-		// A host with a wildcard is owned by a pattern that covers all of it.
-		if ok, _ := path.Match(pattern, host); ok && (!strings.HasPrefix(host, "*") || strings.HasPrefix(pattern, "*")) { // validated
-			return nil
-		}
-	}
-	return &Outside{"host " + host, "hosts", "owns.hosts has " + list(r.hosts)}
+	return r.cluster(host)
 }
 
-// virtual checks an address of a host, which may be a block.
-func (r *Rules) virtual(text string) error {
-	p, err := config.ParseCIDR(text)
-	if err != nil || len(r.addresses) == 0 {
-		return nil //nolint:nilerr // what is no address is refused elsewhere
-	}
-	for _, own := range r.addresses {
-		if own.Bits() <= p.Bits() && own.Contains(p.Addr()) {
-			return nil
+// cluster checks that a host is none of the cluster's, unless it is named.
+func (r *Rules) cluster(host string) error {
+	text := lower(host)
+	for _, domain := range r.domains {
+		if !reaches(text, domain) || slices.ContainsFunc(r.hosts, func(pattern string) bool {
+			return pattern == text || ownsHost(pattern, text) && within(pattern, domain)
+		}) {
+			continue
 		}
-	}
-	return &Outside{"address " + text, "addresses", "owns.addresses has " + r.blocks()}
-}
-
-// address checks the address of an instance: an IP address, a name, or the path
-// of a socket.
-func (r *Rules) address(text string) error {
-	outside := func(why string) error { return &Outside{"address " + text, "addresses", why} }
-	if strings.HasPrefix(text, "unix:") {
-		return outside("it is a socket of each proxy's own machine")
-	}
-	a, err := netip.ParseAddr(text)
-	if err != nil {
-		return r.named(text)
-	}
-	a = a.Unmap().WithZone("")
-	at := slices.IndexFunc(r.addresses, func(p netip.Prefix) bool { return p.Contains(a) })
-	if at < 0 && len(r.addresses) > 0 {
-		return outside("owns.addresses has " + r.blocks())
-	}
-	for _, d := range r.denied {
-		if d.Contains(a) && !slices.ContainsFunc(r.addresses, func(p netip.Prefix) bool { return p.Contains(a) && d.Bits() <= p.Bits() }) {
-			return outside("it is " + d.what)
+		if text == "*" {
+			return &Outside{"host " + host, "hosts", "it is every host"}
 		}
+		return &Outside{"host " + host, "hosts", "hosts of " + domain + " are the cluster's own"}
 	}
 	return nil
 }
 
-// named checks a host name as the address of an instance, which may stand for
-// any address.
-func (r *Rules) named(text string) error {
-	name := strings.ToLower(strings.TrimSuffix(text, "."))
-	switch {
-	case text == "":
+// ownsHost reports whether a pattern covers a host in lower case. One with a
+// wildcard needs a pattern that covers all of it.
+func ownsHost(pattern, host string) bool {
+	ok, _ := path.Match(pattern, host) // validated
+	return ok && (!strings.HasPrefix(host, "*") || strings.HasPrefix(pattern, "*"))
+}
+
+// reaches reports whether a host, or one of those that a wildcard stands for,
+// is in a domain.
+func reaches(host, domain string) bool {
+	rest, ok := strings.CutPrefix(host, "*")
+	return within(host, domain) || ok && strings.HasSuffix("."+domain, rest)
+}
+
+func within(host, domain string) bool {
+	return host == domain || strings.HasSuffix(host, "."+domain)
+}
+
+// listener checks the address that a Sidecar passes traffic to, host:port or
+// the path of a socket.
+func (r *Rules) listener(text string) error {
+	if text == "" {
 		return nil
-	case len(r.addresses) > 0 && len(r.hosts) == 0:
-		return &Outside{"address " + text, "hosts", "owns.addresses has " + r.blocks() + ", and a name may stand for any address"}
-	case len(r.addresses) > 0:
-		return r.host(text)
-	case name == "metadata.google.internal", r.beyond && (name == "localhost" || strings.HasSuffix(name, ".localhost")):
-		return &Outside{"address " + text, "addresses", "it stands for the machine of each proxy or the metadata service of a cloud"}
 	}
-	return nil
+	if host, _, err := net.SplitHostPort(text); err == nil {
+		text = host
+	}
+	return r.address(text)
 }
 
 // maxListed bounds the patterns that a message names.
@@ -193,10 +296,11 @@ func list(all []string) string {
 	return strings.Join(all, ", ")
 }
 
-func (r *Rules) blocks() string {
-	all := make([]string, len(r.addresses))
-	for i, p := range r.addresses {
-		all[i] = p.String()
-	}
-	return list(all)
+// afterSlash returns the host of one that may follow a namespace.
+func afterSlash(host string) string {
+	_, after, _ := strings.Cut(host, "/")
+	return cmp.Or(after, host)
 }
+
+// lower returns a host in the form in which hosts are compared.
+func lower(host string) string { return strings.ToLower(strings.TrimSuffix(host, ".")) }

@@ -52,7 +52,7 @@ func New(t testing.TB, o state.Options) *World {
 	}
 	db := state.New([]string{"dc1", "gate"}, o, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	w.DB, w.View = db, view.New(db)
-	db.Registry("dc1").Apply(&pluginv1.WatchResponse{Synced: true})
+	w.apply("dc1", &pluginv1.WatchResponse{Synced: true})
 	db.Registry("gate").Begin([]string{})
 	return w
 }
@@ -81,7 +81,15 @@ func (w *World) Hold(coll string, held bool) {
 
 // Apply applies one message of the registry's plugin.
 func (w *World) Apply(upserts ...*pluginv1.Upsert) {
-	w.DB.Registry("dc1").Apply(&pluginv1.WatchResponse{Upserts: upserts})
+	w.t.Helper()
+	w.apply("dc1", &pluginv1.WatchResponse{Upserts: upserts})
+}
+
+func (w *World) apply(registry string, m *pluginv1.WatchResponse) {
+	w.t.Helper()
+	if err := w.DB.Registry(registry).Apply(m); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // Upsert returns a resource as a plugin sends it; service is "" for one that is
@@ -172,20 +180,20 @@ func (w *World) Drop(name string) { w.remove(collection.WorkloadEntry, name) }
 func (w *World) Remove(name string) { w.remove(collection.ServiceEntry, name) }
 
 func (w *World) remove(coll, name string) {
-	w.DB.Registry("dc1").Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{{Collection: coll, Name: name}}})
+	w.apply("dc1", &pluginv1.WatchResponse{Removals: []*pluginv1.Removal{{Collection: coll, Name: name}}})
 }
 
 // EntryFrom sets a service of another registry, with one port.
 func (w *World) EntryFrom(registry, name, host string) {
 	w.t.Helper()
-	w.DB.Registry(registry).Apply(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{w.Upsert(name, name, &networking.ServiceEntry{
+	w.apply(registry, &pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{w.Upsert(name, name, &networking.ServiceEntry{
 		Hosts: []string{host}, Resolution: networking.ServiceEntry_STATIC, Ports: []*networking.ServicePort{{Number: 80, Name: "http", Protocol: "HTTP"}},
 	})}})
 }
 
 // RemoveFrom removes a service of another registry.
 func (w *World) RemoveFrom(registry, name string) {
-	w.DB.Registry(registry).Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: name}}})
+	w.apply(registry, &pluginv1.WatchResponse{Removals: []*pluginv1.Removal{{Collection: collection.ServiceEntry, Name: name}}})
 }
 
 // Resources returns what sinks of a form have of a collection, decoded, with

@@ -40,6 +40,8 @@ type batch struct {
 	loose       []*merger       // lost their lead or a member
 	mergers     []*merger       // to compose
 	news        []entryID       // have a new verdict to log
+
+	written bool // the claims are complete, and the logs are being written
 }
 
 type upsert struct {
@@ -62,9 +64,9 @@ func (b *batch) parse(upserts []*pluginv1.Upsert) {
 	var service, selector string // of the previous upsert: instances of a service are adjacent
 	var label []byte
 	owner := *b.r.owns.Load()
-	checks := []func(proto.Message) error{b.db.options.Validate}
+	checks := []encode.Check{func(_ *encode.Part, body proto.Message) error { return b.db.options.Validate(body) }}
 	if owner != nil {
-		checks = append(checks, func(body proto.Message) error { return foreign(owner.Check(body)) })
+		checks = append(checks, func(p *encode.Part, body proto.Message) error { return foreign(owner.Check(p, body)) })
 	}
 	for n, u := range upserts {
 		b.upserts[n].service = u.GetService()
@@ -81,11 +83,6 @@ func (b *batch) parse(upserts []*pluginv1.Upsert) {
 			}
 			return label
 		}, checks...)
-		if p := b.upserts[n].part; p != nil && owner != nil {
-			if err := foreign(owner.CheckNamespace(p.Namespace())); err != nil {
-				b.upserts[n].err = &encode.Invalid{Collection: p.Collection, Name: p.Name, Err: err}
-			}
-		}
 	}
 }
 
@@ -575,23 +572,24 @@ func (b *batch) commit() {
 		}
 	}
 	changed := make([]bool, len(b.touched))
-	d.mu.Lock()
-	before := d.revision
-	for n := range b.touched {
-		changed[n] = d.moveLocked(&b.touched[n])
-	}
-	for _, t := range b.touched {
-		d.updateAsidesLocked(t.table, t.name)
-		d.boundLocked(t.table)
-	}
-	revision := d.revision
-	if revision != before {
-		if d.options.Applied != nil {
-			d.options.Applied(b.r.name, uint64(revision))
+	var before, revision Revision
+	b.written = true
+	d.write(func() {
+		before = d.revision
+		for n := range b.touched {
+			changed[n] = d.moveLocked(&b.touched[n])
 		}
-		d.wakeLocked()
-	}
-	d.mu.Unlock()
+		for _, t := range b.touched {
+			d.updateAsidesLocked(t.table, t.name)
+			d.boundLocked(t.table)
+		}
+		if revision = d.revision; revision != before {
+			if d.options.Applied != nil {
+				d.options.Applied(b.r.name, uint64(revision))
+			}
+			d.wakeLocked()
+		}
+	})
 	if revision != before {
 		b.r.status.Revision = revision
 		for n := range b.touched {
@@ -601,6 +599,15 @@ func (b *batch) commit() {
 		}
 	}
 	b.tellShadowed()
+}
+
+// write calls f, which writes to the logs, with mu held.
+func (d *DB) write(f func()) {
+	if !d.writing {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+	}
+	f()
 }
 
 // sort sorts the touched names and removes duplicates.
@@ -636,6 +643,10 @@ func (d *DB) moveLocked(t *touch) (changed bool) {
 		was, is := old.visible(l.shape), now.visible(l.shape)
 		switch {
 		case !is && (old == nil || old.place[l.shape] == 0):
+		case was && is && old.Hash(s) == now.Hash(s) && old.kind.registry != now.kind.registry:
+			d.revision++
+			l.hand(old, now, d.revision)
+			changed = true
 		case !was && !is, was && is && old.Hash(s) == now.Hash(s):
 			l.swap(old, holder())
 		default:

@@ -84,6 +84,11 @@ func (d *DB) setRegistries(names []string, renamed map[string]string) {
 	}
 	d.registries = next
 	d.decideAnew() // weights and endpoint names contain registry names
+	for _, r := range d.registries {
+		if was := renamed[r.name]; was != "" && was != r.name && before[was] == r {
+			d.republish(r)
+		}
+	}
 	d.remark()
 	d.wake()
 }
@@ -190,6 +195,25 @@ func (r *Registry) rename(name string) {
 		d.metrics.setSynced(r)
 	}
 	d.metrics.setProtected(r)
+}
+
+// republish moves each name of a renamed registry to the end of the logs, for
+// readers who select by registry, or print it.
+func (d *DB) republish(r *Registry) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, t := range d.tables {
+		for _, s := range shapesOf(t) {
+			l := t.logs[s]
+			for _, s := range slices.Clone(l.slots) {
+				if s.record != nil && s.record.visible(l.shape) && s.record.kind.registry == r {
+					d.revision++
+					l.hand(s.record, s.record, d.revision)
+				}
+			}
+		}
+	}
+	d.renamed = d.revision
 }
 
 // empty removes all resources of the registry.

@@ -11,12 +11,16 @@ import (
 )
 
 // changesOf returns what a reader of a collection sees from its cursor on, as
-// "name", with a minus where it is removed.
+// "name", with a minus where it is removed, and > where it is handed over with
+// the content that it had.
 func (e env) changesOf(coll string, c *Cursor) (names []string) {
 	for change := range e.Changes(Kind{coll, encode.Inline}, c) {
 		name := change.Name
 		if change.Removed {
 			name = "-" + name
+		}
+		if change.Handed {
+			name = ">" + name
 		}
 		names = append(names, name)
 	}
@@ -65,7 +69,7 @@ func TestSetRegistries(t *testing.T) {
 	owner("a")
 	see("another order", []string{"b", "c", "a"}, nil, "ns/both")
 	owner("b")
-	see("renamed", []string{"z", "c", "a"}, map[string]string{"z": "b"})
+	see("renamed", []string{"z", "c", "a"}, map[string]string{"z": "b"}, ">ns/b", ">ns/both")
 	owner("z")
 	if got := e.Registry("z").Status(); got.Registry != "z" || !got.Synced || got.Resources[collection.ServiceEntry] != 2 || e.Registry("b") != nil {
 		t.Errorf("after the renaming: %+v", got)
@@ -125,4 +129,26 @@ func TestSeriesOfRegistries(t *testing.T) {
 	if len(of) != 1 || of["z"] < 8 {
 		t.Errorf("series by registry: %v", of)
 	}
+}
+
+// What is held back can be listed while the registries change places; the race
+// detector sees whether both use one lock.
+func TestKeptDuringReload(t *testing.T) {
+	e := newEnv(t, protected(), "dc1", "dc2")
+	list(e.Registry("dc1"), 20)
+	list(e.Registry("dc1"), 5)
+	done := make(chan struct{})
+	go func() { // ends by itself
+		defer close(done)
+		for range 100 {
+			e.SetRegistries([]string{"dc2", "dc1"}, nil)
+			e.SetRegistries([]string{"dc1", "dc2"}, nil)
+		}
+	}()
+	for range 100 {
+		if n := len(slices.Collect(e.Kept(""))); n != 45 {
+			t.Errorf("%d resources are held back, want 15 services and 30 endpoints", n)
+		}
+	}
+	<-done
 }

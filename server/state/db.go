@@ -79,6 +79,7 @@ type DB struct {
 	// apply is held by writers, and by readers of what it guards. It is locked
 	// before mu.
 	apply      sync.Mutex
+	writing    bool                      // the writer holds mu
 	registries []*Registry               // in the order of the configuration
 	network    netip.Prefix              // of the addresses of hosts
 	hosts      map[netip.Addr][]claimant // the hosts that hash to an address
@@ -97,6 +98,7 @@ type DB struct {
 	// mu guards the logs. A batch holds it only while it writes to them.
 	mu       sync.RWMutex
 	revision Revision
+	renamed  Revision      // after the last change of a registry's name
 	changed  chan struct{} // closed and replaced to wake readers
 	waiting  map[string][]string
 }
@@ -211,6 +213,10 @@ type Change struct {
 	Record   *Record // nil if removed
 	Removed  bool
 	Revision Revision
+	// Handed reports that the reader has read this content under the name
+	// before: only the registry of the name, or its name, is another. It
+	// concerns readers who select by registry, or print it.
+	Handed bool
 }
 
 // Cursor is a reader's position. The zero Cursor is that of a reader that has
@@ -225,11 +231,12 @@ type Cursor struct {
 	// has to restart from the zero Cursor.
 	Lost bool
 
-	begun bool // not the zero Cursor
+	begun bool     // not the zero Cursor
+	whole Revision // up to which it read everything when it last came to the end
 }
 
 // At returns the cursor of a reader that has read everything up to a revision.
-func At(r Revision) Cursor { return Cursor{Revision: r, begun: true} }
+func At(r Revision) Cursor { return Cursor{Revision: r, begun: true, whole: r} }
 
 // chunk is the number of changes that are read under one lock. No lock is held
 // between two chunks.
@@ -278,7 +285,7 @@ func (d *DB) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 				return
 			}
 			if len(changes) < cap(buf) {
-				c.Revision = max(c.Revision, now)
+				c.end(now)
 				return
 			}
 			// Release the records that the reader has handled.
@@ -287,6 +294,12 @@ func (d *DB) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 			}
 		}
 	}
+}
+
+// end advances the cursor of a reader that has come to the end.
+func (c *Cursor) end(now Revision) {
+	c.Revision = max(c.Revision, now)
+	c.whole = c.Revision
 }
 
 // each advances the cursor over changes, and yields those that the reader has
@@ -323,6 +336,8 @@ func (d *DB) read(l *changeLog, c *Cursor, buf []Change) (changes []Change, now 
 		change := Change{Name: s.record.Name(), Revision: s.revision, Removed: !s.record.visible(l.shape)}
 		if !change.Removed {
 			change.Record = s.record
+			content, handed := l.handed[s.record]
+			change.Handed = handed && content <= c.whole // after it the content may have moved past the reader
 		}
 		if buf = append(buf, change); len(buf) == cap(buf) {
 			break

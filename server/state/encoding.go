@@ -38,7 +38,6 @@ func (r *Record) Encode(l *encode.Layout) (e Encoding) {
 	} else {
 		e.Version = r.hash
 	}
-	e.head.Version = e.Version
 	legacy := isEntry && l.Legacy != encode.NotLegacy
 	empty := legacy && r.isEmpty(l.Shape)
 	if empty && l.Legacy == encode.LegacyDrop {
@@ -72,8 +71,11 @@ func (r *Record) Encode(l *encode.Layout) (e Encoding) {
 		e.head.Metadata = encode.AppendMetadataLabel(slices.Clip(e.head.Metadata), encode.EndpointsLabel, exceptions.String())
 	}
 	if l.Registry {
-		e.head.Metadata = encode.AppendMetadataAnnotation(slices.Clip(e.head.Metadata), encode.RegistryAnnotation, *r.kind.registry.shown.Load())
+		registry := *r.kind.registry.shown.Load()
+		e.Version += encode.HashOf([]byte(encode.RegistryAnnotation), []byte(registry))
+		e.head.Metadata = encode.AppendMetadataAnnotation(slices.Clip(e.head.Metadata), encode.RegistryAnnotation, registry)
 	}
+	e.head.Version = e.Version
 	e.head.Spec = len(e.spec) + len(e.tail) + size
 	e.Size = e.head.Size()
 	return e

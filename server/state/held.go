@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+
+	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
 // RegistryOptions tune one registry. The zero value works.
@@ -24,11 +26,10 @@ type RegistryOptions struct {
 	Owns Owner
 }
 
-// Owner decides what a registry may say. Its methods are safe for concurrent
-// use; an error is the reason of the refusal.
+// Owner decides what a registry may say. Check is safe for concurrent use; an
+// error is the reason of the refusal.
 type Owner interface {
-	CheckNamespace(namespace string) error
-	Check(body proto.Message) error
+	Check(p *encode.Part, body proto.Message) error
 }
 
 // DefaultSyncTimeout is the default of [RegistryOptions.SyncTimeout].

@@ -23,6 +23,9 @@ type changeLog struct {
 	horizon Revision
 	// oldest is an index before which no removal is retained.
 	oldest int
+	// handed has the records that took a name over from another registry with
+	// the content that it had, by the revision of that content.
+	handed map[*Record]Revision
 }
 
 // after returns the index of the first slot with a greater revision.
@@ -62,6 +65,7 @@ func (l *changeLog) leave(r *Record) {
 	l.at(r).record = nil
 	l.count(r, -1)
 	r.place[l.shape] = 0
+	delete(l.handed, r)
 }
 
 // swap moves the place of a record to another of the same content.
@@ -73,6 +77,25 @@ func (l *changeLog) swap(old, with *Record) {
 	l.count(with, 1)
 	l.at(old).record = with
 	with.place[l.shape], old.place[l.shape] = old.place[l.shape], 0
+	if content, ok := l.handed[old]; ok {
+		delete(l.handed, old)
+		l.handed[with] = content
+	}
+}
+
+// hand moves a present name to the end of the log, for a record of the same
+// content whose registry has another name. Both may be the same record.
+func (l *changeLog) hand(old, with *Record, at Revision) {
+	content, again := l.handed[old]
+	if !again {
+		content = old.place[l.shape]
+	}
+	l.leave(old)
+	l.enter(with, at)
+	if l.handed == nil {
+		l.handed = make(map[*Record]Revision)
+	}
+	l.handed[with] = content
 }
 
 // enter appends a record without a place to the log.

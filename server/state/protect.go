@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/clip"
@@ -224,8 +225,10 @@ func (r *Registry) countRestored() {
 		switch c := t.claim(name, r); {
 		case c == nil:
 		case c.parts != nil:
-			c.of.live, c.of.counted = c.Endpoints(), true
-			r.guard.live++
+			c.of.live = c.of.instances().count
+			if c.of.counted = !c.of.emptied; c.of.counted {
+				r.guard.live++
+			}
 		default:
 			r.guard.live++
 		}
@@ -640,7 +643,10 @@ func (r *Registry) removeKept(chosen func(*keptItem) bool) {
 // empty, in any order.
 func (d *DB) Kept(registry string) iter.Seq[Kept] {
 	return func(yield func(Kept) bool) {
-		for _, r := range d.registries {
+		d.apply.Lock()
+		registries := slices.Clone(d.registries)
+		d.apply.Unlock()
+		for _, r := range registries {
 			if registry != "" && r.name != registry {
 				continue
 			}

@@ -159,16 +159,24 @@ func (r *Registry) setState(change func(*Status)) {
 	r.db.metrics.setStale(r)
 }
 
-// Apply applies one message of the plugin. It never fails: resources that
-// cannot be served are refused, counted and listed, and their last good content
-// is retained.
-func (r *Registry) Apply(m *pluginv1.WatchResponse) {
+// Apply applies one message of the plugin as a whole. Resources that cannot be
+// served are refused, counted and listed, and their last good content is
+// retained. An error means that the message breaks the contract as such, see
+// [batch.check], and nothing of it is applied; or that the bridge has a defect,
+// see [DB.attempt].
+func (r *Registry) Apply(m *pluginv1.WatchResponse) error {
 	b := &batch{r: r, db: r.db}
-	b.parse(m.GetUpserts())
+	if err := b.read(m); err != nil {
+		return err
+	}
+	r.db.apply.Lock()
+	defer r.db.apply.Unlock()
+	return r.db.attempt(b, func() { r.apply(b, m) })
+}
 
+// apply applies a parsed message. The caller holds apply.
+func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) {
 	d := r.db
-	d.apply.Lock()
-	defer d.apply.Unlock()
 	live, pending, kept := r.guard.live, r.guard.pending, len(r.guard.kept)
 	if r.status.Listing {
 		live = r.guard.base

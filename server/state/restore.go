@@ -278,6 +278,7 @@ type loader struct {
 	services   []*savedItem
 	several    []savedName // of several claims, more than once possibly
 	batch      *batch      // decides on what may be in conflict
+	whole      bool        // everything is within the limits
 }
 
 type savedName struct {
@@ -384,7 +385,7 @@ func (l *loader) link() {
 	take := func(it *savedItem, fits bool) bool {
 		r, c := l.registries[it.registry], it.record
 		isEntry := c.Collection() == collection.ServiceEntry
-		if !fits || isEntry && r.entries >= d.options.MaxServices || r.resources >= d.options.MaxResources || r.bytes+c.size() > d.options.MaxBytes {
+		if !fits || !l.whole && (isEntry && r.entries >= d.options.MaxServices || r.resources >= d.options.MaxResources || r.bytes+c.size() > d.options.MaxBytes) {
 			l.leftOut[it.registry]++
 			t, name := c.kind.collection, c.Name()
 			if t.drop(c); t.index[name] == nil {
@@ -526,9 +527,11 @@ func (l *loader) decide() {
 // enter appends the records that are not in conflict to the logs, in the order
 // of the items.
 func (l *loader) enter() {
+	l.d.write(l.enterLocked)
+}
+
+func (l *loader) enterLocked() {
 	d := l.d
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	for _, t := range d.tables {
 		for _, s := range shapesOf(t) {
 			t.logs[s].slots = slices.Grow(t.logs[s].slots, len(t.index))

@@ -84,8 +84,7 @@ func (r *Record) allHosts() []string {
 // selection. Its methods are safe for concurrent use, and mean what those of DB
 // mean.
 //
-// A selected name costs some 150 bytes. A record that another registry takes
-// over with equal content is examined again at its next change.
+// A selected name costs some 150 bytes.
 type Selection struct {
 	db      *DB
 	filters []Filter
@@ -118,16 +117,6 @@ func (s *Selection) Run(ctx context.Context, followed func()) {
 			return
 		}
 	}
-}
-
-// Anew examines all of the state again.
-func (s *Selection) Anew() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, l := range s.logs {
-		l.cursor = Cursor{}
-	}
-	s.followLocked()
 }
 
 func (s *Selection) follow() {
@@ -192,16 +181,15 @@ func (s *Selection) selectsCollection(coll string) bool {
 
 // readLocked applies the changes of the state to a log.
 func (s *Selection) readLocked(l *selected) {
-	whole := l.cursor == Cursor{}
-	if !whole {
+	if l.cursor.begun {
 		for c := range s.db.Changes(l.kind, &l.cursor) {
 			s.applyLocked(l, &c)
 		}
-		whole = l.cursor.Lost
+		if !l.cursor.Lost {
+			return
+		}
 	}
-	if !whole {
-		return
-	}
+	renamed := s.db.renamedSince(l.cursor.Revision)
 	l.cursor = Cursor{}
 	gone := make(map[string]bool, l.live)
 	for i := range l.slots {
@@ -211,6 +199,7 @@ func (s *Selection) readLocked(l *selected) {
 	}
 	for c := range s.db.Changes(l.kind, &l.cursor) {
 		delete(gone, c.Name)
+		c.Handed = renamed
 		s.applyLocked(l, &c)
 	}
 	for name := range gone {
@@ -222,7 +211,7 @@ func (s *Selection) readLocked(l *selected) {
 func (s *Selection) applyLocked(l *selected, c *Change) {
 	is, was := !c.Removed && s.selectsLocked(l.kind, c.Record), l.get(c.Name) != nil
 	if is {
-		s.putLocked(l, c.Name, c.Record)
+		s.putLocked(l, c.Name, c.Record, c.Handed)
 	} else if was {
 		s.removeLocked(l, c.Name)
 	}
@@ -241,7 +230,7 @@ func (s *Selection) applyLocked(l *selected, c *Change) {
 					s.removeLocked(instances, i.Name())
 				}
 			} else if s.db.isServed(i) {
-				s.putLocked(instances, i.Name(), i)
+				s.putLocked(instances, i.Name(), i, false)
 			}
 		}
 	}
@@ -276,15 +265,24 @@ func (s *Selection) selectsLocked(k Kind, r *Record) bool {
 	return true
 }
 
-func (s *Selection) putLocked(l *selected, name string, r *Record) {
+func (s *Selection) putLocked(l *selected, name string, r *Record, handed bool) {
 	switch held := l.get(name); {
-	case held == r:
-	case held != nil && held.Hash(l.kind.Shape) == r.Hash(l.kind.Shape):
-		l.swap(name, r)
-	default:
+	case held == nil || held.Hash(l.kind.Shape) != r.Hash(l.kind.Shape):
 		s.revision++
 		l.put(s.revision, name, r)
+	case handed || held.kind.registry != r.kind.registry:
+		s.revision++
+		l.hand(s.revision, name, r)
+	case held != r:
+		l.swap(name, r)
 	}
+}
+
+// renamedSince reports whether a registry got another name after a revision.
+func (d *DB) renamedSince(r Revision) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.renamed > r
 }
 
 func (s *Selection) removeLocked(l *selected, name string) {
@@ -309,7 +307,7 @@ func (s *Selection) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 				return
 			}
 			if len(changes) < cap(buf) {
-				c.Revision = max(c.Revision, now)
+				c.end(now)
 				return
 			}
 			// Release the records that the reader has handled.
@@ -341,7 +339,10 @@ func (s *Selection) read(k Kind, c *Cursor, buf []Change) (changes []Change, now
 		if p.name == "" {
 			continue
 		}
-		if buf = append(buf, Change{Name: p.name, Revision: p.revision, Record: p.record, Removed: p.record == nil}); len(buf) == cap(buf) {
+		change := Change{Name: p.name, Revision: p.revision, Record: p.record, Removed: p.record == nil}
+		content, handed := l.handed[p.name]
+		change.Handed = handed && content <= c.whole
+		if buf = append(buf, change); len(buf) == cap(buf) {
 			break
 		}
 	}
@@ -393,7 +394,9 @@ func (s *Selection) Initialized(coll string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	is := s.isOpen(coll)
-	s.opened[coll] = is
+	if s.db.tables[coll] != nil { // any other, a name that a client chose, is always open
+		s.opened[coll] = is
+	}
 	return is
 }
 
@@ -423,6 +426,7 @@ type selected struct {
 	dead    int                 // removed names that are retained
 	horizon Revision            // of the newest evicted removal
 	oldest  int                 // no removal is before it
+	handed  map[string]Revision // see changeLog
 }
 
 // place is a name's place in the log. A removed name has no record, an empty
@@ -466,8 +470,23 @@ func (l *selected) swap(name string, r *Record) {
 	l.places[p.name] = p.revision
 }
 
+// hand moves a present name to the end of the log, for a record of the same
+// content whose registry has another name.
+func (l *selected) hand(at Revision, name string, r *Record) {
+	content, again := l.handed[name]
+	if !again {
+		content = l.places[name]
+	}
+	l.put(at, name, r)
+	if l.handed == nil {
+		l.handed = make(map[string]Revision)
+	}
+	l.handed[r.Name()] = content
+}
+
 // put moves a name to the end of the log; a nil record removes it.
 func (l *selected) put(at Revision, name string, r *Record) {
+	delete(l.handed, name)
 	if was, ok := l.places[name]; ok {
 		p := &l.slots[l.after(was)-1]
 		l.count(p, -1)

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,6 +26,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/isthmus-mesh/isthmus/internal/testresource"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -475,31 +475,8 @@ func TestOwnership(t *testing.T) {
 	}
 }
 
-// text is a log that can be read while it is written.
-type text struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *text) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *text) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *text) Reset() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.b.Reset()
-}
-
-func (l *text) Len() int { return len(l.String()) }
+// text is the log of a DB.
+type text = testwait.Buffer
 
 // logged returns a DB that logs into the text.
 func logged(t *testing.T, registries ...string) (*DB, *text) {
@@ -1386,10 +1363,14 @@ func TestHandover(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		e.Registry(name).Apply(upserts(entry("ns/web", "web.example.org"), instance("ns/web", "ns/web-1", "10.0.0.1"), route("ns/r", "r")))
 	}
-	before := e.Revision()
+	fresh, read := Cursor{}, Cursor{}
+	e.changesOf(routes, &read)
 	e.Registry("a").Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, "ns/web"), gone(routes, "ns/r")}})
-	if e.Revision() != before {
-		t.Errorf("the same content from another registry cost %d revisions", e.Revision()-before)
+	if got := e.changesOf(routes, &read); !slices.Equal(got, []string{">ns/r"}) {
+		t.Errorf("a reader of the same content from another registry sees %q, want that it was handed over", got)
+	}
+	if got := e.changesOf(routes, &fresh); !slices.Equal(got, []string{"ns/r"}) {
+		t.Errorf("a reader that had not read it sees %q", got)
 	}
 	for name, k := range map[string]Kind{
 		"ns/web-1": {collection.WorkloadEntry, encode.Workload}, "ns/web": {Collection: collection.ServiceEntry}, "ns/r": {Collection: routes},

@@ -33,6 +33,11 @@ type Session interface {
 	// nil and the time after which to call it again; 0 waits for an event. An
 	// error ends the stream.
 	Next(now time.Time) (m *Message, wait time.Duration, err error)
+	// Retained returns how many bytes are kept of what the sink has sent.
+	Retained() int
+	// Room returns about how large the next response may be, in bytes, 0 if
+	// there is none, and whether it is of pages that sinks share.
+	Room() (size int, shared bool)
 	// Selective reports whether only requests and [Waker.Wake] can produce a
 	// message. The loop then ignores other changes of the state.
 	Selective() bool
@@ -50,10 +55,21 @@ type Session interface {
 type Message struct {
 	Header   []byte
 	Segments [][]byte
+	// Size is the length of Header and Segments, in bytes.
+	Size int
+	// Shared is set if other sinks may have the same segments.
+	Shared bool
+	// Done, if set, is called when gRPC has sent the message or dropped it,
+	// from any goroutine. It is not called for one that is small, nor when gRPC
+	// closes the connection.
+	Done func()
 }
 
 // Parts implements wire.Spliced.
 func (m *Message) Parts() (header []byte, segments [][]byte) { return m.Header, m.Segments }
+
+// Sent implements wire.Tracked.
+func (m *Message) Sent() func() { return m.Done }
 
 // Waker wakes the loop of one stream.
 type Waker chan struct{}
@@ -181,12 +197,60 @@ func grantOf(ctx context.Context) Grant {
 	return func() ([]view.Filter, <-chan struct{}) { return nil, nil }
 }
 
-type turnsKey struct{}
+type identityKey struct{}
 
-// WithTurns has the stream of a context call wait before it looks at a change
-// of the state. What changes meanwhile comes with it.
-func WithTurns(ctx context.Context, wait func(context.Context)) context.Context {
-	return context.WithValue(ctx, turnsKey{}, wait)
+// WithIdentity has the status of the stream of a context say who its sink is,
+// as was verified.
+func WithIdentity(ctx context.Context, who func() string) context.Context {
+	return context.WithValue(ctx, identityKey{}, who)
+}
+
+// IdentityOf returns what tells who the sink of a context is, "" without a
+// credential.
+func IdentityOf(ctx context.Context) func() string {
+	if who, ok := ctx.Value(identityKey{}).(func() string); ok {
+		return who
+	}
+	return func() string { return "" }
+}
+
+// Account bounds what a stream may have of the bridge. The loop of the stream
+// calls its methods.
+type Account interface {
+	// Turn waits before the stream looks at a change of the state. What changes
+	// meanwhile comes with it.
+	Turn(ctx context.Context)
+	// Retain tells how many bytes are kept of what the sink has sent. An error
+	// ends the stream.
+	Retain(bytes int) error
+	// Room reserves room for the next response, until it is sent or Done is
+	// called. If there is none it returns a channel that is closed when Room is
+	// to be called again.
+	Room(size int, shared bool) <-chan struct{}
+	// Done gives back what Room reserved, as there is nothing to send.
+	Done()
+}
+
+type accountKey struct{}
+
+// WithAccount bounds what the stream of a context may have.
+func WithAccount(ctx context.Context, a Account) context.Context {
+	return context.WithValue(ctx, accountKey{}, a)
+}
+
+// unbounded is the account of a stream without one.
+type unbounded struct{}
+
+func (unbounded) Turn(context.Context)           {}
+func (unbounded) Retain(int) error               { return nil }
+func (unbounded) Room(int, bool) <-chan struct{} { return nil }
+func (unbounded) Done()                          {}
+
+func accountOf(ctx context.Context) Account {
+	if a, ok := ctx.Value(accountKey{}).(Account); ok {
+		return a
+	}
+	return unbounded{}
 }
 
 // Serve runs a stream until it ends. The session begins with a view that may
@@ -248,14 +312,14 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 			timer.Stop()
 		}
 	}()
-	await, paced := ctx.Value(turnsKey{}).(func(context.Context))
+	account := accountOf(ctx)
 	turns := make(chan turn)
 	var req any
 	for {
 		// A stack that has grown stays as it is while a quarter of it is used,
 		// and this goroutine waits under all of gRPC's frames. What needs much
 		// stack runs in one that ends, so that a stream takes 8 kB less.
-		go func() { turns <- takeTurn(st, sess, shown, req) }()
+		go func() { turns <- takeTurn(st, sess, account, shown, req) }()
 		now := <-turns
 		if req = nil; now.err != nil {
 			return now.err
@@ -272,9 +336,8 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 		select {
 		case req = <-requests:
 		case <-now.changed:
-			if paced {
-				await(ctx)
-			}
+			account.Turn(ctx)
+		case <-now.room:
 		case <-regrant:
 			filters, regrant = grant()
 			now, releaseNow := s.view.Narrow(filters...)
@@ -296,14 +359,18 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 // turn is what a stream waits for next, besides requests.
 type turn struct {
 	changed <-chan struct{} // a change of the state; nil for none
+	room    <-chan struct{} // room for a response; nil for none
 	wait    time.Duration   // 0 for none
 	err     error           // ends the stream
 }
 
 // takeTurn handles a request, if there is one, and sends what there is to send.
-func takeTurn(st Stream, sess Session, shown *view.View, req any) (t turn) {
+func takeTurn(st Stream, sess Session, account Account, shown *view.View, req any) (t turn) {
 	if req != nil {
 		if err := sess.Take(req, time.Now()); err != nil {
+			return turn{err: &Fault{codes.ResourceExhausted, err}}
+		}
+		if err := account.Retain(sess.Retained()); err != nil {
 			return turn{err: &Fault{codes.ResourceExhausted, err}}
 		}
 	}
@@ -311,13 +378,24 @@ func takeTurn(st Stream, sess Session, shown *view.View, req any) (t turn) {
 		t.changed = shown.Changed() // read before Next, so that no change is missed
 	}
 	for {
+		if size, shared := sess.Room(); size > 0 {
+			if t.room = account.Room(size, shared); t.room != nil {
+				return t
+			}
+		}
 		m, wait, err := sess.Next(time.Now())
+		if m == nil {
+			account.Done()
+		}
 		if err != nil {
 			return turn{err: &Fault{codes.Unavailable, err}}
 		}
 		if m == nil {
 			t.wait = wait
 			return t
+		}
+		if err := account.Retain(sess.Retained()); err != nil {
+			return turn{err: &Fault{codes.ResourceExhausted, err}}
 		}
 		// Blocks this stream only, while the sink does not read.
 		if err := st.SendMsg(m); err != nil {
@@ -327,11 +405,11 @@ func takeTurn(st Stream, sess Session, shown *view.View, req any) (t turn) {
 }
 
 // LogEnd logs the end of a stream with its reason.
-func LogEnd(log *slog.Logger, address string, err error) {
+func LogEnd(log *slog.Logger, err error) {
 	switch {
 	case err == nil, status.Code(err) == codes.Canceled, errors.Is(err, ErrShutdown):
-		log.Info("sink disconnected", slog.String("address", address))
+		log.Info("sink disconnected")
 	default:
-		log.Warn("stream ended", slog.String("address", address), slog.Any("err", err))
+		log.Warn("stream ended", slog.Any("err", err))
 	}
 }

@@ -131,7 +131,7 @@ func (s *Subscription) Respond(r *view.Response, header []byte, interval func(si
 		log.Debug("push", slog.String("collection", Clip(s.Status().Collection)), slog.String("nonce", r.Nonce), slog.Uint64("revision", uint64(r.Revision)),
 			slog.Int("resources", r.Resources), slog.Int("removed", len(r.Removed)), slog.Int("bytes", s.size))
 	}
-	return &Message{Header: header, Segments: r.Segments}
+	return &Message{Header: header, Segments: r.Segments, Size: s.size, Shared: r.Full}
 }
 
 // Times returns when the newest response was sent, and when the sink
@@ -179,6 +179,7 @@ func (s *Subscription) Lag(revision uint64) uint64 {
 // Status is the status of one stream for pages and the API.
 type Status struct {
 	Address     string            `json:"address"`
+	Identity    string            `json:"identity,omitempty"` // who it is, as its certificate or token verified; all below is what it says
 	Node        string            `json:"node"`               // the sink's id; most Pilots send none
 	Metadata    map[string]string `json:"metadata,omitempty"` // string values of the node's metadata
 	Version     string            `json:"version,omitempty"`  // as stated by the node; every istiod says 65536.65536.65536

@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -15,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	goplugin "github.com/hashicorp/go-plugin"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -103,9 +101,6 @@ func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started fun
 		c.api, err = spec.Open(ctx)
 		return c, err
 	}
-	if err := errors.Join(verify(spec), verifySignature(spec)); err != nil {
-		return c, err
-	}
 	cred, err := credential(spec.User)
 	if err != nil {
 		return c, err
@@ -115,6 +110,13 @@ func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started fun
 	if cmd.Err != nil {
 		return c, cmd.Err
 	}
+	pinned, err := pin(spec, cmd, h.dir)
+	if err != nil {
+		return c, err
+	}
+	if pinned != nil {
+		defer pinned.Close() // the process has its own descriptor
+	}
 	cert, certPEM, err := wire.NewCertificate()
 	if err != nil {
 		return c, fmt.Errorf("start %s: make a certificate: %w", name, err)
@@ -122,7 +124,7 @@ func open(ctx context.Context, h *Host, spec Spec, log *slog.Logger, started fun
 	if c.dir, err = os.MkdirTemp(h.dir, "plugin"); err != nil {
 		return c, fmt.Errorf("start %s: make a directory for its socket: %w", name, err)
 	}
-	cmd.Env = slices.Concat(environ(spec.EnvNames), memoryEnv(spec.Memory), wire.Environ(c.dir, certPEM), spec.Env, []string{wire.LogLevelKey + "=" + logLevel(ctx, log)})
+	cmd.Env = slices.Concat(cmd.Env, environ(spec.EnvNames), memoryEnv(spec.Memory), wire.Environ(c.dir, certPEM), spec.Env, []string{wire.LogLevelKey + "=" + logLevel(ctx, log)})
 	c.process = newProcess(h, cmd, log)
 	c.process.memory, c.process.files, c.process.user = spec.Memory, spec.OpenFiles, cred
 	c.process.logs.counter = dropped
@@ -294,7 +296,8 @@ func (c *client) configure(ctx context.Context, spec Spec) error {
 		Config:     orEmpty(spec.Config),
 		Translate:  orEmpty(spec.Translate),
 		Limits:     &pluginv1.Limits{Resources: uint64(max(0, spec.Resources)), Services: uint64(max(0, spec.Services)), Bytes: uint64(max(0, spec.Bytes))},
-		Unconfined: spec.Unconfined,
+		Unconfined: spec.Unconfined, ConfinementRequired: spec.Confinement == ConfinementRequired,
+		Labels: spec.Labels,
 	}
 	if s := spec.Shards; !s.All() {
 		req.Shards = &pluginv1.Shards{First: uint32(s.First), Last: uint32(s.Last), Of: uint32(s.Of)}
@@ -305,7 +308,7 @@ func (c *client) configure(ctx context.Context, spec Spec) error {
 	}
 	if len(resp.GetViolations()) == 0 {
 		c.confinement = resp.GetConfinement()
-		return nil
+		return c.confined(spec)
 	}
 	e := &ConfigError{}
 	for _, v := range resp.GetViolations() {
@@ -352,26 +355,6 @@ func plain(err error, within time.Duration) error {
 		return fmt.Errorf("%w: %s", ErrContract, st.Message())
 	}
 	return errors.New(st.Message())
-}
-
-// verify checks the executable's checksum.
-func verify(spec Spec) error {
-	sum, err := spec.checksum()
-	if err != nil || sum == nil {
-		return err
-	}
-	path, err := exec.LookPath(spec.Command[0])
-	if err != nil {
-		return err
-	}
-	ok, err := (&goplugin.SecureConfig{Checksum: sum, Hash: sha256.New()}).Check(path)
-	if err != nil {
-		return fmt.Errorf("checksum of %s: %w", path, err)
-	}
-	if !ok {
-		return fmt.Errorf("%s: %w; if the file was changed on purpose, change sha256 too", path, ErrChecksum)
-	}
-	return nil
 }
 
 // logLevel returns the lowest level logged, as a value of [wire.LogLevelKey].

@@ -44,6 +44,10 @@ func TestMain(m *testing.M) {
 	if strings.HasPrefix(role, stepPrefix) {
 		stepMain(role)
 	}
+	if of, call, ok := strings.Cut(role, " without "); ok {
+		lack(call)
+		role = of
+	}
 	switch role {
 	case "":
 		goleak.VerifyTestMain(m)

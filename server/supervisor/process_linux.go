@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -44,6 +45,38 @@ func limit(pid, memory, files int) (err error) {
 	return errors.Join(err, unix.Prlimit(pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil))
 }
 
+// private makes a command execute a copy in memory, which is sealed. The
+// process has it as descriptor 3, as the interpreter of a script opens it once
+// more.
+func private(cmd *exec.Cmd, _ string, from io.Reader) (*os.File, error) {
+	fd, err := unix.MemfdCreate("plugin", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3, where each is executable
+		fd, err = unix.MemfdCreate("plugin", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create: %w; if sysctl vm.memfd_noexec is 2, it has to be 1 at most", err)
+	}
+	f := os.NewFile(uintptr(fd), "memory")
+	_, err = io.Copy(f, from)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	cmd.Path, cmd.ExtraFiles = "/proc/self/fd/3", []*os.File{f}
+	return f, nil
+}
+
+// filters returns how many filters of system calls a process has.
+func filters(pid int) int {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, rest, _ := strings.Cut(string(status), "\nSeccomp_filters:")
+	line, _, _ := strings.Cut(rest, "\n")
+	n, _ := strconv.Atoi(strings.TrimSpace(line))
+	return n
+}
+
 // inForce returns what the kernel says of a process's rights, for display.
 func inForce(pid int) (out []string) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
@@ -82,15 +115,4 @@ func inForce(pid int) (out []string) {
 		}
 	}
 	return out
-}
-
-// size returns a number of bytes for people, exact if it is no whole MiB.
-func size(n int) string {
-	switch {
-	case n > 0 && n%(1<<30) == 0:
-		return fmt.Sprintf("%d GiB", n>>30)
-	case n > 0 && n%(1<<20) == 0:
-		return fmt.Sprintf("%d MiB", n>>20)
-	}
-	return fmt.Sprintf("%d bytes", n)
 }

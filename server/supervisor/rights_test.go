@@ -3,6 +3,8 @@ package supervisor_test
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +23,7 @@ import (
 
 	"aead.dev/minisign"
 	landlock "github.com/landlock-lsm/go-landlock/landlock/syscall"
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
@@ -80,6 +83,20 @@ func (a *captive) Run(ctx context.Context, catalog plugin.Catalog) error {
 			}
 			return err
 		},
+		"foreign": func() error { // the same, by the number of another architecture
+			fd, errno := foreign(359, syscall.AF_INET, syscall.SOCK_RAW, syscall.IPPROTO_ICMP)
+			if errno != 0 {
+				return errno
+			}
+			return syscall.Close(int(fd))
+		},
+		"netlink": func() error { // as which root changes packet filters
+			fd, err := syscall.Socket(16, syscall.SOCK_RAW, 12) // AF_NETLINK, NETLINK_NETFILTER
+			if err == nil {
+				err = syscall.Close(fd)
+			}
+			return err
+		},
 		"resolve": func() error { _, err := net.DefaultResolver.LookupHost(ctx, "localhost"); return err },
 	}
 	names := ""
@@ -122,7 +139,7 @@ func (s *sink) tried(t *testing.T, token string) map[string]string {
 				}
 			}
 		}
-		return len(out) == 12
+		return len(out) == 14
 	})
 	return out
 }
@@ -224,7 +241,7 @@ func TestConfinement(t *testing.T) {
 	check := func(token string) {
 		t.Helper()
 		got := s.tried(t, token)
-		refused := map[string]bool{"read": abi >= 1, "write": abi >= 1, "server": false, "other": abi >= 4, "socket": true, "listen": true, "program": true, "signal": abi >= 6, "raw": true, "resolve": false}
+		refused := map[string]bool{"read": abi >= 1, "write": abi >= 1, "server": false, "other": abi >= 4, "socket": true, "listen": true, "program": true, "signal": true, "raw": true, "foreign": true, "netlink": true, "resolve": false}
 		for name, want := range refused {
 			if got[name] != strconv.FormatBool(want) {
 				t.Errorf("%s, Landlock %d: %s is refused: %s, want %v", token, abi, name, got[name], want)
@@ -286,6 +303,9 @@ func TestConfinement(t *testing.T) {
 // rights if the operator wants that.
 func TestUser(t *testing.T) {
 	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("only root starts processes of other users; TestUserWithoutRoot shows the error")
+	}
 	dir := shortDir(t)
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -300,15 +320,161 @@ func TestUser(t *testing.T) {
 	}
 	sup, _ := start(t, h, sp, s)
 	got := s.tried(t, "one")
-	want := "65534"
-	if os.Getuid() != 0 {
-		want = strconv.Itoa(os.Getuid())
-	}
+	const want = "65534"
 	if got["user"] != want || got["read"] != "false" || got["program"] != "false" {
 		t.Errorf("tried: %v, want user %s, and nothing refused", got, want)
 	}
 	if said := strings.Join(sup.Status().Confinement, "; "); !strings.Contains(said, "user "+want) || !strings.Contains(said, "not confined: plugin.confine is false") {
 		t.Errorf("the status says %s", said)
+	}
+}
+
+// A bridge that cannot start a plugin as the configured user refuses to, and
+// says which field is wrong.
+func TestUserWithoutRoot(t *testing.T) {
+	t.Parallel()
+	refused := func(name string, err error) {
+		t.Helper()
+		e, ok := errors.AsType[*supervisor.ConfigError](err)
+		if !ok || e.Violations[0].Field != "plugin.user" || !strings.Contains(e.Violations[0].Reason, name) {
+			t.Errorf("user %s: %v", name, err)
+		}
+	}
+	sp := spec("remote", nil)
+	sp.User = "no-such-user"
+	_, err := supervisor.Describe(t.Context(), newHost(t), sp, slog.New(slog.DiscardHandler))
+	refused(sp.User, err)
+
+	cmd := exec.Command(os.Args[0], "-test.run=^TestUserOfBridge$", "-test.v")
+	cmd.Env = append(os.Environ(), "ISTHMUS_TEST_USER=0")
+	dir := shortDir(t)
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if os.Getuid() == 0 {
+		cmd.Path = copyOfSelf(t, dir)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "only root can start a plugin as user") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestUserOfBridge is what TestUserWithoutRoot runs as another user.
+func TestUserOfBridge(t *testing.T) {
+	sp := spec("remote", nil)
+	if sp.User = os.Getenv("ISTHMUS_TEST_USER"); sp.User == "" || os.Getuid() == 0 {
+		t.Skip("for TestUserWithoutRoot")
+	}
+	h := newHost(t)
+	_, err := supervisor.Describe(t.Context(), h, sp, slog.New(slog.DiscardHandler))
+	if _, ok := errors.AsType[*supervisor.ConfigError](err); !ok {
+		t.Errorf("as root: %v", err)
+	}
+	t.Log(err)
+	sp.User, sp.Command[0] = strconv.Itoa(os.Getuid()), "/proc/self/exe" // the binary's directory is another user's
+	if exe, err := os.Executable(); err == nil {
+		sp.Command[0] = exe
+	}
+	if _, err := supervisor.Describe(t.Context(), h, sp, slog.New(slog.DiscardHandler)); err != nil {
+		t.Errorf("as itself: %v", err)
+	}
+}
+
+// A registry that requires confinement is refused where the kernel has no
+// Landlock or no seccomp, and where the adapter does not confine itself; one
+// that does not require it is followed, and its status says what is missing.
+func TestConfinementRequired(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux confines processes")
+	}
+	abi, err := landlock.LandlockGetABIVersion()
+	if err != nil {
+		abi = 0
+	}
+	dir := shortDir(t)
+	token := filepath.Join(dir, "token")
+	put(t, token, "one")
+	config := captiveConfig{TokenFile: token, Secret: token, Server: listenTCP(t), Other: listenTCP(t), Socket: token, Program: []string{"/bin/true"}}
+	h := newHost(t)
+	for _, tt := range []struct {
+		role string
+		want string // in the violation; empty: none
+	}{
+		{"captive", map[bool]string{true: "this kernel"}[abi < 4]},
+		{"captive without landlock_create_ruleset", "files are not confined: this kernel has no Landlock"},
+		{"captive without seccomp", "system calls are not confined"},
+		{"remote", "the adapter does not say what it needs"},
+	} {
+		sp := spec(tt.role, config)
+		if tt.role == "remote" {
+			sp = spec(tt.role, remoteConfig{Socket: filepath.Join(dir, "s")})
+		}
+		sp.Adapter = ""
+		sp.Confinement = supervisor.ConfinementRequired
+		violations, err := supervisor.Check(t.Context(), h, sp, slog.New(slog.DiscardHandler))
+		switch {
+		case err != nil:
+			t.Errorf("%s: %v", tt.role, err)
+		case tt.want == "" && len(violations) > 0, tt.want != "" && (len(violations) != 1 || violations[0].Field != "plugin.confinement" || !strings.Contains(violations[0].Reason, tt.want)):
+			t.Errorf("%s: %v, want %q", tt.role, violations, tt.want)
+		}
+		sp.Confinement = ""
+		if violations, err := supervisor.Check(t.Context(), h, sp, slog.New(slog.DiscardHandler)); err != nil || len(violations) > 0 {
+			t.Errorf("%s, not required: %v, %v", tt.role, violations, err)
+		}
+	}
+}
+
+// A pinned executable is a sealed copy of what was verified: the file may
+// change while it runs, or between the check and the start, and a script finds
+// what is beside it.
+func TestPinnedCopy(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux has files in memory")
+	}
+	dir := shortDir(t)
+	binary := copyOfSelf(t, dir)
+	script := filepath.Join(dir, "script")
+	put(t, script, "#!/bin/sh\nexec \"$(dirname \"$ISTHMUS_PLUGIN_PATH\")/plugin\"\n")
+	if err := os.Chmod(script, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{binary, script} {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := sha256.Sum256(content)
+		sp := spec("remote", remoteConfig{Socket: filepath.Join(shortDir(t), "s")})
+		sp.Command[0], sp.SHA256 = path, hex.EncodeToString(sum[:])
+		h := newHost(t)
+		if path == script {
+			if _, err := supervisor.Describe(t.Context(), h, sp, slog.New(slog.DiscardHandler)); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		s := newSink()
+		sup, _ := start(t, h, sp, s)
+		wait(t, "stream", s.begun)
+		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", sup.Status().PID))
+		if err != nil || !strings.HasPrefix(exe, "/memfd:") {
+			t.Errorf("the process executes %s: %v", exe, err)
+		}
+		copied, err := os.Open(fmt.Sprintf("/proc/%d/fd/3", sup.Status().PID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const getSeals, all = 1034, 0xf // fcntl(2), of Linux
+		if seals, err := unix.FcntlInt(copied.Fd(), getSeals, 0); err != nil || seals&all != all {
+			t.Errorf("the copy has seals %#x: %v", seals, err)
+		}
+		copied.Close()
 	}
 }
 

@@ -39,10 +39,16 @@ type Spec struct {
 	PublicKey string
 	// Unconfined asks the plugin to keep rights that it does not need.
 	Unconfined bool
+	// Confinement is ConfinementRequired to refuse a plugin that cannot give up
+	// these rights, or empty.
+	Confinement string
 	// Config is the registry's config block as a JSON object. Empty: {}.
 	Config json.RawMessage
 	// Translate is the registry's translate block as a JSON object. Empty: {}.
 	Translate json.RawMessage
+	// Labels are patterns of the labels with a meaning to Istio that the
+	// registry may set.
+	Labels []string
 	// Resources, Services and Bytes are the sink's limits for the registry, so
 	// that the plugin can omit the excess. 0: not sent.
 	Resources, Services, Bytes int
@@ -59,6 +65,12 @@ type Spec struct {
 	// Open, if set, returns the plugin, and no process is started: a simulation
 	// has its plugins in its own process.
 	Open func(ctx context.Context) (pluginv1.AdapterServiceClient, error)
+	// Pace is how often the time that a message took passes before the next one
+	// is read, so that a registry that changes without end leaves time to
+	// others: it has a share of 1/(1+Pace). A plugin sends what changed
+	// meanwhile at once. 0 means [DefaultPace], a negative number no pause. A
+	// listing has none, while it is within Resources.
+	Pace int
 	// Jitter returns a duration from 0 up to the given one, by which a pause is
 	// shortened. Nil is at random.
 	Jitter func(most time.Duration) time.Duration

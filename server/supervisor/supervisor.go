@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -302,9 +303,31 @@ func (s *Supervisor) watch(ctx context.Context, c *client, d Description) (live 
 		if err != nil {
 			return st.live(), s.streamError(ctx, call, c, err)
 		}
+		began, changes := time.Now(), len(resp.GetUpserts())+len(resp.GetRemovals())
 		if err := s.take(&st, resp); err != nil {
 			return st.live(), fmt.Errorf("%w: %w", ErrContract, err)
 		}
+		st.changes += changes
+		if changes > 0 && (st.synced || st.changes > s.spec.Resources) {
+			s.rest(call, time.Since(began))
+		}
+	}
+}
+
+// DefaultPace is the default of [Spec.Pace].
+const DefaultPace = 2
+
+// maxRest bounds the pause after a message, so that a plugin is heard often
+// enough.
+const maxRest = time.Second
+
+// rest waits after a message that took so long.
+func (s *Supervisor) rest(ctx context.Context, took time.Duration) {
+	timer := time.NewTimer(min(time.Duration(max(cmp.Or(s.spec.Pace, DefaultPace), 0))*took, maxRest))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done(): // read of the stream says why
 	}
 }
 
@@ -332,6 +355,7 @@ func (s *Supervisor) streamError(ctx, call context.Context, c *client, err error
 // streamState is the state of one stream.
 type streamState struct {
 	synced   bool
+	changes  int // upserts and removals
 	degraded string
 	since    time.Time // start of the synced state
 }

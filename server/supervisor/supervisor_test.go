@@ -169,29 +169,8 @@ func newHost(t testing.TB) *supervisor.Host {
 	return h
 }
 
-// buffer is a log that can be read while it is written.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) Reset() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.b.Reset()
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
+// buffer is the log of a supervisor.
+type buffer = testwait.Buffer
 
 // start runs a supervisor until the test ends.
 func start(t testing.TB, h *supervisor.Host, sp supervisor.Spec, s *sink) (*supervisor.Supervisor, *buffer) {

@@ -116,6 +116,7 @@ type Response struct {
 	Revision state.Revision
 
 	removedSize int
+	open        bool // the last segment has room that is its own
 }
 
 // Status is the status of a subscription for pages and the API.
@@ -178,8 +179,43 @@ type Subscription struct {
 	pending map[string]struct{} // names to answer although they may not have changed
 	marked  map[string]struct{} // requested names that changed; guarded by View.mu
 
+	nameBytes, versionBytes int // what names, pending and marked take, and Options.Versions
+
 	status Status
 	held   int // Status.Held once the newest response is acknowledged
+}
+
+// What a name costs besides its length, in bytes: one that is requested, with
+// its place among those that are followed, one that is to be answered, and one
+// with a version.
+const requestedCost, pendingCost, versionCost = 150, 50, 100
+
+// Retained returns how many bytes are kept of what the sink has sent.
+func (s *Subscription) Retained() int { return s.nameBytes + s.versionBytes }
+
+// SizeOfVersions returns what names with versions take, in bytes.
+func SizeOfVersions(versions map[string]string) (size int) {
+	for name, version := range versions {
+		size += versionCost + len(name) + len(version)
+	}
+	return size
+}
+
+// Room returns about how large the next response may be, in bytes, 0 if there
+// is none, and whether it is of pages that sinks share.
+func (s *Subscription) Room() (size int, shared bool) {
+	const change = 512 // most instances
+	switch {
+	case s.state == Sent:
+		return 0, false
+	case s.options.Framing == XDS, s.options.Framing == MCP && !s.Incremental():
+		return 1, true
+	case s.narrow:
+		return min(MaxDelta, change*(1+len(s.pending))), false
+	case !s.begun || s.listing:
+		return MaxDelta, false
+	}
+	return min(MaxDelta, change*(1+len(s.pending)+int(min(s.view.data.Revision()-s.cursor.Revision, MaxDelta)))), false
 }
 
 // position is what a sink followed before its listing was restarted.
@@ -196,6 +232,7 @@ type position struct {
 // yet. [Subscription.Narrow] restricts it.
 func NewSubscription(v *View, o Options) *Subscription {
 	s := &Subscription{view: v, options: o, permitted: o.Incremental, capable: o.Incremental}
+	s.versionBytes = SizeOfVersions(o.Versions)
 	s.setForm(o.Form)
 	s.status.Collection = o.Collection
 	return s
@@ -261,6 +298,10 @@ func (s *Subscription) SetView(v *View) {
 // of its own.
 func (s *Subscription) Partial() bool { return s.view.part != nil }
 
+// concerns reports whether a change is one for the sink: that a name is another
+// registry's concerns those only that are told the registry.
+func (s *Subscription) concerns(c *state.Change) bool { return !c.Handed || s.layout.Registry }
+
 // Again makes the next response a full one, even without changes.
 func (s *Subscription) Again() { s.again = true }
 
@@ -287,7 +328,7 @@ func (s *Subscription) Narrow() {
 func (s *Subscription) catchUp() {
 	at := s.cursor
 	for c := range s.view.data.Changes(s.kind, &at) {
-		if _, asked := s.names[c.Name]; asked {
+		if _, asked := s.names[c.Name]; asked && s.concerns(&c) {
 			s.ask(c.Name)
 		}
 	}
@@ -322,7 +363,10 @@ func (s *Subscription) Add(names ...string) {
 		if i%askAtOnce == askAtOnce-1 {
 			runtime.Gosched() // others wait for the processor no longer than for View.mu
 		}
-		s.names[n] = struct{}{}
+		if _, had := s.names[n]; !had {
+			s.names[n] = struct{}{}
+			s.nameBytes += requestedCost + len(n)
+		}
 		s.ask(n)
 	}
 	if s.narrow {
@@ -339,8 +383,11 @@ func (s *Subscription) Drop(names ...string) {
 	}
 	for _, n := range names {
 		_, had := s.names[n]
-		delete(s.names, n)
-		delete(s.pending, n)
+		if had {
+			delete(s.names, n)
+			s.nameBytes -= requestedCost + len(n)
+		}
+		s.unask(n)
 		if had && !s.narrow {
 			s.ask(n)
 		}
@@ -357,7 +404,17 @@ func (s *Subscription) ask(name string) {
 	if s.pending == nil {
 		s.pending = make(map[string]struct{})
 	}
-	s.pending[name] = struct{}{}
+	if _, asked := s.pending[name]; !asked {
+		s.pending[name] = struct{}{}
+		s.nameBytes += pendingCost + len(name)
+	}
+}
+
+func (s *Subscription) unask(name string) {
+	if _, asked := s.pending[name]; asked {
+		delete(s.pending, name)
+		s.nameBytes -= pendingCost + len(name)
+	}
 }
 
 // Next returns the next response, if the sink lacks anything and no response is
@@ -413,9 +470,11 @@ func (s *Subscription) everything() (r Response, ok bool, err error) {
 		unchanged := s.full == all.Version
 		if s.full == "" { // the newest response was incremental
 			at, n := s.cursor, 0
-			for range s.view.data.Changes(s.kind, &at) {
-				n++
-				break
+			for c := range s.view.data.Changes(s.kind, &at) {
+				if s.concerns(&c) {
+					n++
+					break
+				}
 			}
 			unchanged = n == 0 && !at.Lost
 		}
@@ -426,7 +485,7 @@ func (s *Subscription) everything() (r Response, ok bool, err error) {
 	if s.options.Framing == MCP && s.state != Held && s.capable && !s.options.ReplaceOnRemoval && all.Size > MaxMessage {
 		return r, false, ErrResume
 	}
-	s.options.Versions, s.listing = nil, false
+	s.options.Versions, s.versionBytes, s.listing = nil, 0, false
 	s.begun, s.again, s.full = true, false, all.Version
 	s.cursor = state.At(all.Revision)
 	return Response{Version: all.Version, Full: true, Segments: all.Segments, Resources: all.Resources, Size: all.Size, Revision: all.Revision}, true, nil
@@ -455,7 +514,7 @@ func (s *Subscription) changes() (r Response, ok bool, err error) {
 			now = max(now, c.Revision)
 		}
 		last = c.Revision
-		delete(s.pending, c.Name)
+		s.unask(c.Name)
 	}
 	if s.cursor.Lost {
 		return r, false, ErrFellBehind
@@ -475,6 +534,9 @@ func (s *Subscription) changes() (r Response, ok bool, err error) {
 
 // change adds a change to a response. It reports false if the response is full.
 func (s *Subscription) change(r *Response, c *state.Change) bool {
+	if !s.concerns(c) {
+		return true
+	}
 	var e state.Encoding
 	if !c.Removed {
 		e = c.Record.Encode(s.layout)
@@ -507,7 +569,7 @@ func (s *Subscription) forget(r *Response) bool {
 		}
 		delete(s.options.Versions, name)
 	}
-	s.options.Versions = nil
+	s.options.Versions, s.versionBytes = nil, 0
 	return true
 }
 
@@ -527,10 +589,13 @@ func (s *Subscription) holdBefore() error {
 			version = c.Record.Encode(s.layout).Version.String()
 		}
 		s.options.Versions[c.Name] = version
+		s.versionBytes += versionCost // the name is the state's
 	}
 	// Read last: what changed while the names were read is unknown, too.
 	for c := range s.before.data.Changes(s.before.kind, &s.before.cursor) {
-		s.options.Versions[c.Name] = ""
+		if s.concerns(&c) {
+			s.options.Versions[c.Name] = ""
+		}
 	}
 	if s.before.cursor.Lost {
 		return ErrFellBehind
@@ -544,14 +609,9 @@ func (s *Subscription) named() (r Response, ok bool, err error) {
 	held := s.state == Held
 	marked, at := s.view.changes(s)
 	for name := range marked {
-		if _, asked := s.names[name]; !asked {
-			delete(marked, name)
-		} else if s.pending != nil {
-			s.pending[name] = struct{}{}
+		if _, asked := s.names[name]; asked {
+			s.ask(name)
 		}
-	}
-	if s.pending == nil {
-		s.pending = marked
 	}
 	s.cursor, s.begun, s.listing, s.before = state.At(at), true, false, nil
 	s.answer(&r)
@@ -577,7 +637,7 @@ func (s *Subscription) answer(r *Response) {
 			}
 		}
 		delete(s.options.Versions, name)
-		delete(s.pending, name)
+		s.unask(name)
 	}
 	if len(s.pending) == 0 {
 		s.pending = nil // a map keeps the memory of what was in it
@@ -608,19 +668,36 @@ func (r *Response) add(f Framing, name string, e *state.Encoding) bool {
 	if !r.fits(maxFrame + len(name) + e.Size) {
 		return false
 	}
+	frame := maxFrame + len(name)
 	if e.Size <= PageSize {
-		b := e.Append(f.append(make([]byte, 0, maxFrame+len(name)+e.Size), name, e))
-		r.Segments = append(r.Segments, b)
-		r.Size += len(b)
+		last := r.page(frame + e.Size)
+		before := len(*last)
+		*last = e.Append(f.append(*last, name, e))
+		r.Size += len(*last) - before
 	} else {
-		segments := e.Segments(f.append(make([]byte, 0, maxFrame+len(name)+e.HeadSize()), name, e))
+		segments := e.Segments(f.append(make([]byte, 0, frame+e.HeadSize()), name, e))
 		for _, b := range segments {
 			r.Size += len(b)
 		}
-		r.Segments = append(r.Segments, segments...)
+		r.Segments, r.open = append(r.Segments, segments...), false
 	}
 	r.Resources++
 	return true
+}
+
+// page returns the last segment, with room for so many more bytes. Segments
+// grow from one resource to [PageSize]: most responses have one resource, and
+// thousands of small segments would take half as much again.
+func (r *Response) page(size int) *[]byte {
+	next := size
+	if n := len(r.Segments) - 1; r.open {
+		if last := &r.Segments[n]; cap(*last)-len(*last) >= size {
+			return last
+		}
+		next = max(size, min(2*cap(r.Segments[n]), PageSize))
+	}
+	r.Segments, r.open = append(r.Segments, make([]byte, 0, next)), true
+	return &r.Segments[len(r.Segments)-1]
 }
 
 func (r *Response) remove(name string) bool {

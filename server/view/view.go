@@ -123,19 +123,6 @@ func (n *narrower) release(key string, s *shared) {
 	}
 }
 
-// Anew examines all of the state again, for this view and those narrower than
-// it. It is for changes of what filters refer to, such as names of registries.
-func (v *View) Anew() {
-	if v.part != nil {
-		v.part.Anew()
-	}
-	v.narrower.mu.Lock()
-	defer v.narrower.mu.Unlock()
-	for _, s := range v.narrower.of {
-		s.view.part.Anew()
-	}
-}
-
 // Changed returns a channel that is closed when any subscription may have
 // something to send.
 func (v *View) Changed() <-chan struct{} { return v.data.Changed() }
@@ -201,12 +188,12 @@ func (a askers) leave(s *Subscription) (last bool) {
 }
 
 // changed marks the name as changed for all of them. The caller holds View.mu.
-func (a askers) changed(name string) {
+func (a askers) changed(c *state.Change) {
 	if a.one != nil {
-		a.one.changed(name)
+		a.one.changed(c)
 	}
 	for s := range a.more {
-		s.changed(name)
+		s.changed(c)
 	}
 }
 
@@ -296,12 +283,12 @@ func (v *View) Follow() {
 
 func (v *View) followLocked(kind state.Kind, n *named) {
 	for c := range v.data.Changes(kind, &n.cursor) {
-		n.of[c.Name].changed(c.Name)
+		n.of[c.Name].changed(&c)
 	}
 	if n.cursor.Lost {
 		n.cursor = state.At(v.data.Revision())
 		for name, of := range n.of {
-			of.changed(name)
+			of.changed(&state.Change{Name: name})
 		}
 	}
 }
@@ -321,11 +308,14 @@ func (v *View) changes(s *Subscription) (names map[string]struct{}, at state.Rev
 }
 
 // changed marks a requested name as changed. The caller holds View.mu.
-func (s *Subscription) changed(name string) {
+func (s *Subscription) changed(c *state.Change) {
+	if !s.concerns(c) {
+		return
+	}
 	if s.marked == nil {
 		s.marked = make(map[string]struct{})
 	}
-	s.marked[name] = struct{}{}
+	s.marked[c.Name] = struct{}{}
 	if s.options.Wake != nil {
 		s.options.Wake()
 	}

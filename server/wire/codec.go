@@ -13,6 +13,12 @@ type Spliced interface {
 	Parts() (header []byte, segments [][]byte)
 }
 
+// Tracked is a [Spliced] message that is told when gRPC has sent or dropped it.
+// One without a part of more than 1 KiB is not.
+type Tracked interface {
+	Sent() func() // nil for none
+}
+
 // Raw is a received message before decoding. The receiver then handles messages
 // that do not decode; gRPC would end the stream.
 type Raw []byte
@@ -35,15 +41,59 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return c.CodecV2.Marshal(v)
 	}
 	header, segments := m.Parts()
+	var done func()
+	last := -1 // the part that is released last, as parts are sent in order
+	if t, ok := m.(Tracked); ok {
+		if done = t.Sent(); done != nil {
+			last = tracked(segments)
+		}
+	}
 	out := make(mem.BufferSlice, 0, 1+len(segments))
-	if len(header) > 0 {
+	switch {
+	case len(header) == 0:
+	case done != nil && last < 0:
+		h := header // of this message only
+		out = append(out, mem.NewBuffer(&h, sent(done)))
+	default:
 		out = append(out, mem.SliceBuffer(header))
 	}
 	for i := range segments {
-		out = append(out, mem.NewBuffer(&segments[i], keep))
+		if i == last {
+			out = append(out, mem.NewBuffer(&segments[i], sent(done)))
+		} else {
+			out = append(out, mem.NewBuffer(&segments[i], keep))
+		}
 	}
 	return out, nil
 }
+
+// Tracks reports whether gRPC tells when it has sent a message.
+func Tracks(m Spliced) bool {
+	header, segments := m.Parts()
+	return large(header) || tracked(segments) >= 0
+}
+
+// tracked returns the index of the last segment that gRPC releases, -1 if there
+// is none.
+func tracked(segments [][]byte) int {
+	for i := len(segments) - 1; i >= 0; i-- {
+		if large(segments[i]) {
+			return i
+		}
+	}
+	return -1
+}
+
+func large(b []byte) bool { return !mem.IsBelowBufferPoolingThreshold(cap(b)) }
+
+// sent is a pool that tells when a buffer is returned to it.
+type sent func()
+
+// Get implements [mem.BufferPool].
+func (sent) Get(n int) *[]byte { return keep.Get(n) }
+
+// Put implements [mem.BufferPool].
+func (s sent) Put(*[]byte) { s() }
 
 // Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {

@@ -98,9 +98,10 @@ func (v service) DeltaAggregatedResources(stream discovery.AggregatedDiscoverySe
 
 func (s *Server) serve(st grpc.ServerStream, delta bool) error {
 	sess := newSession(s.view, delta, s.override, s.metrics, s.log)
+	sess.identity = stream.IdentityOf(st.Context())
 	sess.connected, sess.interval = time.Now(), s.interval
 	if p, ok := peer.FromContext(st.Context()); ok {
-		sess.address = p.Addr.String()
+		sess.address, sess.log = p.Addr.String(), stream.LogFor(s.log, p.Addr)
 	}
 	err := s.Serve(st, sess, sess.wake, func() (any, error) { return receive(st, delta) })
 	if fault, ok := errors.AsType[*stream.Fault](err); ok {

@@ -30,6 +30,8 @@ const Settle = 50 * time.Millisecond
 const (
 	// MaxTypes limits the number of type URLs. istiod requests at most 20.
 	MaxTypes = 1000
+	// maxURL limits the length of a type URL, in bytes.
+	maxURL = 1 << 10
 	// MaxNames limits the number of resource names of all subscriptions,
 	// initial_resource_versions included.
 	MaxNames = 1_000_000
@@ -37,6 +39,7 @@ const (
 
 var (
 	errTypes = fmt.Errorf("one stream may ask for at most %d types", MaxTypes)
+	errURL   = fmt.Errorf("a type URL may have at most %d bytes", maxURL)
 	errNames = fmt.Errorf("one stream may name at most %d resources", MaxNames)
 )
 
@@ -60,6 +63,8 @@ type subscription struct {
 	paused bool                // the sink unsubscribed from all its names
 
 	versions int // delta only: number of initial_resource_versions
+
+	nameBytes int // what names take
 }
 
 // session implements [stream.Session].
@@ -71,6 +76,7 @@ type session struct {
 	metrics  *metrics
 
 	address   string
+	identity  func() string // verified; nil in tests
 	connected time.Time
 	wake      stream.Waker
 	interval  func(size int) time.Duration // between SotW responses
@@ -112,7 +118,7 @@ func (s *session) Close(_ time.Time, err error) {
 	if s.profile != nil {
 		s.metrics.Sinks.WithLabelValues(s.protocol, s.profile.Name).Dec()
 	}
-	stream.LogEnd(s.log, s.address, err)
+	stream.LogEnd(s.log, err)
 }
 
 // SetView implements [stream.Session].
@@ -123,6 +129,35 @@ func (s *session) SetView(v *view.View) {
 	for _, sub := range s.order {
 		sub.SetView(v)
 	}
+}
+
+// Costs of a subscription besides its type URL, and of a name of a SotW sink
+// besides its length, in bytes.
+const subscriptionCost, nameCost = 1 << 10, 50
+
+// Retained implements [stream.Session].
+func (s *session) Retained() (bytes int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sub := range s.order {
+		bytes += subscriptionCost + len(sub.Name) + sub.nameBytes + sub.Subscription.Retained()
+	}
+	return bytes
+}
+
+// Room implements [stream.Session].
+func (s *session) Room() (size int, shared bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	own := false
+	for _, sub := range s.order {
+		if sub.paused {
+			continue
+		}
+		n, pages := sub.Subscription.Room()
+		size, own = max(size, n), own || n > 0 && !pages
+	}
+	return size, !own
 }
 
 // Selective implements [stream.Session].
@@ -148,7 +183,7 @@ func (s *session) identifyLocked(node *core.Node) {
 		}
 	}
 	s.log = s.log.With("node", s.node)
-	s.log.Info("sink connected", "address", s.address, "protocol", s.protocol, "version", s.metadata["ISTIO_VERSION"])
+	s.log.Info("sink connected", "identity", s.who(), "protocol", s.protocol, "version", s.metadata["ISTIO_VERSION"])
 	s.registry = node.GetMetadata().GetFields()[registryKey].GetStringValue() == "true"
 	if want := node.GetMetadata().GetFields()[shapeKey].GetStringValue(); want != "" {
 		shape, err := encode.ParseShape(want)
@@ -170,6 +205,9 @@ func (s *session) subscribeLocked(url string, options view.Options, now time.Tim
 	}
 	if len(s.subs) >= MaxTypes {
 		return nil, false, errTypes
+	}
+	if len(url) > maxURL {
+		return nil, false, errURL
 	}
 	coll := collection.OfTypeURL(url)
 	sub = &subscription{Subscription: stream.Subscription{Name: url}, collection: coll, known: known(coll)}
@@ -250,6 +288,7 @@ func (s *session) sotw(req *discovery.DiscoveryRequest, now time.Time) error {
 
 // name sets the names that a SotW sink requests.
 func (sub *subscription) name(names []string) {
+	sub.nameBytes = 0
 	if len(names) == 0 {
 		// An empty list after names unsubscribes; without earlier names it
 		// subscribes to everything (xDS protocol, "Unsubscribing From
@@ -266,6 +305,7 @@ func (sub *subscription) name(names []string) {
 			more = true
 		}
 		wanted[n] = struct{}{}
+		sub.nameBytes += nameCost + len(n)
 	}
 	if more {
 		sub.Again()
@@ -427,7 +467,7 @@ func (s *session) sendLocked(sub *subscription, r *view.Response, now time.Time)
 			s.warned = true
 			s.log.Warn("response is larger than this istiod receives: it will end the stream and come back for the same, again and again; "+
 				"give it several config sources, each a bridge with some of the registries, or upgrade it to 1.12 or later",
-				"address", s.address, "profile", s.profile.Name, "collection", stream.Clip(sub.collection), "bytes", sub.Size(), "limit", s.profile.Limit)
+				"profile", s.profile.Name, "collection", stream.Clip(sub.collection), "bytes", sub.Size(), "limit", s.profile.Limit)
 		}
 	}
 	return m
@@ -444,13 +484,21 @@ func (s *session) Take(req any, now time.Time) error {
 	panic(fmt.Sprintf("BUG: a request of type %T", req))
 }
 
+// who returns who the sink is, as was verified, "" without a credential.
+func (s *session) who() string {
+	if s.identity == nil {
+		return ""
+	}
+	return s.identity()
+}
+
 // Status implements [stream.Session].
 func (s *session) Status() stream.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	revision := uint64(s.view.Revision())
 	st := stream.Status{
-		Address: s.address, Node: s.node, Metadata: maps.Clone(s.metadata), Version: s.metadata["ISTIO_VERSION"],
+		Address: s.address, Identity: s.who(), Node: s.node, Metadata: maps.Clone(s.metadata), Version: s.metadata["ISTIO_VERSION"],
 		Protocol: s.protocol, Connected: s.connected, Shows: s.view.Shows(), Subscriptions: make([]stream.SubscriptionStatus, 0, len(s.order)),
 	}
 	if s.profile != nil {

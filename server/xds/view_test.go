@@ -156,5 +156,16 @@ type inTurn struct {
 
 // Context implements grpc.ServerStream.
 func (s *inTurn) Context() context.Context {
-	return stream.WithTurns(s.ServerStream.Context(), s.wait)
+	return stream.WithAccount(s.ServerStream.Context(), turns{wait: s.wait})
 }
+
+// turns is an account that bounds nothing but turns.
+type turns struct {
+	stream.Account
+	wait func(context.Context)
+}
+
+func (a turns) Turn(ctx context.Context)     { a.wait(ctx) }
+func (turns) Retain(int) error               { return nil }
+func (turns) Room(int, bool) <-chan struct{} { return nil }
+func (turns) Done()                          {}

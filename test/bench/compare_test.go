@@ -6,14 +6,17 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testpilot"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testvalidation"
 )
 
 // Every server of the comparison runs, and each of its sinks gets every change
 // and holds in the end what a new sink gets.
 func TestCompare(t *testing.T) {
 	testenv.SkipIfShort(t)
-	peers, legacy := testenv.PeersTool.Binary(t), testenv.LegacyTool.Binary(t)
-	out, err := exec.CommandContext(t.Context(), testenv.Binary(t), "bench", "compare", "--peers", peers, "--legacy", legacy, //nolint:gosec // programs of this repository
+	peers, legacy := testvalidation.PeersTool.Binary(t), testpilot.LegacyTool.Binary(t)
+	out, err := exec.CommandContext(t.Context(), testisthmus.Binary(t), "bench", "compare", "--peers", peers, "--legacy", legacy, //nolint:gosec // programs of this repository
 		"--services", "20", "--instances", "3", "--sinks", "2", "--rate", "50", "--duration", "1s", "--runs", "1", "--output", "json").Output()
 	if err != nil {
 		if e, ok := err.(*exec.ExitError); ok { //nolint:errorlint // of Output itself

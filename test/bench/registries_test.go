@@ -10,6 +10,9 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
 )
 
 // A benchmark with a real Consul registers its services beside those that are
@@ -19,7 +22,7 @@ func TestConsul(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
 	cert := testcert.New(t, "localhost")
-	server := testenv.StartConsul(t, testenv.ConsulConfig{CertFile: cert.Cert, KeyFile: cert.Key})
+	server := testconsul.Start(t, testconsul.Config{CertFile: cert.Cert, KeyFile: cert.Key})
 	_, err := server.Client.Catalog().Register(&api.CatalogRegistration{Node: "own", Address: "127.0.0.1", Service: &api.AgentService{Service: "own", Port: 80}}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +45,7 @@ func TestNacos(t *testing.T) {
 	if !testenv.Compat() {
 		t.Skip("make compat runs it")
 	}
-	server := testenv.StartNacos(t, testenv.NacosConfig{})
+	server := testnacos.Start(t, testnacos.Config{})
 	measure(t, "nacos", "--address", "http://"+server.Addr)
 }
 
@@ -83,7 +86,7 @@ type median struct {
 func run(t *testing.T, scenario string, args ...string) median {
 	t.Helper()
 	args = append([]string{"bench", scenario, "--rate", "50", "--duration", "1s", "--runs", "1", "--output", "json"}, args...)
-	out, err := exec.CommandContext(t.Context(), testenv.Binary(t), args...).Output() //nolint:gosec // a program of this repository
+	out, err := exec.CommandContext(t.Context(), testisthmus.Binary(t), args...).Output() //nolint:gosec // a program of this repository
 	if err != nil {
 		if e, ok := err.(*exec.ExitError); ok { //nolint:errorlint // of Output itself
 			t.Fatalf("isthmus %v: %v\n%s", args, err, e.Stderr)
@@ -108,7 +111,7 @@ func run(t *testing.T, scenario string, args ...string) median {
 //	make bench-registries
 func BenchmarkConsul(b *testing.B) {
 	cert := testcert.New(b, "localhost")
-	server := testenv.StartConsul(b, testenv.ConsulConfig{CertFile: cert.Cert, KeyFile: cert.Key})
+	server := testconsul.Start(b, testconsul.Config{CertFile: cert.Cert, KeyFile: cert.Key})
 	for b.Loop() {
 		table(b, "consul", "--address", "https://"+server.HTTPSAddr, "--ca-file", cert.Cert)
 		table(b, "consul", "--address", "http://"+server.Addr, "--services", "100")
@@ -121,7 +124,7 @@ func BenchmarkConsul(b *testing.B) {
 //
 //	make bench-registries
 func BenchmarkNacos(b *testing.B) {
-	server := testenv.StartNacos(b, testenv.NacosConfig{DefaultPushDelay: true})
+	server := testnacos.Start(b, testnacos.Config{DefaultPushDelay: true})
 	for b.Loop() {
 		table(b, "nacos", "--address", "http://"+server.Addr)
 	}
@@ -131,7 +134,7 @@ func BenchmarkNacos(b *testing.B) {
 func table(b *testing.B, scenario string, args ...string) {
 	b.Helper()
 	args = append([]string{"bench", scenario}, args...)
-	out, err := exec.CommandContext(b.Context(), testenv.Binary(b), args...).CombinedOutput() //nolint:gosec // a program of this repository
+	out, err := exec.CommandContext(b.Context(), testisthmus.Binary(b), args...).CombinedOutput() //nolint:gosec // a program of this repository
 	if b.Logf("isthmus %s\n%s", strings.Join(args, " "), out); err != nil {
 		b.Fatal(err)
 	}

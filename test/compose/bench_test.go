@@ -7,6 +7,10 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
 )
 
 // From the start of everything to the first call through the mesh: what a new
@@ -25,16 +29,16 @@ func BenchmarkFirstCallByCompose(b *testing.B) {
 // The same with programs: Isthmus, an istiod and an Envoy beside a Consul that
 // is there already.
 func BenchmarkFirstCallByProgram(b *testing.B) {
-	consul := testenv.StartConsul(b, testenv.ConsulConfig{})
-	web := testenv.StartHTTPBackend(b, "web-1")
-	consul.Register(b, testenv.ConsulInstance{
+	consul := testconsul.Start(b, testconsul.Config{})
+	web := testproxy.StartHTTPBackend(b, "web-1")
+	consul.Register(b, testconsul.Instance{
 		Service: "web", ID: "web-1", Address: web.Address, Port: web.Port, Meta: map[string]string{"protocol": "http"},
 	})
 	for b.Loop() {
-		isthmus := testenv.StartIsthmus(b, "- {name: dc1, type: consul, config: {address: \"http://"+consul.Addr+"\"}, translate: {namespace: consul}}")
-		istiod := testenv.StartIstiod(b, testenv.Istiod124, isthmus.Source())
+		isthmus := testisthmus.Start(b, "- {name: dc1, type: consul, config: {address: \"http://"+consul.Addr+"\"}, translate: {namespace: consul}}")
+		istiod := testistiod.Start(b, testistiod.V124, isthmus.Source())
 		istiod.WaitReady(b)
-		envoy := testenv.StartEnvoy(b, istiod)
+		envoy := testproxy.StartEnvoy(b, istiod)
 		testenv.Eventually(b, testenv.Patience, "the first call", func() (string, bool) {
 			answer, err := envoy.Call(b, fmt.Sprintf("outbound|%d||web.service.consul", web.Port))
 			return answer, err == nil

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testdocker"
 )
 
 // block is what the README says to paste, without the line that clones.
@@ -26,7 +27,7 @@ const down = "docker compose down -v --remove-orphans"
 
 // prepare starts an engine that has every image but the one that is built, and
 // nothing of an interrupted run.
-func prepare(t testing.TB) (root string, d *testenv.Docker) {
+func prepare(t testing.TB) (root string, d *testdocker.Engine) {
 	t.Helper()
 	root, err := testenv.Root()
 	if err != nil {
@@ -34,7 +35,7 @@ func prepare(t testing.TB) (root string, d *testenv.Docker) {
 	}
 	all := images(t, root)
 	checkNames(t, root, all)
-	d = testenv.StartDocker(t)
+	d = testdocker.Start(t)
 	for _, i := range all {
 		i.build(t, d)
 	}

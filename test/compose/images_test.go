@@ -20,6 +20,11 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testdocker"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
 )
 
 // recipe is part of the source of every image: raise it to make all again.
@@ -151,7 +156,7 @@ func (l *layer) shell(t testing.TB) {
 }
 
 // build makes the image unless the engine has it of the same source.
-func (i image) build(t testing.TB, d *testenv.Docker) {
+func (i image) build(t testing.TB, d *testdocker.Engine) {
 	t.Helper()
 	sum := sha256.Sum256([]byte(recipe + i.source + strings.Join(i.changes, "\n")))
 	source := hex.EncodeToString(sum[:])
@@ -198,9 +203,9 @@ func tool(t testing.TB, tool testenv.Tool) string {
 // images are the stand-ins of what docker-compose.yaml and the Dockerfile name.
 func images(t testing.TB, root string) []image {
 	t.Helper()
-	consul, nacos, istiod := tool(t, testenv.ConsulTool), tool(t, testenv.Nacos3Tool), tool(t, testenv.Istiod124Tool)
-	envoy, echo := tool(t, testenv.EnvoyTool), tool(t, testenv.HTTPEchoTool)
-	busybox := filepath.Join(filepath.Dir(tool(t, testenv.DockerTool)), "root", "bin", "busybox")
+	consul, nacos, istiod := tool(t, testconsul.Tool), tool(t, testnacos.Tool), tool(t, testistiod.Tool124)
+	envoy, echo := tool(t, testproxy.EnvoyTool), tool(t, testdocker.HTTPEchoTool)
+	busybox := filepath.Join(filepath.Dir(tool(t, testdocker.Tool)), "root", "bin", "busybox")
 	single := func(name, program, entry string) image {
 		return image{
 			name: name, source: program, changes: []string{"ENV PATH=/usr/local/bin:/usr/bin:/bin", "ENTRYPOINT " + entry},

@@ -2,7 +2,6 @@ package deploy
 
 import (
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -15,6 +14,12 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testdeploy"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testetcd"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
 )
 
 // installer is all that who installs the chart may do: docs/install.md says so.
@@ -44,7 +49,7 @@ const webPort = 8080
 // cluster is a control plane, a node, and Consul with a service.
 type cluster struct {
 	*node
-	consul *testenv.Consul
+	consul *testconsul.Server
 	// dir is where users are: it has the repository's deploy and examples.
 	dir string
 	env []string
@@ -54,7 +59,7 @@ func startCluster(t *testing.T) *cluster {
 	t.Helper()
 	network(t)
 	c := &cluster{dir: t.TempDir()}
-	kube := testenv.StartKube(t, testenv.KubeConfig{Monitoring: true, Controllers: true})
+	kube := testkube.Start(t, testkube.Config{Monitoring: true, Controllers: true})
 	// Kubernetes' strictest rules for pods hold in both namespaces.
 	for _, namespace := range []string{"istio-system", "modes"} {
 		kube.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+namespace+", labels: {pod-security.kubernetes.io/enforce: restricted}}}")
@@ -63,7 +68,7 @@ func startCluster(t *testing.T) *cluster {
 	kube.Apply(t, installer)
 	c.node = startNode(t, kube, "istio-system")
 
-	c.consul = testenv.StartConsul(t, testenv.ConsulConfig{ExtraHCL: `addresses { http = "127.0.0.1 ` + gateway + `" }`})
+	c.consul = testconsul.Start(t, testconsul.Config{ExtraHCL: `addresses { http = "127.0.0.1 ` + gateway + `" }`})
 	_, port, _ := strings.Cut(c.consul.Addr, ":")
 	kube.Apply(t, `
 {apiVersion: v1, kind: Namespace, metadata: {name: consul}}
@@ -83,7 +88,7 @@ endpoints: [{addresses: ["`+gateway+`"]}]
 	if err := os.Mkdir(bin, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, tool := range []testenv.Tool{testenv.HelmTool, testenv.KubectlTool} {
+	for _, tool := range []testenv.Tool{testdeploy.HelmTool, testkube.KubectlTool} {
 		path, err := tool.Fetch(t.Context(), t.Output())
 		if err != nil {
 			t.Fatal(err)
@@ -116,7 +121,7 @@ func (c *cluster) web(t *testing.T, address string) {
 	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, address) })}
 	// Owned by the test's process, which is there for this test only.
 	go func() { _ = server.Serve(l) }()
-	c.consul.Register(t, testenv.ConsulInstance{Service: "web", ID: address, Address: address, Port: webPort, Meta: map[string]string{"protocol": "http"}})
+	c.consul.Register(t, testconsul.Instance{Service: "web", ID: address, Address: address, Port: webPort, Meta: map[string]string{"protocol": "http"}})
 }
 
 // sh runs a script where users are, with the installer's rights.
@@ -182,21 +187,26 @@ func (c *cluster) ready(t *testing.T) {
 	})
 }
 
-// services returns what the bridge serves, by the port of administration of the
-// chart's Service.
+// services returns what a pod serves, by its port of administration, which is
+// on its loopback.
 func (c *cluster) services(t *testing.T) string {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://isthmus.istio-system.svc:15080/api/v1/services", nil)
-	if err != nil {
-		t.Fatal(err)
+	const ask = `exec 3<>/dev/tcp/127.0.0.1/15080; printf 'GET /api/v1/services HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3; cat <&3`
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pods {
+		select {
+		case <-p.ended:
+			continue
+		default:
+		}
+		out, err := p.exec(t.Context(), "bash", "-c", ask).CombinedOutput()
+		if err != nil {
+			return fmt.Sprint(string(out), err)
+		}
+		return string(out)
 	}
-	res, err := c.client.Do(req)
-	if err != nil {
-		return err.Error()
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	return fmt.Sprint(string(body), err)
+	return "no pods"
 }
 
 // serves waits until the bridge serves a service of this name.
@@ -210,8 +220,8 @@ func (c *cluster) serves(t *testing.T, name string) {
 
 // clusterTools are what a cluster needs.
 var clusterTools = []testenv.Tool{
-	testenv.KubeTool, testenv.KubeControllersTool, testenv.KubectlTool, testenv.MonitoringCRDsTool, testenv.EtcdTool,
-	testenv.ConsulTool, testenv.IstiodNewestTool, testenv.EnvoyTool, testenv.HelmTool, testenv.KustomizeTool,
+	testkube.Tool, testkube.ControllersTool, testkube.KubectlTool, testkube.MonitoringCRDsTool, testetcd.Tool,
+	testconsul.Tool, testistiod.NewestTool, testproxy.EnvoyTool, testdeploy.HelmTool, testdeploy.KustomizeTool,
 }
 
 // On a real control plane: what the README says installs the chart, with rights
@@ -245,9 +255,9 @@ func (c *cluster) chart(t *testing.T) {
 	// istiod exits if a source cannot be reached at its start, and is started
 	// again by a cluster.
 	c.ready(t)
-	istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: mesh, Kubeconfig: c.kube.Kubeconfig})
+	istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: mesh, Kubeconfig: c.kube.Kubeconfig})
 	istiod.WaitReady(t)
-	envoy := testenv.StartEnvoy(t, istiod)
+	envoy := testproxy.StartEnvoy(t, istiod)
 	answers := func(name string) {
 		t.Helper()
 		testenv.Eventually(t, testenv.Patience, name+" to be called", func() (string, bool) {
@@ -298,7 +308,7 @@ func (c *cluster) chart(t *testing.T) {
 func (c *cluster) modes(t *testing.T) {
 	pods := 0
 	for mode, n := range map[string]int{"sidecar": 2, "full": 6} {
-		rendered := run(t, testenv.HelmTool, chart, "template", mode, ".", "--namespace", "modes", "--values", "ci/"+mode+"-values.yaml", "--kube-version", testenv.KubernetesVersions[0])
+		rendered := run(t, testdeploy.HelmTool, chart, "template", mode, ".", "--namespace", "modes", "--values", "ci/"+mode+"-values.yaml", "--kube-version", testdeploy.KubernetesVersions[0])
 		file := filepath.Join(t.TempDir(), mode+".yaml")
 		if err := os.WriteFile(file, []byte(rendered), 0o600); err != nil {
 			t.Fatal(err)

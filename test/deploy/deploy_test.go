@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testdeploy"
 )
 
 // root is the root of the repository.
@@ -94,8 +95,8 @@ func checkMetrics(t *testing.T, where, expr string, documented string) {
 // and has a section that says what to do.
 func TestAlerts(t *testing.T) {
 	dir := filepath.Join(root, "deploy", "alerts")
-	run(t, testenv.PromtoolTool, dir, "check", "rules", "isthmus.rules.yaml")
-	run(t, testenv.PromtoolTool, dir, "test", "rules", "isthmus.test.yaml")
+	run(t, testdeploy.PromtoolTool, dir, "check", "rules", "isthmus.rules.yaml")
+	run(t, testdeploy.PromtoolTool, dir, "test", "rules", "isthmus.test.yaml")
 
 	rules := decode[ruleFile](t, "deploy", "alerts", "isthmus.rules.yaml")
 	tests := decode[struct {
@@ -174,5 +175,5 @@ func TestDashboard(t *testing.T) {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	run(t, testenv.PromtoolTool, ".", "check", "rules", file)
+	run(t, testdeploy.PromtoolTool, ".", "check", "rules", file)
 }

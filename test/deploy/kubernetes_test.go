@@ -2,6 +2,10 @@ package deploy
 
 import (
 	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"io"
 	"os"
@@ -13,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testdeploy"
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
 
@@ -24,6 +28,7 @@ type object struct {
 	Data     map[string]string
 	Spec     struct {
 		Selector any
+		Ingress  []ingress
 		Groups   []struct{ Rules []rule }
 		Template struct {
 			Metadata struct{ Labels map[string]string }
@@ -36,10 +41,21 @@ type object struct {
 }
 
 type container struct {
-	Name, Image   string
-	RestartPolicy string `yaml:"restartPolicy"`
-	Args          []string
+	Name, Image    string
+	RestartPolicy  string `yaml:"restartPolicy"`
+	Args           []string
+	Ports          []struct{ Name string }
+	ReadinessProbe struct {
+		Exec struct{ Command []string }
+	} `yaml:"readinessProbe"`
 }
+
+type ingress struct {
+	Ports []port
+	From  []any
+}
+
+type port struct{ Port string }
 
 func objects(t *testing.T, manifests string) (all []object) {
 	t.Helper()
@@ -85,8 +101,8 @@ func conform(t *testing.T, manifests string) {
 	if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, version := range testenv.KubernetesVersions {
-		run(t, testenv.KubeconformTool, ".", "-kubernetes-version", version, "-skip", "ServiceMonitor,PrometheusRule", file)
+	for _, version := range testdeploy.KubernetesVersions {
+		run(t, testdeploy.KubeconformTool, ".", "-kubernetes-version", version, "-skip", "ServiceMonitor,PrometheusRule", file)
 	}
 }
 
@@ -105,9 +121,9 @@ const chart = root + "/deploy/helm/isthmus"
 // template lints the chart with a file of values and renders it.
 func template(t *testing.T, args ...string) []object {
 	t.Helper()
-	args = append(args, "--kube-version", testenv.KubernetesVersions[0])
-	run(t, testenv.HelmTool, chart, append([]string{"lint", ".", "--strict"}, args...)...)
-	out := run(t, testenv.HelmTool, chart, append([]string{"template", "isthmus", ".", "--namespace", "istio-system"}, args...)...)
+	args = append(args, "--kube-version", testdeploy.KubernetesVersions[0])
+	run(t, testdeploy.HelmTool, chart, append([]string{"lint", ".", "--strict"}, args...)...)
+	out := run(t, testdeploy.HelmTool, chart, append([]string{"template", "isthmus", ".", "--namespace", "istio-system"}, args...)...)
 	conform(t, out)
 	return objects(t, out)
 }
@@ -123,7 +139,7 @@ func TestChartStandalone(t *testing.T) {
 		t.Error(diff)
 	}
 	c := program(t, all)
-	if got := c.Listen.XDS[0].Address + " " + c.Listen.Admin.Address; got != ":15051 :15080" {
+	if got := c.Listen.XDS[0].Address + " " + c.Listen.Admin.Address; got != ":15051 127.0.0.1:15080" {
 		t.Errorf("the bridge listens at %s", got)
 	}
 	pod := find(t, all, "Deployment").Spec.Template.Spec
@@ -132,6 +148,72 @@ func TestChartStandalone(t *testing.T) {
 	}
 	if len(pod.InitContainers) > 0 {
 		t.Error("there are other containers")
+	}
+	if c.Listen.Admin.Insecure || len(c.Listen.Admin.Allow) > 0 {
+		t.Errorf("administration: %+v", c.Listen.Admin)
+	}
+	if ports := pod.Containers[0].Ports; len(ports) != 1 || len(pod.Containers[0].ReadinessProbe.Exec.Command) == 0 {
+		t.Errorf("ports %+v, probe %+v: administration is asked from outside the pod", ports, pod.Containers[0].ReadinessProbe)
+	}
+}
+
+// A rule opens administration, to the namespace of the release.
+func TestChartAdmin(t *testing.T) {
+	all := template(t, "--set-json", `access.admin=[{"peer":{"cidr":"10.0.0.0/8"},"role":"read"}]`)
+	admin := program(t, all).Listen.Admin
+	if admin.Address != ":15080" || len(admin.Allow) != 1 || admin.Insecure {
+		t.Errorf("administration: %+v", admin)
+	}
+	rules := find(t, all, "NetworkPolicy").Spec.Ingress
+	want := []ingress{
+		{Ports: []port{{"grpc-xds"}}, From: []any{map[string]any{"namespaceSelector": map[string]any{"matchLabels": map[string]any{"kubernetes.io/metadata.name": "istio-system"}}}}},
+		{Ports: []port{{"http-admin"}}, From: []any{map[string]any{"podSelector": map[string]any{}}}},
+	}
+	if diff := cmp.Diff(want, rules); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// One value makes an authority, a certificate for the Services and a token:
+// both ports speak TLS, and whoever sends the token operates.
+func TestChartGenerate(t *testing.T) {
+	all := template(t, "--set", "tls.generate=true,shards.count=2,serviceMonitor.enabled=true")
+	c := program(t, all)
+	const files = "/etc/isthmus-tls/"
+	if c.Listen.XDS[0].TLS.CertFile != files+"tls.crt" || c.Listen.Admin.TLS.KeyFile != files+"tls.key" {
+		t.Errorf("listeners: %+v, %+v", c.Listen.XDS[0], c.Listen.Admin)
+	}
+	if diff := cmp.Diff([]config.Allow{{Peer: config.Peer{TokenFile: files + "token"}, Role: config.RoleOperate}}, c.Listen.Admin.Allow); diff != "" {
+		t.Error(diff)
+	}
+	secret := find(t, all, "Secret")
+	file := func(name string) []byte {
+		t.Helper()
+		b, err := base64.StdEncoding.DecodeString(secret.Data[name])
+		if err != nil || len(b) == 0 {
+			t.Fatalf("%s of the secret: %v", name, err)
+		}
+		return b
+	}
+	if len(file("token")) < 32 {
+		t.Errorf("the token is %q", file("token"))
+	}
+	if _, err := tls.X509KeyPair(file("tls.crt"), file("tls.key")); err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(file("ca.crt")) {
+		t.Fatal("no authority")
+	}
+	block, _ := pem.Decode(file("tls.crt"))
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"isthmus-shard-0.istio-system.svc", "isthmus-shard-1.istio-system.svc", "localhost"} {
+		if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, DNSName: name}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
@@ -187,17 +269,18 @@ func TestChartRefuses(t *testing.T) {
 		"replica=2":                      "replica",
 		"shards.count=0":                 "shards/count",
 		"tls.enabled=true":               "tls/secretName",
+		"serviceMonitor.enabled=true":    "access/admin",
 		"mode=sidecar":                   "agent/container",
 		"config.listen.xds=:1":           "/config",
 		"image.digest=sha256:1":          "image/digest",
 		"networkPolicy.enabled=perhaps":  "networkPolicy/enabled",
 		"config.registries[0].name=null": "config/registries/0",
 	} {
-		path, err := testenv.HelmTool.Fetch(t.Context(), t.Output())
+		path, err := testdeploy.HelmTool.Fetch(t.Context(), t.Output())
 		if err != nil {
 			t.Fatal(err)
 		}
-		out, err := command(t, path, chart, "template", ".", "--set", args).CombinedOutput()
+		out, err := command(t, path, chart, "template", ".", "--kube-version", testdeploy.KubernetesVersions[0], "--set", args).CombinedOutput()
 		if err == nil || !strings.Contains(strings.ReplaceAll(string(out), ".", "/"), want) {
 			t.Errorf("--set %s: %v, want %s in %s", args, err, want, out)
 		}
@@ -206,10 +289,12 @@ func TestChartRefuses(t *testing.T) {
 
 // The base is what the schemas allow, and its ConfigMap what the program reads.
 func TestKustomize(t *testing.T) {
-	out := run(t, testenv.KustomizeTool, filepath.Join(root, "deploy", "kustomize"), "build", ".")
+	out := run(t, testdeploy.KustomizeTool, filepath.Join(root, "deploy", "kustomize"), "build", ".")
 	conform(t, out)
 	all := objects(t, out)
-	program(t, all)
+	if admin := program(t, all).Listen.Admin; admin.Address != "127.0.0.1:15080" {
+		t.Errorf("administration: %+v", admin)
+	}
 	for _, o := range all {
 		if o.Metadata.Namespace != "istio-system" {
 			t.Errorf("%s %s is in namespace %q", o.Kind, o.Metadata.Name, o.Metadata.Namespace)
@@ -226,7 +311,7 @@ func TestImages(t *testing.T) {
 		Version    string
 	}](t, "deploy", "helm", "isthmus", "Chart.yaml")
 	want := "ghcr.io/isthmus-mesh/isthmus:" + version.AppVersion
-	kustomize := run(t, testenv.KustomizeTool, filepath.Join(root, "deploy", "kustomize"), "build", ".")
+	kustomize := run(t, testdeploy.KustomizeTool, filepath.Join(root, "deploy", "kustomize"), "build", ".")
 	for where, all := range map[string][]object{
 		"the chart":       template(t),
 		"kustomize":       objects(t, kustomize),

@@ -10,7 +10,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testdeploy"
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
 
@@ -34,7 +34,7 @@ func TestUnit(t *testing.T) {
 	if err := os.WriteFile(file, []byte(unit), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	path, err := testenv.SystemdTool.Fetch(t.Context(), t.Output())
+	path, err := testdeploy.SystemdTool.Fetch(t.Context(), t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestPackages(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, format := range []string{"deb", "rpm"} {
-		run(t, testenv.NfpmTool, root, "package", "--config", file, "--packager", format, "--target", dir)
+		run(t, testdeploy.NfpmTool, root, "package", "--config", file, "--packager", format, "--target", dir)
 	}
 	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
 	if err != nil || len(debs) != 1 {

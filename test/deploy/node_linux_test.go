@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
 )
 
 // within is set where a test runs in a network of its own.
@@ -44,7 +46,7 @@ func private(t testing.TB, name string, tools ...testenv.Tool) (out string, insi
 			t.Fatal(err)
 		}
 	}
-	testenv.Binary(t)
+	testisthmus.Binary(t)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +72,7 @@ const gateway, machine = "10.244.0.1", "10.244.0.254"
 // services to endpoints. Every image is the program, and the only names are
 // those of services.
 type node struct {
-	kube    *testenv.Kube
+	kube    *testkube.Server
 	program string
 	dir     string
 	client  *http.Client
@@ -104,7 +106,7 @@ type podObject struct {
 				Name          string
 				ContainerPort int
 			}
-			ReadinessProbe, LivenessProbe struct{ HTTPGet httpGet }
+			ReadinessProbe, LivenessProbe probe
 			SecurityContext               struct{ ReadOnlyRootFilesystem bool }
 			VolumeMounts                  []struct{ Name, MountPath string }
 		}
@@ -115,14 +117,17 @@ type podObject struct {
 	}
 }
 
-type httpGet struct{ Path, Port, Scheme string }
+type probe struct {
+	HTTPGet struct{ Path, Port, Scheme string }
+	Exec    struct{ Command []string }
+}
 
 // startNode makes the network, and a node of the cluster that runs until the
 // end of the test.
-func startNode(t *testing.T, kube *testenv.Kube, namespace string) *node {
+func startNode(t *testing.T, kube *testkube.Server, namespace string) *node {
 	t.Helper()
 	n := &node{
-		kube: kube, program: testenv.Binary(t), dir: t.TempDir(), pods: map[string]*pod{},
+		kube: kube, program: testisthmus.Binary(t), dir: t.TempDir(), pods: map[string]*pod{},
 		hosts: map[string]string{}, client: &http.Client{Timeout: 5 * time.Second},
 	}
 	kube.Apply(t, "{apiVersion: v1, kind: Node, metadata: {name: n1}}")
@@ -252,7 +257,7 @@ func (n *node) syncPod(ctx context.Context, o podObject) error {
 	unmounted := n.mount(ctx, o, p)
 	ready := "False"
 	c := o.Spec.Containers[0]
-	if n.probe(ctx, o, p, c.LivenessProbe.HTTPGet) && n.probe(ctx, o, p, c.ReadinessProbe.HTTPGet) {
+	if n.probe(ctx, o, p, c.LivenessProbe) && n.probe(ctx, o, p, c.ReadinessProbe) {
 		ready = "True"
 	}
 	if p.status == ready {
@@ -272,7 +277,11 @@ func (n *node) syncPod(ctx context.Context, o podObject) error {
 	}})
 }
 
-func (n *node) probe(ctx context.Context, o podObject, p *pod, get httpGet) bool {
+func (n *node) probe(ctx context.Context, o podObject, p *pod, ask probe) bool {
+	if len(ask.Exec.Command) > 0 {
+		return p.exec(ctx, n.program, ask.Exec.Command[1:]...).Run() == nil
+	}
+	get := ask.HTTPGet
 	for _, port := range o.Spec.Containers[0].Ports {
 		if port.Name != get.Port {
 			continue
@@ -290,6 +299,11 @@ func (n *node) probe(ctx context.Context, o podObject, p *pod, get httpGet) bool
 		return res.StatusCode == http.StatusOK
 	}
 	return false
+}
+
+// exec returns a program in the network of a pod.
+func (p *pod) exec(ctx context.Context, program string, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", filepath.Base(p.dir), program}, args...)...)
 }
 
 // mount writes the ConfigMaps that a pod mounts, as a node does: a new folder,

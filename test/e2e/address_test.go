@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 )
 
 // Services that speak neither HTTP nor TLS can be told apart by their address
@@ -19,16 +21,16 @@ import (
 func TestHostsHaveAddresses(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const port = 7000
-	raw := func(service string, n int) testenv.ConsulInstance {
+	raw := func(service string, n int) testconsul.Instance {
 		// Without a tag that says otherwise the protocol is tcp.
-		return testenv.ConsulInstance{Service: service, ID: fmt.Sprintf("%s-%d", service, n), Address: fmt.Sprintf("10.5.0.%d", n), Port: port}
+		return testconsul.Instance{Service: service, ID: fmt.Sprintf("%s-%d", service, n), Address: fmt.Sprintf("10.5.0.%d", n), Port: port}
 	}
 	services := []string{"ledger", "mail", "queue", "store"}
-	instances := []testenv.ConsulInstance{web(1)}
+	instances := []testconsul.Instance{web(1)}
 	for i, s := range services {
 		instances = append(instances, raw(s, 10*i+1), raw(s, 10*i+2))
 	}
-	for _, version := range testenv.IstiodVersions() {
+	for _, version := range testistiod.Versions() {
 		t.Run(version.Name, func(t *testing.T) {
 			m := startMesh(t, version, follow{}, instances...)
 			names := m.recorder.Names()
@@ -41,7 +43,7 @@ func TestHostsHaveAddresses(t *testing.T) {
 					continue
 				}
 				at := net.JoinHostPort(names[host][0], strconv.Itoa(port))
-				want[at] = append(want[at], testenv.OutboundCluster(host, port))
+				want[at] = append(want[at], testistiod.OutboundCluster(host, port))
 			}
 			if len(want) != len(services) {
 				t.Errorf("%d hosts have %d addresses", len(services), len(want))
@@ -57,7 +59,7 @@ func TestHostsHaveAddresses(t *testing.T) {
 			}
 
 			before, from := m.istiod.PushCounts(t), m.mark()
-			cluster := testenv.OutboundCluster("mail.service.consul", port)
+			cluster := testistiod.OutboundCluster("mail.service.consul", port)
 			m.consul.Register(t, raw("mail", 13))
 			m.recorder.WaitEndpoints(t, cluster, "10.5.0.11:7000", "10.5.0.12:7000", "10.5.0.13:7000")
 			m.consul.Deregister(t, "mail-12", "mail-13")
@@ -71,7 +73,7 @@ func TestHostsHaveAddresses(t *testing.T) {
 			// Nor does another host, which costs a full push, change the
 			// address of one.
 			m.consul.Register(t, raw("ninth", 99))
-			m.recorder.WaitEndpoints(t, testenv.OutboundCluster("ninth.service.consul", port), "10.5.0.99:7000")
+			m.recorder.WaitEndpoints(t, testistiod.OutboundCluster("ninth.service.consul", port), "10.5.0.99:7000")
 			m.fence(t)
 			now := m.recorder.Names()
 			if len(now["ninth.service.consul"]) != 1 {

@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 )
 
 // addressType is the type of all that ztunnel knows of services and workloads.
@@ -21,8 +23,8 @@ const addressType = "type.googleapis.com/istio.workload.Address"
 // istiod has begun to, they are wrong.
 func TestAmbient(t *testing.T) {
 	testenv.SkipIfShort(t)
-	bridge := testenv.StartIsthmus(t, "- {name: load, type: sim, config: {services: 3, instances: 2}}\n")
-	istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: meshOf(bridge), Env: []string{"PILOT_ENABLE_AMBIENT=true"}})
+	bridge := testisthmus.Start(t, "- {name: load, type: sim, config: {services: 3, instances: 2}}\n")
+	istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: meshOf(bridge), Env: []string{"PILOT_ENABLE_AMBIENT=true"}})
 	istiod.WaitReady(t)
 	if hosts := istiod.Hosts(t); len(hosts) != 3 {
 		t.Fatalf("istiod has the hosts %q, want 3 of the bridge", hosts)

@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
 )
 
 // Real calls, through Envoy and by a proxyless gRPC client, reach the instances
@@ -16,15 +19,15 @@ func TestCallsReachInstances(t *testing.T) {
 	// The instances listen on ports of their own, so the configuration says
 	// what port their services have.
 	const servicePort = 80
-	for _, version := range testenv.IstiodVersions() {
+	for _, version := range testistiod.Versions() {
 		t.Run(version.Name, func(t *testing.T) {
-			register := func(service, protocol string, b testenv.Backend) testenv.ConsulInstance {
-				return testenv.ConsulInstance{Service: service, ID: b.Name, Address: b.Address, Port: b.Port, Tags: []string{protocol}}
+			register := func(service, protocol string, b testproxy.Backend) testconsul.Instance {
+				return testconsul.Instance{Service: service, ID: b.Name, Address: b.Address, Port: b.Port, Tags: []string{protocol}}
 			}
-			shop1 := register("shop", "http", testenv.StartHTTPBackend(t, "shop-1"))
-			shop2 := register("shop", "http", testenv.StartHTTPBackend(t, "shop-2"))
-			rpc1 := register("rpc", "grpc", testenv.StartGRPCBackend(t, "rpc-1"))
-			rpc2 := register("rpc", "grpc", testenv.StartGRPCBackend(t, "rpc-2"))
+			shop1 := register("shop", "http", testproxy.StartHTTPBackend(t, "shop-1"))
+			shop2 := register("shop", "http", testproxy.StartHTTPBackend(t, "shop-2"))
+			rpc1 := register("rpc", "grpc", testproxy.StartGRPCBackend(t, "rpc-1"))
+			rpc2 := register("rpc", "grpc", testproxy.StartGRPCBackend(t, "rpc-2"))
 			m := startMesh(t, version, follow{ports: "[{number: 80}]"}, shop1, shop2, rpc1, rpc2)
 			for _, host := range []string{"shop.service.consul", "rpc.service.consul"} {
 				if hosts := m.istiod.Hosts(t); !slices.Contains(hosts, host) {
@@ -33,18 +36,18 @@ func TestCallsReachInstances(t *testing.T) {
 			}
 			kinds := []struct {
 				name        string
-				one, two    testenv.ConsulInstance
+				one, two    testconsul.Instance
 				waitReaches func(t *testing.T, want ...string)
 			}{
 				{"HTTP through Envoy", shop1, shop2, func() func(*testing.T, ...string) {
-					envoy := testenv.StartEnvoy(t, m.istiod)
+					envoy := testproxy.StartEnvoy(t, m.istiod)
 					return func(t *testing.T, want ...string) {
 						t.Helper()
-						envoy.WaitReaches(t, testenv.OutboundCluster("shop.service.consul", servicePort), want...)
+						envoy.WaitReaches(t, testistiod.OutboundCluster("shop.service.consul", servicePort), want...)
 					}
 				}()},
 				{"proxyless gRPC", rpc1, rpc2, func() func(*testing.T, ...string) {
-					client := testenv.NewProxyless(t, m.istiod, "rpc.service.consul", servicePort)
+					client := testproxy.NewProxyless(t, m.istiod, "rpc.service.consul", servicePort)
 					return func(t *testing.T, want ...string) {
 						t.Helper()
 						client.WaitReaches(t, want...)
@@ -72,9 +75,9 @@ func TestCallsReachInstances(t *testing.T) {
 					t.Log("its port is another, and it passes again")
 					moved := k.two
 					if k.two.Service == "shop" {
-						moved.Port = testenv.StartHTTPBackend(t, "moved").Port
+						moved.Port = testproxy.StartHTTPBackend(t, "moved").Port
 					} else {
-						moved.Port = testenv.StartGRPCBackend(t, "moved").Port
+						moved.Port = testproxy.StartGRPCBackend(t, "moved").Port
 					}
 					m.consul.Register(t, moved)
 					k.waitReaches(t, k.one.ID, "moved")
@@ -87,7 +90,7 @@ func TestCallsReachInstances(t *testing.T) {
 // keepCalling calls a cluster through Envoy, four calls at a time, until stop,
 // which must be called before the test ends. Each failed call fails the test.
 // stop returns the number of calls.
-func keepCalling(t *testing.T, envoy *testenv.Envoy, cluster string) (stop func() int) {
+func keepCalling(t *testing.T, envoy *testproxy.Envoy, cluster string) (stop func() int) {
 	t.Helper()
 	end := make(chan struct{})
 	var callers sync.WaitGroup

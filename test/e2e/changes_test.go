@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 )
 
 // cost is what a change makes istiod send to a proxy.
@@ -22,11 +24,11 @@ type costs struct {
 	why                          string
 }
 
-func (c costs) of(v testenv.IstiodVersion) cost {
+func (c costs) of(v testistiod.Version) cost {
 	switch v.Name {
-	case testenv.Istiod121.Name:
+	case testistiod.V121.Name:
 		return c.istiod121
-	case testenv.Istiod124.Name, testenv.Istiod126.Name:
+	case testistiod.V124.Name, testistiod.V126.Name:
 		return c.istiod124
 	default:
 		return c.newest
@@ -47,11 +49,11 @@ var (
 func TestConsulChangeReachesProxy(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const host = "web.service.consul"
-	cluster := testenv.OutboundCluster(host, 8080)
+	cluster := testistiod.OutboundCluster(host, 8080)
 	all := []string{"10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"}
 	steps := []struct {
 		name   string
-		change func(t *testing.T, c *testenv.Consul)
+		change func(t *testing.T, c *testconsul.Server)
 		// cluster is the cluster that is looked at if it is another than that
 		// of port 8080.
 		cluster string
@@ -63,146 +65,148 @@ func TestConsulChangeReachesProxy(t *testing.T) {
 	}{
 		{
 			name:   "instance added",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(4)) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(4)) },
 			want:   append(slices.Clone(all), "10.1.0.4:8080"), costs: byEndpoint,
 		},
 		{
 			name:   "instance removed",
-			change: func(t *testing.T, c *testenv.Consul) { c.Deregister(t, "web-4") },
+			change: func(t *testing.T, c *testconsul.Server) { c.Deregister(t, "web-4") },
 			want:   all, costs: byEndpoint,
 		},
 		{
 			name:   "instance fails its check",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(3, critical)) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(3, critical)) },
 			want:   all[:2], costs: byEndpoint,
 		},
 		{
 			name:   "instance passes its check again",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(3)) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(3)) },
 			want:   all, costs: byEndpoint,
 		},
 		{
 			name:   "weight changed",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, weight(5))) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(2, weight(5))) },
 			want:   []string{all[0], all[1] + "*5", all[2]}, costs: byAttrs,
 		},
 		{
 			name:   "weight changed back",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, weight(1))) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(2, weight(1))) },
 			want:   all, costs: byAttrs,
 		},
 		{
 			name:   "port of one instance changed",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, port(8081))) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(2, port(8081))) },
 			want:   []string{all[0], "10.1.0.2:8081", all[2]}, costs: byAttrs,
 		},
 		{
 			name:   "port of one instance changed back",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2)) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(2)) },
 			want:   all, costs: byAttrs,
 		},
 		{
 			name:   "label of one instance changed",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, version("v2"))) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(2, version("v2"))) },
 			want:   []string{all[0], all[1] + "@v2", all[2]}, costs: byAttrs,
 		},
 		{
 			name:   "label of one instance changed again",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, version("v3"))) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(2, version("v3"))) },
 			want:   []string{all[0], all[1] + "@v3", all[2]}, costs: byAttrs,
 		},
 		{
 			name:   "ordinary instance added beside one that is not",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(4)) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(4)) },
 			want:   []string{all[0], all[1] + "@v3", all[2], "10.1.0.4:8080"}, costs: byEndpoint,
 		},
 		{
 			name:   "instance with a label of its own removed",
-			change: func(t *testing.T, c *testenv.Consul) { c.Deregister(t, "web-2") },
+			change: func(t *testing.T, c *testconsul.Server) { c.Deregister(t, "web-2") },
 			want:   []string{all[0], all[2], "10.1.0.4:8080"}, costs: byAttrs,
 		},
 		{
 			name:   "instance with a label of its own added",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, version("v4"))) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(2, version("v4"))) },
 			want:   []string{all[0], all[1] + "@v4", all[2], "10.1.0.4:8080"}, costs: byAttrs,
 		},
 		{
 			name: "label of all instances changed",
-			change: func(t *testing.T, c *testenv.Consul) {
+			change: func(t *testing.T, c *testconsul.Server) {
 				c.Register(t, web(1, version("v5")), web(2, version("v5")), web(3, version("v5")), web(4, version("v5")))
 			},
 			want: []string{all[0] + "@v5", all[1] + "@v5", all[2] + "@v5", "10.1.0.4:8080@v5"}, costs: byAttrs, resources: 4,
 		},
 		{
 			name:   "label of all instances gone",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(1), web(2), web(3), web(4)) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(1), web(2), web(3), web(4)) },
 			want:   append(slices.Clone(all), "10.1.0.4:8080"), costs: byAttrs, resources: 4,
 		},
 		{
 			name:   "instance removed again",
-			change: func(t *testing.T, c *testenv.Consul) { c.Deregister(t, "web-4") },
+			change: func(t *testing.T, c *testconsul.Server) { c.Deregister(t, "web-4") },
 			want:   all, costs: byEndpoint,
 		},
 		{
 			name:   "address changed",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2, address("10.1.0.22"))) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(2, address("10.1.0.22"))) },
 			want:   []string{all[0], "10.1.0.22:8080", all[2]}, costs: byEndpoint,
 		},
 		{
-			name:   "second instance on an IP",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(2), web(5, address("10.1.0.1"), port(8082))) },
-			want:   append(slices.Clone(all), "10.1.0.1:8082"), costs: byIPPorts, resources: 2,
+			name: "second instance on an IP",
+			change: func(t *testing.T, c *testconsul.Server) {
+				c.Register(t, web(2), web(5, address("10.1.0.1"), port(8082)))
+			},
+			want: append(slices.Clone(all), "10.1.0.1:8082"), costs: byIPPorts, resources: 2,
 		},
 		{
 			name:   "first of two instances on an IP gone",
-			change: func(t *testing.T, c *testenv.Consul) { c.Deregister(t, "web-1") },
+			change: func(t *testing.T, c *testconsul.Server) { c.Deregister(t, "web-1") },
 			want:   []string{"10.1.0.1:8082", all[1], all[2]}, costs: byIPPorts,
 		},
 		{
 			name:   "and back",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(1)) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(1)) },
 			want:   append(slices.Clone(all), "10.1.0.1:8082"), costs: byIPPorts,
 		},
 		{
 			name:   "second instance on an IP gone",
-			change: func(t *testing.T, c *testenv.Consul) { c.Deregister(t, "web-5") },
+			change: func(t *testing.T, c *testconsul.Server) { c.Deregister(t, "web-5") },
 			want:   all, costs: byIPPorts,
 		},
 		{
 			name:   "all but one removed",
-			change: func(t *testing.T, c *testenv.Consul) { c.Deregister(t, "web-2", "web-3") },
+			change: func(t *testing.T, c *testconsul.Server) { c.Deregister(t, "web-2", "web-3") },
 			want:   all[:1], costs: byEndpoint, resources: 2,
 		},
 		{
 			name:   "last instance fails its check",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(1, critical)) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(1, critical)) },
 			want:   []string{}, costs: byEmptied,
 		},
 		{
 			name:   "last instance passes its check again",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(1)) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(1)) },
 			want:   all[:1], costs: byEmptied,
 		},
 		{
 			name:   "last instance removed",
-			change: func(t *testing.T, c *testenv.Consul) { c.Deregister(t, "web-1") },
+			change: func(t *testing.T, c *testconsul.Server) { c.Deregister(t, "web-1") },
 			want:   nil, costs: byHost,
 		},
 		{
 			name:   "instances back",
-			change: func(t *testing.T, c *testenv.Consul) { c.Register(t, web(1), web(2), web(3)) },
+			change: func(t *testing.T, c *testconsul.Server) { c.Register(t, web(1), web(2), web(3)) },
 			want:   all, costs: byHost,
 		},
 		{
 			name: "port of all instances changed",
-			change: func(t *testing.T, c *testenv.Consul) {
+			change: func(t *testing.T, c *testconsul.Server) {
 				c.Register(t, web(1, port(9090)), web(2, port(9090)), web(3, port(9090)))
 			},
-			cluster: testenv.OutboundCluster(host, 9090),
+			cluster: testistiod.OutboundCluster(host, 9090),
 			want:    []string{"10.1.0.1:9090", "10.1.0.2:9090", "10.1.0.3:9090"}, costs: byPort,
 		},
 	}
-	for _, version := range testenv.IstiodVersions() {
+	for _, version := range testistiod.Versions() {
 		t.Run(version.Name, func(t *testing.T) {
 			m := startMesh(t, version, follow{}, append(bystanders(20), web(1), web(2), web(3))...)
 			m.recorder.WaitEndpoints(t, cluster, all...)

@@ -19,6 +19,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 )
 
 // sinkTypes are what the sink of conflicts follows: by delta, instances are
@@ -82,7 +83,7 @@ func (v meshView) set(t *testing.T, url string, body *anypb.Any) {
 
 // waitSink follows a bridge as a sink, by delta or SotW, until it has what is
 // wanted.
-func waitSink(t *testing.T, bridge *testenv.Isthmus, delta bool, want string) {
+func waitSink(t *testing.T, bridge *testisthmus.Server, delta bool, want string) {
 	t.Helper()
 	conn, err := grpc.NewClient(bridge.XDS, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -207,7 +208,7 @@ services:
 			for _, name := range []string{"new", "old"} {
 				registries = fmt.Sprintf("- {name: %s, type: file, config: {path: %q}, translate: {host: \"{{.Name}}.example.org\"}}\n", name, filepath.Join(dir, name)) + registries
 			}
-			bridge := testenv.StartIsthmus(t, registries)
+			bridge := testisthmus.Start(t, registries)
 			bridge.WaitReady(t)
 			for _, delta := range []bool{false, true} {
 				waitSink(t, bridge, delta, tt.both)

@@ -14,7 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testcoredns"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 )
 
 // relay forwards questions over UDP to a server, and notes when an answer with
@@ -85,7 +86,7 @@ func (r *relay) expect(ip net.IP) {
 // server's answer has it, and when a delta sink does.
 func BenchmarkDNSChange(b *testing.B) {
 	const names = 1000
-	server := testenv.StartCoreDNS(b, testenv.CoreDNSConfig{Zones: []string{"example.org", "many.test"}})
+	server := testcoredns.Start(b, testcoredns.Config{Zones: []string{"example.org", "many.test"}})
 	var records []string
 	list := ""
 	for i := range names {
@@ -95,7 +96,7 @@ func BenchmarkDNSChange(b *testing.B) {
 	server.SetZone(b, "many.test", records...)
 	server.SetZone(b, "example.org", "web A 10.1.0.0")
 	r := startRelay(b, server.Addr)
-	bridge := testenv.StartIsthmus(b, fmt.Sprintf("- {name: dns, type: dns, config: {servers: [%q], names: [%sweb.example.org:80], min_ttl: 1s}}", r.addr, list))
+	bridge := testisthmus.Start(b, fmt.Sprintf("- {name: dns, type: dns, config: {servers: [%q], names: [%sweb.example.org:80], min_ttl: 1s}}", r.addr, list))
 	bridge.WaitReady(b)
 
 	cc, err := grpc.NewClient("passthrough:///"+bridge.XDS, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -6,6 +6,10 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testcoredns"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
 )
 
 // Calls through Envoy follow a service that is scaled out and in, without a
@@ -13,14 +17,14 @@ import (
 func TestCallsFollowScaling(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const host, servicePort = "shop.example.org", 80
-	cluster := testenv.OutboundCluster(host, servicePort)
+	cluster := testistiod.OutboundCluster(host, servicePort)
 	// Each kind starts what has the backends, and returns how to change that.
-	type scale func(backends ...testenv.Backend)
-	kinds := map[string]func(t *testing.T, first testenv.Backend) (*testenv.Isthmus, scale){
-		"dns": func(t *testing.T, first testenv.Backend) (*testenv.Isthmus, scale) {
+	type scale func(backends ...testproxy.Backend)
+	kinds := map[string]func(t *testing.T, first testproxy.Backend) (*testisthmus.Server, scale){
+		"dns": func(t *testing.T, first testproxy.Backend) (*testisthmus.Server, scale) {
 			const zone = "example.org"
-			server := testenv.StartCoreDNS(t, testenv.CoreDNSConfig{Zones: []string{zone}})
-			set := func(backends ...testenv.Backend) {
+			server := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone}})
+			set := func(backends ...testproxy.Backend) {
 				records := []string{"host A 127.0.0.1"}
 				for _, b := range backends {
 					records = append(records, fmt.Sprintf("_http._tcp.shop SRV 0 0 %d host", b.Port))
@@ -28,29 +32,29 @@ func TestCallsFollowScaling(t *testing.T) {
 				server.SetZone(t, zone, records...)
 			}
 			set(first)
-			return testenv.StartIsthmus(t, fmt.Sprintf(`- {name: dns, type: dns, translate: {ports: [{name: http, number: 80}]},
+			return testisthmus.Start(t, fmt.Sprintf(`- {name: dns, type: dns, translate: {ports: [{name: http, number: 80}]},
   config: {servers: [%q], names: [_http._tcp.shop.example.org], min_ttl: 1s}}`, server.Addr)), set
 		},
-		"static": func(t *testing.T, first testenv.Backend) (*testenv.Isthmus, scale) {
-			registries := func(backends ...testenv.Backend) string {
+		"static": func(t *testing.T, first testproxy.Backend) (*testisthmus.Server, scale) {
+			registries := func(backends ...testproxy.Backend) string {
 				text := "- {name: fixed, type: static, translate: {ports: [{number: 80, protocol: http}]}, config: {services: [{name: shop.example.org, endpoints: ["
 				for _, b := range backends {
 					text += fmt.Sprintf("%q, ", b.Addr())
 				}
 				return text + "]}]}}"
 			}
-			bridge := testenv.StartIsthmus(t, registries(first))
-			return bridge, func(backends ...testenv.Backend) { bridge.Configure(t, registries(backends...)) }
+			bridge := testisthmus.Start(t, registries(first))
+			return bridge, func(backends ...testproxy.Backend) { bridge.Configure(t, registries(backends...)) }
 		},
 	}
 	for name, start := range kinds {
 		t.Run(name, func(t *testing.T) {
-			one, two, three := testenv.StartHTTPBackend(t, "one"), testenv.StartHTTPBackend(t, "two"), testenv.StartHTTPBackend(t, "three")
+			one, two, three := testproxy.StartHTTPBackend(t, "one"), testproxy.StartHTTPBackend(t, "two"), testproxy.StartHTTPBackend(t, "three")
 			bridge, scale := start(t, one)
 			bridge.WaitReady(t)
-			istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
+			istiod := testistiod.Start(t, testistiod.Newest, bridge.Source())
 			istiod.WaitReady(t)
-			envoy := testenv.StartEnvoy(t, istiod)
+			envoy := testproxy.StartEnvoy(t, istiod)
 			envoy.WaitReaches(t, cluster, "one")
 
 			stop, calls := make(chan struct{}), 0

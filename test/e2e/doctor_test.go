@@ -15,11 +15,14 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 )
 
 // meshOf returns a mesh configuration without faults that follows Kubernetes
 // and a bridge.
-func meshOf(bridge *testenv.Isthmus) string {
+func meshOf(bridge *testisthmus.Server) string {
 	return fmt.Sprintf("configSources: [{address: \"k8s://\"}, {address: %q}]\n", bridge.Source()) + captured
 }
 
@@ -51,8 +54,8 @@ func TestDoctorIstiod(t *testing.T) {
 	registries := `- {name: load, type: sim, config: {services: 3, instances: 2}}` + "\n"
 
 	t.Run("as printed", func(t *testing.T) {
-		bridge := testenv.StartIsthmus(t, registries)
-		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: meshOf(bridge)})
+		bridge := testisthmus.Start(t, registries)
+		istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: meshOf(bridge)})
 		istiod.WaitReady(t)
 		for _, port := range []string{istiod.Monitoring, istiod.HTTP} {
 			checks(t, bridge.Doctor(t, "--istiod", port, "--address", bridge.Admin))
@@ -74,8 +77,8 @@ func TestDoctorIstiod(t *testing.T) {
 			}
 			return text + "]}}\n"
 		}
-		bridge := testenv.StartIsthmus(t, services(12))
-		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: meshOf(bridge)})
+		bridge := testisthmus.Start(t, services(12))
+		istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: meshOf(bridge)})
 		istiod.WaitReady(t)
 		bridge.Configure(t, services(2))
 		bridge.WaitPhase(t, "a", "protected")
@@ -97,8 +100,8 @@ spec: {hosts: [a.example.org], http: [{route: [{destination: {host: a.example.or
 		}
 		write(t, filepath.Join(dir, "good.yaml"), virtualService("good", 1))
 		write(t, filepath.Join(dir, "bad.yaml"), virtualService("bad", -1))
-		bridge := testenv.StartIsthmus(t, fmt.Sprintf("- {name: files, type: file, config: {path: %q}}\n", dir))
-		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: meshOf(bridge)})
+		bridge := testisthmus.Start(t, fmt.Sprintf("- {name: files, type: file, config: {path: %q}, owns: {collections: [networking.istio.io/*]}}\n", dir))
+		istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: meshOf(bridge)})
 		istiod.WaitReady(t)
 		found := bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin)
 		checks(t, found, "istiod-rejected")
@@ -123,8 +126,8 @@ spec: {hosts: [a.example.org], http: [{route: [{destination: {host: a.example.or
 
 	// What changes all the time is not taken for rejected.
 	t.Run("busy", func(t *testing.T) {
-		bridge := testenv.StartIsthmus(t, "- {name: load, type: sim, config: {services: 50, changes_per_second: 200}}\n")
-		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: meshOf(bridge)})
+		bridge := testisthmus.Start(t, "- {name: load, type: sim, config: {services: 50, changes_per_second: 200}}\n")
+		istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: meshOf(bridge)})
 		istiod.WaitReady(t)
 		for range 3 {
 			checks(t, bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin))
@@ -133,8 +136,8 @@ spec: {hosts: [a.example.org], http: [{route: [{destination: {host: a.example.or
 
 	// MUTUAL is not an error to istiod: it dials this bridge in plaintext.
 	t.Run("no Kubernetes, MUTUAL, no DNS", func(t *testing.T) {
-		bridge := testenv.StartIsthmus(t, registries)
-		istiod := testenv.StartIstiodWith(t, testenv.IstiodNewest, bridge.Source(), "tlsSettings: {mode: MUTUAL}")
+		bridge := testisthmus.Start(t, registries)
+		istiod := testistiod.StartWith(t, testistiod.Newest, bridge.Source(), "tlsSettings: {mode: MUTUAL}")
 		istiod.WaitReady(t)
 		found := bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin)
 		checks(t, found, "mesh-dns-capture", "mesh-k8s", "mesh-tls-mode")
@@ -143,12 +146,12 @@ spec: {hosts: [a.example.org], http: [{route: [{destination: {host: a.example.or
 	})
 
 	t.Run("hosts without addresses", func(t *testing.T) {
-		bridge := testenv.StartIsthmus(t, `- {name: a, type: static, config: {services: [
+		bridge := testisthmus.Start(t, `- {name: a, type: static, config: {services: [
   {name: one, ports: [{number: 9000, protocol: tcp}], endpoints: [10.0.0.1]},
   {name: two, ports: [{number: 9000, protocol: tcp}], endpoints: [10.0.0.2]}]}}
 profile: tools
 `)
-		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: meshOf(bridge)})
+		istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: meshOf(bridge)})
 		istiod.WaitReady(t)
 		found := bridge.Doctor(t, "--istiod", istiod.HTTP)
 		checks(t, found, "istiod-addresses")
@@ -158,7 +161,7 @@ profile: tools
 	// What the mesh configuration of an istiod that cannot start says.
 	t.Run("TLS", func(t *testing.T) {
 		authority, other := testcert.New(t, "isthmus.example.org"), testcert.New(t, "isthmus.example.org")
-		bridge := testenv.StartSecureIsthmus(t, registries, fmt.Sprintf("tls: {cert_file: %q, key_file: %q}", authority.Cert, authority.Key))
+		bridge := testisthmus.StartSecure(t, registries, fmt.Sprintf("tls: {cert_file: %q, key_file: %q}", authority.Cert, authority.Key))
 		pem, err := os.ReadFile(other.Cert)
 		if err != nil {
 			t.Fatal(err)
@@ -181,7 +184,7 @@ profile: tools
 			says(t, found, tt.check, mesh+":4:")
 		}
 		// And the block that the program prints makes istiod follow the bridge.
-		istiod := testenv.StartIstiodAs(t, testenv.IstiodOptions{Version: testenv.IstiodNewest, Mesh: bridge.MeshConfig(t)})
+		istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: bridge.MeshConfig(t)})
 		istiod.WaitReady(t)
 		checks(t, bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin))
 	})
@@ -199,13 +202,13 @@ func write(t *testing.T, file, text string) {
 func TestDoctorRegistries(t *testing.T) {
 	testenv.SkipIfShort(t)
 	server := testcert.New(t, "127.0.0.1")
-	locked := testenv.StartConsul(t, testenv.ConsulConfig{ACL: true})
-	open := testenv.StartConsul(t, testenv.ConsulConfig{CertFile: server.Cert, KeyFile: server.Key})
+	locked := testconsul.Start(t, testconsul.Config{ACL: true})
+	open := testconsul.Start(t, testconsul.Config{CertFile: server.Cert, KeyFile: server.Key})
 	open.Register(t, web(1))
 	locked.Register(t, web(2))
-	maintained := testenv.StartConsul(t, testenv.ConsulConfig{})
+	maintained := testconsul.Start(t, testconsul.Config{})
 	agent := maintained.Client.Agent()
-	guessed := testenv.StartConsul(t, testenv.ConsulConfig{})
+	guessed := testconsul.Start(t, testconsul.Config{})
 	if err := guessed.Client.Agent().ServiceRegister(&api.AgentServiceRegistration{ID: "api-1", Name: "api", Port: 80, Address: "10.0.0.1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +241,7 @@ func TestDoctorRegistries(t *testing.T) {
 		{"near a limit", consulBlock("dc1", open.Addr, "") + "limits: {services_per_registry: 1}\n", "registry-limit", "change: limits.services_per_registry: 2"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			found := testenv.DoctorOf(t, tt.registries)
+			found := testisthmus.DoctorOf(t, tt.registries)
 			if tt.check == "" {
 				checks(t, found)
 				return

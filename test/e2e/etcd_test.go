@@ -7,26 +7,30 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testetcd"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
 )
 
 // Calls follow the instances that etcd has: none fails while a second instance
 // comes, the first one goes and stops, and a third one comes.
 func TestEtcdScales(t *testing.T) {
 	testenv.SkipIfShort(t)
-	etcd := testenv.StartEtcd(t, testenv.EtcdConfig{})
-	key := func(b testenv.Backend) string { return "/services/shop/" + b.Name }
-	add := func(name string) testenv.Backend {
-		b := testenv.StartHTTPBackend(t, name)
+	etcd := testetcd.Start(t, testetcd.Config{})
+	key := func(b testproxy.Backend) string { return "/services/shop/" + b.Name }
+	add := func(name string) testproxy.Backend {
+		b := testproxy.StartHTTPBackend(t, name)
 		etcd.Put(t, key(b), fmt.Sprintf(`{"address":%q,"ports":[{"name":"http","number":%d,"protocol":"http"}]}`, b.Address, b.Port))
 		return b
 	}
 	one := add("one")
-	isthmus := testenv.StartIsthmus(t, fmt.Sprintf("- {name: etcd, type: etcd, config: {endpoints: [%q]}, translate: {ports: [{name: http, number: 80}]}}", etcd.URL))
+	isthmus := testisthmus.Start(t, fmt.Sprintf("- {name: etcd, type: etcd, config: {endpoints: [%q]}, translate: {ports: [{name: http, number: 80}]}}", etcd.URL))
 	isthmus.WaitReady(t)
-	istiod := testenv.StartIstiod(t, testenv.IstiodNewest, isthmus.Source())
+	istiod := testistiod.Start(t, testistiod.Newest, isthmus.Source())
 	istiod.WaitReady(t)
-	envoy := testenv.StartEnvoy(t, istiod)
-	cluster := testenv.OutboundCluster("shop.etcd", 80)
+	envoy := testproxy.StartEnvoy(t, istiod)
+	cluster := testistiod.OutboundCluster("shop.etcd", 80)
 	envoy.WaitReaches(t, cluster, "one")
 
 	var calls atomic.Int64

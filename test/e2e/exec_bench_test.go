@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 )
 
 // BenchmarkExecChange measures, for one changed instance among many, the time
@@ -48,7 +48,7 @@ func benchmarkExecChange(b *testing.B, services int) {
 		}
 	}
 	pipe, path := namedPipe(b)
-	bridge := testenv.StartIsthmus(b, fmt.Sprintf(`- {name: program, type: exec, config: {command: [cat, %q]}}`, path))
+	bridge := testisthmus.Start(b, fmt.Sprintf(`- {name: program, type: exec, config: {command: [cat, %q]}}`, path))
 	begin := time.Now()
 	for s := range services {
 		write(pipe, line(s, 0))
@@ -60,7 +60,7 @@ func benchmarkExecChange(b *testing.B, services int) {
 	delta := bridge.Arrivals(b, services*perService)
 	barePipe, bare := bareReader(b)
 	secondPipe, second := bareReader(b)
-	testenv.MeasureChanges(b, func(n int) {
+	testisthmus.MeasureChanges(b, func(n int) {
 		text := line(n%services, n)
 		write(pipe, text)
 		write(barePipe, text)

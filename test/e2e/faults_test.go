@@ -17,6 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
@@ -28,7 +31,7 @@ type shown struct {
 }
 
 // waitShown waits until all of it is shown.
-func waitShown(t *testing.T, bridge *testenv.Isthmus, what string, want shown) {
+func waitShown(t *testing.T, bridge *testisthmus.Server, what string, want shown) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Patience, what+" to be shown", func() (string, bool) {
 		var missing []string
@@ -56,7 +59,7 @@ func waitShown(t *testing.T, bridge *testenv.Isthmus, what string, want shown) {
 }
 
 // waitShards waits until istiod has these endpoints by host.
-func waitShards(t *testing.T, istiod *testenv.Istiod, want map[string][]string) {
+func waitShards(t *testing.T, istiod *testistiod.Server, want map[string][]string) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Patience, "the endpoints in istiod", func() (string, bool) {
 		diff := cmp.Diff(want, istiod.EndpointShards(t))
@@ -65,7 +68,7 @@ func waitShards(t *testing.T, istiod *testenv.Istiod, want map[string][]string) 
 }
 
 // shardsOf returns the endpoints that istiod has of instances in Consul.
-func shardsOf(instances ...testenv.ConsulInstance) map[string][]string {
+func shardsOf(instances ...testconsul.Instance) map[string][]string {
 	out := map[string][]string{}
 	for _, i := range instances {
 		host := i.Service + ".service.consul"
@@ -84,7 +87,7 @@ func consulBlock(name, address, more string) string {
 
 // retryNow replaces the plugin of a registry by one that does not wait until it
 // is time to try again.
-func retryNow(t *testing.T, bridge *testenv.Isthmus, registry string) {
+func retryNow(t *testing.T, bridge *testisthmus.Server, registry string) {
 	t.Helper()
 	if err := syscall.Kill(bridge.Registry(t, registry).PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -100,7 +103,7 @@ func TestFaults(t *testing.T) {
 	// Two registries share a host. All of it is served from the disk, the host
 	// with the endpoints of both, to an istiod that is new.
 	t.Run("start with every registry down", func(t *testing.T) {
-		first, second := testenv.StartConsul(t, testenv.ConsulConfig{}), testenv.StartConsul(t, testenv.ConsulConfig{})
+		first, second := testconsul.Start(t, testconsul.Config{}), testconsul.Start(t, testconsul.Config{})
 		other := web(2, address("10.7.0.2"))
 		first.Register(t, append(bystanders(20), web(1))...)
 		second.Register(t, other)
@@ -112,7 +115,7 @@ func TestFaults(t *testing.T) {
 		j := newJudged(t)
 		j.tell("dc1", true, append(bystanders(20), web(1), other)...) // merged
 		j.start(time.Time{})
-		bridge := testenv.StartIsthmus(t, consulBlock("dc1", gates[0].Addr, "")+consulBlock("dc2", gates[1].Addr, "")+
+		bridge := testisthmus.Start(t, consulBlock("dc1", gates[0].Addr, "")+consulBlock("dc2", gates[1].Addr, "")+
 			"conflicts: [{hosts: [web.service.consul], policy: merge, weights: {dc1: 90, dc2: 10}}]\n")
 		j.follow(bridge)
 		bridge.WaitReady(t)
@@ -125,7 +128,7 @@ func TestFaults(t *testing.T) {
 		}
 		j.start(saved)
 		bridge.Restart(t)
-		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
+		istiod := testistiod.Start(t, testistiod.Newest, bridge.Source())
 		istiod.WaitReady(t)
 		waitShards(t, istiod, want)
 		_, now := bridge.Get(t, "/api/v1/resources?limit=1000&body=true")
@@ -165,15 +168,15 @@ func TestFaults(t *testing.T) {
 	})
 
 	t.Run("start with a required and an optional registry down", func(t *testing.T) {
-		first, second := testenv.StartConsul(t, testenv.ConsulConfig{}), testenv.StartConsul(t, testenv.ConsulConfig{})
+		first, second := testconsul.Start(t, testconsul.Config{}), testconsul.Start(t, testconsul.Config{})
 		first.Register(t, bystanders(5)...)
 		second.Register(t, web(1))
 		required, optional := testenv.NewGate(t, first.Addr), testenv.NewGate(t, second.Addr)
 		j := newJudged(t)
 		j.tell("dc1", true, bystanders(5)...)
 		j.start(time.Time{})
-		bridge := testenv.StartIsthmus(t, consulBlock("dc1", required.Addr, "")+consulBlock("dc2", optional.Addr, ", required: false"))
-		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
+		bridge := testisthmus.Start(t, consulBlock("dc1", required.Addr, "")+consulBlock("dc2", optional.Addr, ", required: false"))
+		istiod := testistiod.Start(t, testistiod.Newest, bridge.Source())
 		bridge.WaitSink(t, "ServiceEntry", "held")
 		waitShown(t, bridge, "a required registry that is down", shown{
 			code:    http.StatusServiceUnavailable,
@@ -207,12 +210,12 @@ func TestFaults(t *testing.T) {
 	})
 
 	t.Run("start with an empty Consul where there was a full one", func(t *testing.T) {
-		consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+		consul := testconsul.Start(t, testconsul.Config{})
 		consul.Register(t, bystanders(20)...)
 		j := newJudged(t)
 		j.tell(registryName, true, bystanders(20)...)
 		j.start(time.Time{})
-		bridge := testenv.StartIsthmus(t, consulBlock(registryName, consul.Addr, ""))
+		bridge := testisthmus.Start(t, consulBlock(registryName, consul.Addr, ""))
 		j.follow(bridge)
 		bridge.WaitReady(t)
 		saved := time.Now()
@@ -220,7 +223,7 @@ func TestFaults(t *testing.T) {
 		consul.RestartEmpty(t)
 		j.start(saved)
 		bridge.Restart(t)
-		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
+		istiod := testistiod.Start(t, testistiod.Newest, bridge.Source())
 		istiod.WaitReady(t)
 		bridge.WaitPhase(t, registryName, "protected")
 		waitShown(t, bridge, "an empty Consul", shown{
@@ -263,18 +266,18 @@ func TestFaults(t *testing.T) {
 
 	t.Run("the disk of state.dir is full", func(t *testing.T) {
 		dir, _ := testenv.MountTmpfs(t, "size=256k")
-		consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+		consul := testconsul.Start(t, testconsul.Config{})
 		consul.Register(t, web(1))
 		gate := testenv.NewGate(t, consul.Addr)
 		gate.Open(t)
 		j := newJudged(t)
 		j.tell(registryName, true, web(1))
 		j.start(time.Time{})
-		bridge := testenv.StartIsthmus(t, consulBlock(registryName, gate.Addr, "")+fmt.Sprintf("state: {dir: %q}\n", filepath.Join(dir, "state")))
+		bridge := testisthmus.Start(t, consulBlock(registryName, gate.Addr, "")+fmt.Sprintf("state: {dir: %q}\n", filepath.Join(dir, "state")))
 		j.follow(bridge)
 		bridge.WaitReady(t)
 		saved := time.Now()
-		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
+		istiod := testistiod.Start(t, testistiod.Newest, bridge.Source())
 		istiod.WaitReady(t)
 		bridge.Stop(t)
 		filler := filepath.Join(dir, "filler")
@@ -326,14 +329,14 @@ func TestFaults(t *testing.T) {
 
 	t.Run("the disk of state.dir is read-only", func(t *testing.T) {
 		dir, remount := testenv.MountTmpfs(t, "size=16m")
-		consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+		consul := testconsul.Start(t, testconsul.Config{})
 		consul.Register(t, bystanders(5)...)
 		gate := testenv.NewGate(t, consul.Addr)
 		gate.Open(t)
 		j := newJudged(t)
 		j.tell(registryName, true, bystanders(5)...)
 		j.start(time.Time{})
-		bridge := testenv.StartIsthmus(t, consulBlock(registryName, gate.Addr, "")+fmt.Sprintf("state: {dir: %q}\n", filepath.Join(dir, "state")))
+		bridge := testisthmus.Start(t, consulBlock(registryName, gate.Addr, "")+fmt.Sprintf("state: {dir: %q}\n", filepath.Join(dir, "state")))
 		j.follow(bridge)
 		bridge.WaitReady(t)
 		saved := time.Now()
@@ -342,7 +345,7 @@ func TestFaults(t *testing.T) {
 		remount(true)
 		j.start(saved)
 		bridge.Restart(t)
-		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
+		istiod := testistiod.Start(t, testistiod.Newest, bridge.Source())
 		istiod.WaitReady(t)
 		waitShards(t, istiod, shardsOf(bystanders(5)...))
 		bridge.WaitPhase(t, registryName, "restored")
@@ -358,7 +361,7 @@ func TestFaults(t *testing.T) {
 	})
 
 	t.Run("kill -9 under churn", func(t *testing.T) {
-		consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+		consul := testconsul.Start(t, testconsul.Config{})
 		gate := testenv.NewGate(t, consul.Addr)
 		gate.Open(t)
 		consul.Register(t, bystanders(20)...)
@@ -368,12 +371,12 @@ func TestFaults(t *testing.T) {
 		j.tell(registryName, true, web(1))
 		j.gone(registryName, web(1))
 		j.start(time.Time{})
-		bridge := testenv.StartIsthmus(t, consulBlock(registryName, gate.Addr, ""))
+		bridge := testisthmus.Start(t, consulBlock(registryName, gate.Addr, ""))
 		j.follow(bridge)
 		bridge.WaitReady(t)
-		istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
+		istiod := testistiod.Start(t, testistiod.Newest, bridge.Source())
 		istiod.WaitReady(t)
-		recorder := testenv.StartRecorder(t, istiod)
+		recorder := testistiod.StartRecorder(t, istiod)
 		recorder.WaitSubscribed(t)
 		there := map[int]bool{}
 		step := 0
@@ -411,7 +414,7 @@ func TestFaults(t *testing.T) {
 		// Every state that istiod had on the way has all that never changed.
 		for _, push := range recorder.Pushes() {
 			for _, s := range bystanders(20) {
-				cluster := testenv.OutboundCluster(s.Service+".service.consul", s.Port)
+				cluster := testistiod.OutboundCluster(s.Service+".service.consul", s.Port)
 				if n, told := push.Endpoints[cluster]; told && n != 3 {
 					t.Errorf("istiod pushed %s with %d endpoints, want 3", cluster, n)
 				}

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 	"github.com/isthmus-mesh/isthmus/internal/watch"
 	"github.com/isthmus-mesh/isthmus/verify"
 )
@@ -48,7 +50,7 @@ func (j *judged) addLocked(e *verify.Event) {
 
 // tell says what a registry has from now on, or no longer has. The registry is
 // the one that the service belongs to.
-func (j *judged) tell(registry string, there bool, instances ...testenv.ConsulInstance) {
+func (j *judged) tell(registry string, there bool, instances ...testconsul.Instance) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for _, i := range instances {
@@ -67,7 +69,7 @@ func (j *judged) tell(registry string, there bool, instances ...testenv.ConsulIn
 }
 
 // gone says that a registry no longer has services, nor any instance of them.
-func (j *judged) gone(registry string, instances ...testenv.ConsulInstance) {
+func (j *judged) gone(registry string, instances ...testconsul.Instance) {
 	j.tell(registry, false, instances...)
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -91,7 +93,7 @@ func (j *judged) start(since time.Time) {
 }
 
 // follow connects the sinks.
-func (j *judged) follow(bridge *testenv.Isthmus) {
+func (j *judged) follow(bridge *testisthmus.Server) {
 	ctx, cancel := context.WithCancel(j.t.Context())
 	var group sync.WaitGroup
 	j.t.Cleanup(func() {

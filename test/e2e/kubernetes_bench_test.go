@@ -5,7 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
 )
 
 // BenchmarkKubernetesChange measures, for one changed endpoint among many, the
@@ -17,13 +18,13 @@ import (
 //	go test ./test/e2e -run '^$' -bench KubernetesChange -benchtime 300x
 func BenchmarkKubernetesChange(b *testing.B) {
 	const services, each = 1000, 10
-	kube := testenv.StartKube(b, testenv.KubeConfig{Args: []string{"--max-requests-inflight=1000", "--max-mutating-requests-inflight=1000"}})
+	kube := testkube.Start(b, testkube.Config{Args: []string{"--max-requests-inflight=1000", "--max-mutating-requests-inflight=1000"}})
 	kube.Load(b, services, each)
 	begin := time.Now()
-	isthmus := testenv.StartIsthmus(b, fmt.Sprintf(`- {name: kube, type: kubernetes, config: {kubeconfig_file: %q, select: {exclude: [default/kubernetes]}}}`, kube.Kubeconfig))
+	isthmus := testisthmus.Start(b, fmt.Sprintf(`- {name: kube, type: kubernetes, config: {kubeconfig_file: %q, select: {exclude: [default/kubernetes]}}}`, kube.Kubeconfig))
 	isthmus.WaitReady(b)
 	b.Logf("isthmus ready after %v", time.Since(begin).Round(100*time.Millisecond))
 
 	bare, second, delta := kube.Watch(b), kube.Watch(b), isthmus.Arrivals(b, services*each)
-	testenv.MeasureChanges(b, func(n int) { kube.Change(b, n%services, each, n) }, bare, second, delta)
+	testisthmus.MeasureChanges(b, func(n int) { kube.Change(b, n%services, each, n) }, bare, second, delta)
 }

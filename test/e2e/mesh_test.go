@@ -5,7 +5,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 )
 
 // registryName is the registry's name in the configuration, as in the examples.
@@ -39,16 +41,16 @@ const (
 
 // mesh is everything from the registry to the proxy.
 type mesh struct {
-	consul   *testenv.Consul
-	isthmus  *testenv.Isthmus
-	istiod   *testenv.Istiod
-	recorder *testenv.Recorder
+	consul   *testconsul.Server
+	isthmus  *testisthmus.Server
+	istiod   *testistiod.Server
+	recorder *testistiod.Recorder
 
 	fenceAt int
 }
 
 // fenceNow returns the fence's instance as it stands.
-func (m *mesh) fenceNow() testenv.ConsulInstance {
+func (m *mesh) fenceNow() testconsul.Instance {
 	f := fence
 	f.Address = fmt.Sprintf("10.9.9.%d", m.fenceAt)
 	return f
@@ -57,22 +59,22 @@ func (m *mesh) fenceNow() testenv.ConsulInstance {
 // The service that a fence changes, and its only instance but for the address.
 // A change of an address costs endpoints only in each version of istiod.
 var (
-	fence        = testenv.ConsulInstance{Service: "fence", ID: "fence-1", Port: fencePort, Tags: []string{"http"}}
-	fenceCluster = testenv.OutboundCluster(fenceHost, fencePort)
+	fence        = testconsul.Instance{Service: "fence", ID: "fence-1", Port: fencePort, Tags: []string{"http"}}
+	fenceCluster = testistiod.OutboundCluster(fenceHost, fencePort)
 )
 
 // startMesh starts everything, with the instances in Consul beforehand and a
 // recorder as the only proxy.
-func startMesh(t *testing.T, version testenv.IstiodVersion, how follow, instances ...testenv.ConsulInstance) *mesh {
+func startMesh(t *testing.T, version testistiod.Version, how follow, instances ...testconsul.Instance) *mesh {
 	t.Helper()
 	m := &mesh{fenceAt: 2}
-	m.consul = testenv.StartConsul(t, testenv.ConsulConfig{Persistent: true})
+	m.consul = testconsul.Start(t, testconsul.Config{Persistent: true})
 	m.consul.Register(t, append(slices.Clone(instances), m.fenceNow())...)
-	m.isthmus = testenv.StartIsthmus(t, how.registries(m.consul.Addr))
+	m.isthmus = testisthmus.Start(t, how.registries(m.consul.Addr))
 	m.isthmus.WaitReady(t)
-	m.istiod = testenv.StartIstiod(t, version, m.isthmus.Source())
+	m.istiod = testistiod.Start(t, version, m.isthmus.Source())
 	m.istiod.WaitReady(t)
-	m.recorder = testenv.StartRecorder(t, m.istiod)
+	m.recorder = testistiod.StartRecorder(t, m.istiod)
 	m.recorder.WaitSubscribed(t)
 	// Istiod is ready before the debounce of its start is over, and may push
 	// the first fence together with everything, endpoints in the middle. The
@@ -100,8 +102,8 @@ func (m *mesh) mark() mark { return mark(len(m.recorder.Pushes())) }
 
 // since returns the pushes after the mark but those of nothing else than the
 // fence's endpoints.
-func (m *mesh) since(from mark) []testenv.Push {
-	return slices.DeleteFunc(m.recorder.Pushes()[from:], func(p testenv.Push) bool {
+func (m *mesh) since(from mark) []testistiod.Push {
+	return slices.DeleteFunc(m.recorder.Pushes()[from:], func(p testistiod.Push) bool {
 		return p.Kind == "eds" && slices.Equal(p.Names, []string{fenceCluster})
 	})
 }
@@ -123,38 +125,38 @@ func (m *mesh) pluginResources(t *testing.T) int {
 }
 
 // web returns an instance of the service web that nothing listens at.
-func web(n int, change ...func(*testenv.ConsulInstance)) testenv.ConsulInstance {
-	i := testenv.ConsulInstance{Service: "web", ID: fmt.Sprintf("web-%d", n), Address: fmt.Sprintf("10.1.0.%d", n), Port: 8080, Tags: []string{"http"}}
+func web(n int, change ...func(*testconsul.Instance)) testconsul.Instance {
+	i := testconsul.Instance{Service: "web", ID: fmt.Sprintf("web-%d", n), Address: fmt.Sprintf("10.1.0.%d", n), Port: 8080, Tags: []string{"http"}}
 	for _, c := range change {
 		c(&i)
 	}
 	return i
 }
 
-func critical(i *testenv.ConsulInstance) { i.Critical = true }
+func critical(i *testconsul.Instance) { i.Critical = true }
 
-func weight(n int) func(*testenv.ConsulInstance) {
-	return func(i *testenv.ConsulInstance) { i.Weight = n }
+func weight(n int) func(*testconsul.Instance) {
+	return func(i *testconsul.Instance) { i.Weight = n }
 }
 
-func port(n int) func(*testenv.ConsulInstance) {
-	return func(i *testenv.ConsulInstance) { i.Port = n }
+func port(n int) func(*testconsul.Instance) {
+	return func(i *testconsul.Instance) { i.Port = n }
 }
 
-func version(v string) func(*testenv.ConsulInstance) {
-	return func(i *testenv.ConsulInstance) { i.Meta = map[string]string{"version": v} }
+func version(v string) func(*testconsul.Instance) {
+	return func(i *testconsul.Instance) { i.Meta = map[string]string{"version": v} }
 }
 
-func address(a string) func(*testenv.ConsulInstance) {
-	return func(i *testenv.ConsulInstance) { i.Address = a }
+func address(a string) func(*testconsul.Instance) {
+	return func(i *testconsul.Instance) { i.Address = a }
 }
 
 // bystanders are services that never change: a push that names one is too big.
-func bystanders(n int) []testenv.ConsulInstance {
-	var all []testenv.ConsulInstance
+func bystanders(n int) []testconsul.Instance {
+	var all []testconsul.Instance
 	for s := range n {
 		for i := range 3 {
-			all = append(all, testenv.ConsulInstance{
+			all = append(all, testconsul.Instance{
 				Service: fmt.Sprintf("other-%d", s), ID: fmt.Sprintf("other-%d-%d", s, i),
 				Address: fmt.Sprintf("10.2.%d.%d", s, i+1), Port: 6000, Tags: []string{"http"},
 			})

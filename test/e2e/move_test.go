@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
 )
 
 // A service moves from one registry to another by weights, under calls through
@@ -41,7 +44,7 @@ func moveShop(t *testing.T, policy string) (moved int) {
 	for _, registry := range []string{"old", "new"} {
 		text := "services:\n- name: shop\n  ports: [{name: http, number: 80, protocol: http}]\n  instances:\n"
 		for n := range 2 {
-			b := testenv.StartHTTPBackend(t, fmt.Sprintf("%s-%d", registry, n+1))
+			b := testproxy.StartHTTPBackend(t, fmt.Sprintf("%s-%d", registry, n+1))
 			text += fmt.Sprintf("  - {address: %q, port: %d}\n", b.Address, b.Port)
 		}
 		rule := fmt.Sprintf("apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: shop, namespace: %s}\n"+
@@ -60,16 +63,16 @@ func moveShop(t *testing.T, policy string) (moved int) {
 	weights := func(old, next int) string {
 		text := ""
 		for _, name := range []string{"old", "new"} {
-			text += fmt.Sprintf("- {name: %s, type: file, config: {path: %q}, translate: {host: \"{{.Name}}.example.org\"}}\n", name, filepath.Join(dir, name))
+			text += fmt.Sprintf("- {name: %s, type: file, config: {path: %q}, translate: {host: \"{{.Name}}.example.org\"}, owns: {collections: [networking.istio.io/*]}}\n", name, filepath.Join(dir, name))
 		}
 		return text + fmt.Sprintf("conflicts: [{hosts: [%q], policy: merge, weights: {old: %d, new: %d}}]\n", host, old, next)
 	}
-	bridge := testenv.StartIsthmus(t, weights(100, 0))
+	bridge := testisthmus.Start(t, weights(100, 0))
 	bridge.WaitReady(t)
-	istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
+	istiod := testistiod.Start(t, testistiod.Newest, bridge.Source())
 	istiod.WaitReady(t)
-	envoy := testenv.StartEnvoy(t, istiod)
-	cluster := testenv.OutboundCluster(host, servicePort)
+	envoy := testproxy.StartEnvoy(t, istiod)
+	cluster := testistiod.OutboundCluster(host, servicePort)
 	envoy.WaitReaches(t, cluster, "old-1", "old-2")
 	envoy.WaitPolicy(t, cluster, policy)
 

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
@@ -57,13 +58,13 @@ func (m *mesh) wantUntouched(t *testing.T, before state, from mark) {
 // and coming back changes nothing.
 func TestOutageRemovesNothing(t *testing.T) {
 	testenv.SkipIfShort(t)
-	cluster := testenv.OutboundCluster("web.service.consul", 8080)
+	cluster := testistiod.OutboundCluster("web.service.consul", 8080)
 	three := []string{"10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"}
 	// What is missing for a while is to be kept until this test brings it back,
 	// however long it takes to.
 	patient := follow{options: "remove_grace: 1h,"}
 	four := append(slices.Clone(three), "10.1.0.4:8080")
-	for _, version := range testenv.IstiodVersions() {
+	for _, version := range testistiod.Versions() {
 		t.Run(version.Name, func(t *testing.T) {
 			instances := append(bystanders(20), web(1), web(2), web(3))
 			m := startMesh(t, version, patient, instances...)

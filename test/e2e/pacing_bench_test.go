@@ -4,7 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 )
 
 // BenchmarkIstiodBusy measures what a registry of 100,000 endpoints that
@@ -15,9 +16,9 @@ import (
 //	go test ./test/e2e -run '^$' -bench IstiodBusy -benchtime 1x
 func BenchmarkIstiodBusy(b *testing.B) {
 	const during = 30 * time.Second
-	bridge := testenv.StartIsthmus(b, `- {name: sim, type: sim, config: {services: 10000, instances: 10, changes_per_second: 50, changes: {weight: 1}}}`)
+	bridge := testisthmus.Start(b, `- {name: sim, type: sim, config: {services: 10000, instances: 10, changes_per_second: 50, changes: {weight: 1}}}`)
 	bridge.WaitReady(b)
-	istiod := testenv.StartIstiod(b, testenv.IstiodNewest, bridge.Source())
+	istiod := testistiod.Start(b, testistiod.Newest, bridge.Source())
 	istiod.WaitReady(b)
 	pause(b, during/3) // the work of its first listing
 	for b.Loop() {
@@ -32,7 +33,7 @@ func BenchmarkIstiodBusy(b *testing.B) {
 }
 
 // acks returns how many responses sinks of xDS have acknowledged.
-func acks(b *testing.B, bridge *testenv.Isthmus) (n float64) {
+func acks(b *testing.B, bridge *testisthmus.Server) (n float64) {
 	b.Helper()
 	for _, m := range bridge.Metrics(b)["isthmus_xds_acks_total"].GetMetric() {
 		n += m.GetCounter().GetValue()
@@ -41,7 +42,7 @@ func acks(b *testing.B, bridge *testenv.Isthmus) (n float64) {
 }
 
 // pushTime returns the seconds that they took for them.
-func pushTime(b *testing.B, bridge *testenv.Isthmus) (seconds float64) {
+func pushTime(b *testing.B, bridge *testisthmus.Server) (seconds float64) {
 	b.Helper()
 	for _, m := range bridge.Metrics(b)["isthmus_xds_push_duration_seconds"].GetMetric() {
 		seconds += m.GetHistogram().GetSampleSum()

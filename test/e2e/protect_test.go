@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 )
 
 // A Consul that came up empty, and a plugin that starts again meanwhile and
@@ -16,10 +18,10 @@ import (
 // decide.
 func TestEmptyConsulIsHeldBack(t *testing.T) {
 	testenv.SkipIfShort(t)
-	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+	consul := testconsul.Start(t, testconsul.Config{})
 	all := bystanders(20)
 	consul.Register(t, all...)
-	isthmus := testenv.StartIsthmus(t, follow{}.registries(consul.Addr))
+	isthmus := testisthmus.Start(t, follow{}.registries(consul.Addr))
 	isthmus.WaitReady(t)
 	before := isthmus.Endpoints(t)
 	if len(before) != 20 {
@@ -38,7 +40,7 @@ func TestEmptyConsulIsHeldBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		isthmus.WaitPhase(t, registryName, "protected")
-		want := testenv.IsthmusProtection{Pending: true, Services: 20, Of: 20, Endpoints: 60}
+		want := testisthmus.Protection{Pending: true, Services: 20, Of: 20, Endpoints: 60}
 		if got := isthmus.Registry(t, registryName).Protection; got == nil || *got != want {
 			t.Errorf("held back is %+v, want %+v", got, want)
 		}
@@ -86,10 +88,10 @@ func TestEmptyConsulIsHeldBack(t *testing.T) {
 // again.
 func TestRestartAgainstEmptyConsul(t *testing.T) {
 	testenv.SkipIfShort(t)
-	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+	consul := testconsul.Start(t, testconsul.Config{})
 	all := bystanders(20)
 	consul.Register(t, all...)
-	isthmus := testenv.StartIsthmus(t, follow{}.registries(consul.Addr))
+	isthmus := testisthmus.Start(t, follow{}.registries(consul.Addr))
 	isthmus.WaitReady(t)
 	before := isthmus.Endpoints(t)
 	if len(before) != 20 {
@@ -100,7 +102,7 @@ func TestRestartAgainstEmptyConsul(t *testing.T) {
 	consul.RestartEmpty(t)
 	isthmus.Restart(t)
 	isthmus.WaitPhase(t, registryName, "protected")
-	want := testenv.IsthmusProtection{Pending: true, Services: 20, Of: 20, Endpoints: 60}
+	want := testisthmus.Protection{Pending: true, Services: 20, Of: 20, Endpoints: 60}
 	if got := isthmus.Registry(t, registryName).Protection; got == nil || *got != want {
 		t.Errorf("held back is %+v, want %+v", got, want)
 	}

@@ -12,6 +12,13 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testeureka"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testzookeeper"
 )
 
 // scaling is a service of a registry that is called through Envoy while it is
@@ -22,21 +29,21 @@ type scaling struct {
 	host       string
 	port       int
 	// add and remove register an instance and cancel it.
-	add, remove func(testenv.Backend)
+	add, remove func(testproxy.Backend)
 }
 
 // run scales from one instance to two and back to the second. No call fails,
 // although the first one is gone in the end.
 func (s scaling) run(t *testing.T) {
 	t.Helper()
-	one, two := testenv.StartHTTPBackend(t, "one"), testenv.StartHTTPBackend(t, "two")
+	one, two := testproxy.StartHTTPBackend(t, "one"), testproxy.StartHTTPBackend(t, "two")
 	s.add(one)
-	bridge := testenv.StartIsthmus(t, s.registries)
+	bridge := testisthmus.Start(t, s.registries)
 	bridge.WaitReady(t)
-	istiod := testenv.StartIstiod(t, testenv.IstiodNewest, bridge.Source())
+	istiod := testistiod.Start(t, testistiod.Newest, bridge.Source())
 	istiod.WaitReady(t)
-	envoy := testenv.StartEnvoy(t, istiod)
-	cluster := testenv.OutboundCluster(s.host, s.port)
+	envoy := testproxy.StartEnvoy(t, istiod)
+	cluster := testistiod.OutboundCluster(s.host, s.port)
 	envoy.WaitReaches(t, cluster, "one")
 	stop := keepCalling(t, envoy, cluster)
 	defer stop()
@@ -46,7 +53,7 @@ func (s scaling) run(t *testing.T) {
 	s.remove(one)
 	envoy.WaitReaches(t, cluster, "two")
 	one.Stop()
-	s.add(testenv.StartHTTPBackend(t, "three"))
+	s.add(testproxy.StartHTTPBackend(t, "three"))
 	envoy.WaitReaches(t, cluster, "two", "three")
 	calls := stop()
 	t.Logf("%d calls", calls)
@@ -58,14 +65,14 @@ func (s scaling) run(t *testing.T) {
 // Calls follow the instances of an application that Eureka has.
 func TestEurekaScales(t *testing.T) {
 	testenv.SkipIfShort(t)
-	eureka := testenv.StartEureka(t, testenv.EurekaConfig{})
+	eureka := testeureka.Start(t, testeureka.Config{})
 	scaling{
 		registries: fmt.Sprintf("- {name: eureka, type: eureka, config: {servers: [%q], interval: 1s}, translate: {ports: [{number: 80, protocol: http}]}}", eureka.URL),
 		host:       "shop.eureka", port: 80,
-		add: func(b testenv.Backend) {
-			eureka.Register(t, testenv.EurekaInstance{App: "SHOP", ID: b.Name, IP: b.Address, Port: b.Port})
+		add: func(b testproxy.Backend) {
+			eureka.Register(t, testeureka.Instance{App: "SHOP", ID: b.Name, IP: b.Address, Port: b.Port})
 		},
-		remove: func(b testenv.Backend) { eureka.Deregister(t, "SHOP", b.Name) },
+		remove: func(b testproxy.Backend) { eureka.Deregister(t, "SHOP", b.Name) },
 	}.run(t)
 }
 
@@ -93,11 +100,11 @@ func TestExecScales(t *testing.T) {
 	scaling{
 		registries: fmt.Sprintf("- {name: exec, type: exec, config: {command: [tail, --lines=+1, -f, %q]}, translate: {ports: [{number: 80, protocol: http}]}}", printed),
 		host:       "shop.exec", port: 80,
-		add: func(b testenv.Backend) {
+		add: func(b testproxy.Backend) {
 			instances = append(instances, map[string]any{"id": b.Name, "address": b.Address, "port": b.Port})
 			say(shop(), map[string]any{"synced": true})
 		},
-		remove: func(b testenv.Backend) {
+		remove: func(b testproxy.Backend) {
 			instances = slices.DeleteFunc(instances, func(i map[string]any) bool { return i["id"] == b.Name })
 			say(shop())
 		},
@@ -108,24 +115,24 @@ func TestExecScales(t *testing.T) {
 // application, that ZooKeeper has.
 func TestZooKeeperScales(t *testing.T) {
 	testenv.SkipIfShort(t)
-	zookeeper := testenv.StartZooKeeper(t, testenv.ZooKeeperConfig{})
+	zookeeper := testzookeeper.Start(t, testzookeeper.Config{})
 	const registry = "- {name: zookeeper, type: zookeeper, config: {servers: [%q]}, translate: {ports: [%s]}}"
-	provider := func(b testenv.Backend) string {
+	provider := func(b testproxy.Backend) string {
 		return "/dubbo/org.example.Shop/providers/" + url.QueryEscape(fmt.Sprintf("rest://%s:%d/org.example.Shop?application=%s&interface=org.example.Shop&side=provider", b.Address, b.Port, b.Name))
 	}
-	instance := func(b testenv.Backend) string { return "/services/shop/" + b.Name }
+	instance := func(b testproxy.Backend) string { return "/services/shop/" + b.Name }
 	for _, s := range []scaling{
 		{
 			host: "org.example.shop.dubbo", registries: fmt.Sprintf(registry, zookeeper.Addr, "{name: rest, number: 80}"),
-			add:    func(b testenv.Backend) { zookeeper.Put(t, provider(b), "") },
-			remove: func(b testenv.Backend) { zookeeper.Delete(t, provider(b)) },
+			add:    func(b testproxy.Backend) { zookeeper.Put(t, provider(b), "") },
+			remove: func(b testproxy.Backend) { zookeeper.Delete(t, provider(b)) },
 		},
 		{
 			host: "shop.zookeeper", registries: fmt.Sprintf(registry, zookeeper.Addr, "{number: 80, protocol: http}"),
-			add: func(b testenv.Backend) {
+			add: func(b testproxy.Backend) {
 				zookeeper.Put(t, instance(b), fmt.Sprintf(`{"address":%q,"port":%d,"payload":{"metadata":{"instance_status":"UP"}}}`, b.Address, b.Port))
 			},
-			remove: func(b testenv.Backend) { zookeeper.Delete(t, instance(b)) },
+			remove: func(b testproxy.Backend) { zookeeper.Delete(t, instance(b)) },
 		},
 	} {
 		t.Run(s.host, func(t *testing.T) {
@@ -141,11 +148,11 @@ func TestNacosDubboScales(t *testing.T) {
 	if !testenv.Compat() {
 		t.Skip("make compat runs it: Nacos alone takes a quarter of a minute to start")
 	}
-	server := testenv.StartNacos(t, testenv.NacosConfig{})
+	server := testnacos.Start(t, testnacos.Config{})
 	client := server.Client(t)
-	providers := map[string]testenv.NacosInstance{}
+	providers := map[string]testnacos.Instance{}
 	register := func() {
-		var all []testenv.NacosInstance
+		var all []testnacos.Instance
 		for _, name := range slices.Sorted(maps.Keys(providers)) {
 			all = append(all, providers[name])
 		}
@@ -154,13 +161,13 @@ func TestNacosDubboScales(t *testing.T) {
 	scaling{
 		registries: fmt.Sprintf("- {name: nacos, type: nacos, config: {servers: [%q], dubbo: true}, translate: {ports: [{name: rest, number: 80}]}}", server.Addr),
 		host:       "org.example.shop.dubbo", port: 80,
-		add: func(b testenv.Backend) {
-			i := testenv.NacosUp(b.Address, b.Port)
+		add: func(b testproxy.Backend) {
+			i := testnacos.Up(b.Address, b.Port)
 			i.Metadata = map[string]string{"protocol": "rest", "category": "providers", "interface": "org.example.Shop", "application": b.Name}
 			providers[b.Name] = i
 			register()
 		},
-		remove: func(b testenv.Backend) {
+		remove: func(b testproxy.Backend) {
 			delete(providers, b.Name)
 			register()
 		},
@@ -171,22 +178,22 @@ func TestNacosDubboScales(t *testing.T) {
 // has there.
 func TestKubernetesScales(t *testing.T) {
 	testenv.SkipIfShort(t)
-	kube := testenv.StartKube(t, testenv.KubeConfig{Istio: true})
-	backends := map[string]testenv.Backend{}
-	apply := func(object func(all []testenv.Backend) string) {
-		var all []testenv.Backend
+	kube := testkube.Start(t, testkube.Config{Istio: true})
+	backends := map[string]testproxy.Backend{}
+	apply := func(object func(all []testproxy.Backend) string) {
+		var all []testproxy.Backend
 		for _, name := range slices.Sorted(maps.Keys(backends)) {
 			all = append(all, backends[name])
 		}
 		kube.Apply(t, object(all))
 	}
-	follow := func(object func(all []testenv.Backend) string) (add, remove func(testenv.Backend)) {
+	follow := func(object func(all []testproxy.Backend) string) (add, remove func(testproxy.Backend)) {
 		clear(backends)
-		add = func(b testenv.Backend) {
+		add = func(b testproxy.Backend) {
 			backends[b.Name] = b
 			apply(object)
 		}
-		remove = func(b testenv.Backend) {
+		remove = func(b testproxy.Backend) {
 			delete(backends, b.Name)
 			apply(object)
 		}
@@ -197,7 +204,7 @@ func TestKubernetesScales(t *testing.T) {
 	t.Run("services", func(t *testing.T) {
 		kube.Apply(t, "{apiVersion: v1, kind: Service, metadata: {name: shop, namespace: default}, spec: {ports: [{name: http, port: 80}]}}")
 		// A slice has one port for all of its endpoints, and none of loopback.
-		add, remove := follow(func(all []testenv.Backend) string {
+		add, remove := follow(func(all []testproxy.Backend) string {
 			text := ""
 			for _, name := range []string{"one", "two", "three"} {
 				endpoints, port := "", 1
@@ -221,12 +228,12 @@ endpoints: [%s]
 		scaling{
 			registries: fmt.Sprintf(registry, kube.Kubeconfig, "services"),
 			host:       "shop.default.svc.clusterset.local", port: 80,
-			add:    func(b testenv.Backend) { add(testenv.Outside(t, b)) },
-			remove: func(b testenv.Backend) { remove(b) },
+			add:    func(b testproxy.Backend) { add(testproxy.Outside(t, b)) },
+			remove: func(b testproxy.Backend) { remove(b) },
 		}.run(t)
 	})
 	t.Run("istio", func(t *testing.T) {
-		add, remove := follow(func(all []testenv.Backend) string {
+		add, remove := follow(func(all []testproxy.Backend) string {
 			endpoints := make([]string, 0, len(all))
 			for _, b := range all {
 				endpoints = append(endpoints, fmt.Sprintf("{address: %s, ports: {http: %d}}", b.Address, b.Port))

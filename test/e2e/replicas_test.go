@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 	"github.com/isthmus-mesh/isthmus/verify"
 )
 
@@ -114,11 +116,11 @@ func TestReplicas(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const services, each, moves = 150, 4, 1000
 	random := rand.New(rand.NewPCG(11, 6))
-	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
-	var all []testenv.ConsulInstance
+	consul := testconsul.Start(t, testconsul.Config{})
+	var all []testconsul.Instance
 	for i := range services {
 		for j := range each {
-			all = append(all, testenv.ConsulInstance{
+			all = append(all, testconsul.Instance{
 				Service: fmt.Sprintf("s%03d", i), ID: fmt.Sprintf("s%03d-%d", i, j), Address: fmt.Sprintf("10.9.%d.%d", i, j+1), Port: 8080,
 				Weight: 1 + random.IntN(3), Critical: random.IntN(5) == 0,
 			})
@@ -148,7 +150,7 @@ spec:
 	registries := follow{}.registries(consul.Addr) + fmt.Sprintf("\n- {name: files, type: file, config: {path: %q}}", dir)
 
 	consul.Register(t, all[:len(all)/2]...)
-	first := testenv.StartIsthmus(t, registries)
+	first := testisthmus.Start(t, registries)
 	first.WaitReady(t)
 	consul.Register(t, all[len(all)/2:]...)
 	for range 30 {
@@ -156,9 +158,9 @@ spec:
 		i.Critical = !i.Critical
 		consul.Register(t, *i)
 	}
-	second := testenv.StartIsthmus(t, registries)
+	second := testisthmus.Start(t, registries)
 	second.WaitReady(t)
-	bridges := []*testenv.Isthmus{first, second}
+	bridges := []*testisthmus.Server{first, second}
 	clients := make([]discovery.AggregatedDiscoveryServiceClient, len(bridges))
 	for i, b := range bridges {
 		conn, err := grpc.NewClient(b.XDS, grpc.WithTransportCredentials(insecure.NewCredentials()))

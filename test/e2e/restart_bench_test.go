@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 )
 
 // BenchmarkRestart is the time from the start of a bridge whose registry does
@@ -30,7 +31,7 @@ import (
 func BenchmarkRestart(b *testing.B) {
 	const services, each = 100_000, 10
 	const slow = 8 * time.Minute
-	bridge := testenv.StartIsthmus(b, fmt.Sprintf("- {name: dc1, type: sim, config: {services: %d, instances: %d, changes_per_second: 0}}\n"+
+	bridge := testisthmus.Start(b, fmt.Sprintf("- {name: dc1, type: sim, config: {services: %d, instances: %d, changes_per_second: 0}}\n"+
 		"limits: {resources_per_registry: 2000000, bytes_per_registry: 1073741824}\n", services, each))
 	testenv.Eventually(b, slow, "the first listing", func() (string, bool) {
 		r := bridge.Registry(b, "dc1")

@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 )
 
 // What the rules of translate say of a service reaches the proxy: its weights,
@@ -46,21 +48,21 @@ addresses: {cidr: %s}
 `, dir, network)
 	}
 	before, after := netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.97.0.0/16")
-	bridge := testenv.StartIsthmus(t, config(before))
+	bridge := testisthmus.Start(t, config(before))
 	bridge.WaitReady(t)
-	for _, version := range testenv.IstiodVersions() {
+	for _, version := range testistiod.Versions() {
 		t.Run(version.Name, func(t *testing.T) {
 			bridge.Configure(t, config(before))
-			istiod := testenv.StartIstiod(t, version, bridge.Source())
+			istiod := testistiod.Start(t, version, bridge.Source())
 			istiod.WaitReady(t)
-			proxy := testenv.StartRecorder(t, istiod)
+			proxy := testistiod.StartRecorder(t, istiod)
 			proxy.WaitSubscribed(t)
 			a, b := "10.6.1.1:8080@v1", "10.6.2.1:8080*3@v2"
-			proxy.WaitEndpoints(t, testenv.OutboundCluster(host, httpPort), a, b)
-			proxy.WaitEndpoints(t, testenv.OutboundCluster(host, tcpPort), "10.6.1.1:6380@v1", "10.6.2.1:6380*3@v2")
+			proxy.WaitEndpoints(t, testistiod.OutboundCluster(host, httpPort), a, b)
+			proxy.WaitEndpoints(t, testistiod.OutboundCluster(host, tcpPort), "10.6.1.1:6380@v1", "10.6.2.1:6380*3@v2")
 			proxy.WaitEndpoints(t, fmt.Sprintf("outbound|%d|v1|%s", httpPort, host), a)
 			proxy.WaitEndpoints(t, fmt.Sprintf("outbound|%d|v2|%s", httpPort, host), b)
-			if d := cmp.Diff(map[string]string{"10.6.1.1": "eu/eu-1", "10.6.2.1": "eu/eu-2"}, proxy.Localities(testenv.OutboundCluster(host, httpPort))); d != "" {
+			if d := cmp.Diff(map[string]string{"10.6.1.1": "eu/eu-1", "10.6.2.1": "eu/eu-2"}, proxy.Localities(testistiod.OutboundCluster(host, httpPort))); d != "" {
 				t.Errorf("localities (-want +got):\n%s", d)
 			}
 			if hosts := proxy.VirtualHosts(strconv.Itoa(httpPort)); !slices.Contains(hosts, host) {
@@ -79,7 +81,7 @@ addresses: {cidr: %s}
 					}
 					ip, err := netip.ParseAddr(ips[0])
 					at := net.JoinHostPort(ips[0], strconv.Itoa(tcpPort))
-					return seen, err == nil && network.Contains(ip) && slices.Equal(listeners[at], []string{testenv.OutboundCluster(host, tcpPort)})
+					return seen, err == nil && network.Contains(ip) && slices.Equal(listeners[at], []string{testistiod.OutboundCluster(host, tcpPort)})
 				})
 			}
 			resolves(before)

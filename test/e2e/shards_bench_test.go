@@ -17,6 +17,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
@@ -36,7 +38,7 @@ func BenchmarkIstiodShards(b *testing.B) {
 func benchmarkIstiodShards(b *testing.B, shards int) {
 	const services, each, quiet = 10_000, 10, 3 * time.Second
 	pipe, path := namedPipe(b)
-	bridge := testenv.StartShardedIsthmus(b, fmt.Sprintf(`- {name: exec, type: exec, config: {command: [cat, %q]}}`, path), shards)
+	bridge := testisthmus.StartSharded(b, fmt.Sprintf(`- {name: exec, type: exec, config: {command: [cat, %q]}}`, path), shards)
 	write := func(service, weight int) {
 		instances := make([]map[string]any, each)
 		for i := range instances {
@@ -61,14 +63,14 @@ func benchmarkIstiodShards(b *testing.B, shards int) {
 		b.Fatal(err)
 	}
 	bridge.WaitReady(b)
-	istiod := testenv.StartIstiod(b, testenv.IstiodNewest, bridge.Sources()...)
+	istiod := testistiod.Start(b, testistiod.Newest, bridge.Sources()...)
 	istiod.WaitReady(b)
 
 	// The services that change are in different shards.
 	const changing = 40
 	var clusters []string
 	for s := range changing {
-		clusters = append(clusters, testenv.OutboundCluster(fmt.Sprintf("svc-%d.exec", s), 8080))
+		clusters = append(clusters, testistiod.OutboundCluster(fmt.Sprintf("svc-%d.exec", s), 8080))
 	}
 	arrivals := weights(b, istiod.GRPC, clusters)
 

@@ -16,6 +16,9 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testspire"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/internal/watch"
 )
@@ -29,8 +32,8 @@ func TestSPIRE(t *testing.T) {
 	if !testenv.Compat() {
 		t.Skip("SPIRE is part of make compat")
 	}
-	spire := testenv.StartSPIRE(t)
-	program, err := filepath.EvalSymlinks(testenv.Binary(t))
+	spire := testspire.Start(t)
+	program, err := filepath.EvalSymlinks(testisthmus.Binary(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,9 +58,9 @@ func TestSPIRE(t *testing.T) {
 	}
 	trusted := credential(spire.Fetch(t))
 
-	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+	consul := testconsul.Start(t, testconsul.Config{})
 	consul.Register(t, web(1))
-	bridge := testenv.StartSecureIsthmus(t, follow{}.registries(consul.Addr),
+	bridge := testisthmus.StartSecure(t, follow{}.registries(consul.Addr),
 		`tls: {workload_api: "`+spire.Socket+`", client_auth: require}, allow: [{peer: {spiffe: "spiffe://example.org/tool"}}]`)
 	bridge.WaitReady(t)
 	follow := func(creds credentials.TransportCredentials) (out, problems *testwait.Buffer) {

@@ -6,6 +6,9 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 )
 
 // Istiod does not serve before Isthmus knows the whole registry, and then with
@@ -13,22 +16,22 @@ import (
 func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const services, perService = 200, 5
-	var instances []testenv.ConsulInstance
+	var instances []testconsul.Instance
 	for s := range services {
 		for i := range perService {
-			instances = append(instances, testenv.ConsulInstance{
+			instances = append(instances, testconsul.Instance{
 				Service: fmt.Sprintf("svc-%d", s), ID: fmt.Sprintf("svc-%d-%d", s, i),
 				Address: fmt.Sprintf("10.3.%d.%d", s, i+1), Port: 8080, Tags: []string{"http"},
 			})
 		}
 	}
-	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+	consul := testconsul.Start(t, testconsul.Config{})
 	consul.Register(t, instances...)
-	for _, version := range testenv.IstiodVersions() {
+	for _, version := range testistiod.Versions() {
 		t.Run(version.Name, func(t *testing.T) {
 			gate := testenv.NewGate(t, consul.Addr)
-			isthmus := testenv.StartIsthmus(t, follow{}.registries(gate.Addr))
-			istiod := testenv.StartIstiod(t, version, isthmus.Source())
+			isthmus := testisthmus.Start(t, follow{}.registries(gate.Addr))
+			istiod := testistiod.Start(t, version, isthmus.Source())
 
 			// Istiod asked for everything, and what does not depend on the
 			// registry is answered.
@@ -53,15 +56,15 @@ func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 				return fmt.Sprintf("%d of %d services lack some", missing, services), missing == 0
 			})
 
-			recorder := testenv.StartRecorder(t, istiod)
+			recorder := testistiod.StartRecorder(t, istiod)
 			recorder.WaitSubscribed(t)
 			pushes := recorder.Pushes()
-			first := slices.IndexFunc(pushes, func(p testenv.Push) bool { return p.Kind == "eds" })
+			first := slices.IndexFunc(pushes, func(p testistiod.Push) bool { return p.Kind == "eds" })
 			if first < 0 {
 				t.Fatalf("no answer with endpoints among %v", pushes)
 			}
 			for s := range services {
-				cluster := testenv.OutboundCluster(fmt.Sprintf("svc-%d.service.consul", s), 8080)
+				cluster := testistiod.OutboundCluster(fmt.Sprintf("svc-%d.service.consul", s), 8080)
 				if n := pushes[first].Endpoints[cluster]; n != perService {
 					t.Fatalf("the first answer to a proxy has %d endpoints of %s, want %d", n, cluster, perService)
 				}
@@ -77,18 +80,18 @@ func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 func TestRestartingConsulIsNotWhole(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const services = 3000
-	var instances []testenv.ConsulInstance
+	var instances []testconsul.Instance
 	for s := range services {
-		instances = append(instances, testenv.ConsulInstance{
+		instances = append(instances, testconsul.Instance{
 			Service: fmt.Sprintf("svc-%d", s), ID: fmt.Sprintf("svc-%d", s), Address: fmt.Sprintf("10.4.%d.%d", s/250, s%250+1), Port: 8080,
 		})
 	}
 	// One HTTP connection per service is more than Consul takes from one client
 	// by default.
-	consul := testenv.StartConsul(t, testenv.ConsulConfig{Persistent: true, ExtraHCL: "limits { http_max_conns_per_client = 10000 }"})
+	consul := testconsul.Start(t, testconsul.Config{Persistent: true, ExtraHCL: "limits { http_max_conns_per_client = 10000 }"})
 	consul.Register(t, instances...)
 	consul.Kill()
-	isthmus := testenv.StartIsthmus(t, follow{}.registries(consul.Addr))
+	isthmus := testisthmus.Start(t, follow{}.registries(consul.Addr))
 	consul.Launch(t)
 	isthmus.WaitReady(t)
 	if r := isthmus.Registry(t, registryName); r.Services != services {

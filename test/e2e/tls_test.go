@@ -15,6 +15,9 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 )
 
 // istiod dials with TLS as its documentation says, from 1.26 on, and follows
@@ -36,11 +39,11 @@ func TestIstiodDialsTLS(t *testing.T) {
 		return fmt.Sprintf("tlsSettings: {mode: %s, sni: isthmus.example.org, subjectAltNames: [isthmus.example.org], caCertificates: %s}", mode, text)
 	}
 	tls := fmt.Sprintf("tls: {cert_file: %q, key_file: %q}", authority.Cert, authority.Key)
-	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+	consul := testconsul.Start(t, testconsul.Config{})
 	consul.Register(t, web(1), web(2))
-	isthmus := testenv.StartSecureIsthmus(t, follow{}.registries(consul.Addr), tls+", allow: [{peer: {sni: isthmus.example.org}}]")
+	isthmus := testisthmus.StartSecure(t, follow{}.registries(consul.Addr), tls+", allow: [{peer: {sni: isthmus.example.org}}]")
 	isthmus.WaitReady(t)
-	cluster := testenv.OutboundCluster("web.service.consul", 8080)
+	cluster := testistiod.OutboundCluster("web.service.consul", 8080)
 	refused := func(t *testing.T, reason string, before float64) {
 		t.Helper()
 		testenv.Eventually(t, testenv.Patience, "a refusal because of "+reason, func() (string, bool) {
@@ -53,9 +56,9 @@ func TestIstiodDialsTLS(t *testing.T) {
 	}
 
 	t.Run("SIMPLE", func(t *testing.T) {
-		istiod := testenv.StartIstiodWith(t, testenv.IstiodNewest, isthmus.Source(), settings("SIMPLE", authority))
+		istiod := testistiod.StartWith(t, testistiod.Newest, isthmus.Source(), settings("SIMPLE", authority))
 		istiod.WaitReady(t)
-		recorder := testenv.StartRecorder(t, istiod)
+		recorder := testistiod.StartRecorder(t, istiod)
 		recorder.WaitSubscribed(t)
 		recorder.WaitEndpoints(t, cluster, "10.1.0.1:8080", "10.1.0.2:8080")
 
@@ -79,17 +82,17 @@ func TestIstiodDialsTLS(t *testing.T) {
 	})
 	t.Run("another authority", func(t *testing.T) {
 		before := isthmus.Refused(t, "handshake")
-		testenv.StartIstiodWith(t, testenv.IstiodNewest, isthmus.Source(), settings("SIMPLE", other)).MayEnd()
+		testistiod.StartWith(t, testistiod.Newest, isthmus.Source(), settings("SIMPLE", other)).MayEnd()
 		refused(t, "handshake", before)
 	})
 	t.Run("MUTUAL is plaintext", func(t *testing.T) {
 		before := isthmus.Refused(t, "plaintext")
-		testenv.StartIstiodWith(t, testenv.IstiodNewest, isthmus.Source(), settings("MUTUAL", authority)).MayEnd()
+		testistiod.StartWith(t, testistiod.Newest, isthmus.Source(), settings("MUTUAL", authority)).MayEnd()
 		refused(t, "plaintext", before)
 	})
 	t.Run("1.24 is plaintext", func(t *testing.T) {
 		before := isthmus.Refused(t, "plaintext")
-		testenv.StartIstiodWith(t, testenv.Istiod124, isthmus.Source(), settings("SIMPLE", authority)).MayEnd()
+		testistiod.StartWith(t, testistiod.V124, isthmus.Source(), settings("SIMPLE", authority)).MayEnd()
 		refused(t, "plaintext", before)
 	})
 	if strings.Contains(isthmus.Log(), "PRIVATE KEY") {
@@ -118,22 +121,22 @@ func TestCertificatesRotateUnderChurn(t *testing.T) {
 	}
 	settings := fmt.Sprintf("tlsSettings: {mode: SIMPLE, sni: %s, subjectAltNames: [alias.example.org, %[1]s], caCertificates: %s}", host, ca)
 
-	for _, version := range testenv.IstiodTLSVersions() {
+	for _, version := range testistiod.TLSVersions() {
 		t.Run(version.Name, func(t *testing.T) {
 			files := newMounted(t)
 			files.put(first.Issue(t, host))
-			consul := testenv.StartConsul(t, testenv.ConsulConfig{})
+			consul := testconsul.Start(t, testconsul.Config{})
 			consul.Register(t, web(1), web(2))
-			isthmus := testenv.StartSecureIsthmus(t, follow{}.registries(consul.Addr)+"\n- {name: load, type: sim, config: {services: 20, instances: 10, changes_per_second: 50}}\n",
+			isthmus := testisthmus.StartSecure(t, follow{}.registries(consul.Addr)+"\n- {name: load, type: sim, config: {services: 20, instances: 10, changes_per_second: 50}}\n",
 				fmt.Sprintf("tls: {cert_file: %q, key_file: %q}, allow: [{peer: {sni: %s}}]", files.path("cert.pem"), files.path("key.pem"), host))
 			isthmus.WaitReady(t)
 			gate := testenv.NewGate(t, isthmus.XDS)
 			gate.Open(t)
-			istiod := testenv.StartIstiodWith(t, version, "xds://"+gate.Addr, settings)
+			istiod := testistiod.StartWith(t, version, "xds://"+gate.Addr, settings)
 			istiod.WaitReady(t)
-			recorder := testenv.StartRecorder(t, istiod)
+			recorder := testistiod.StartRecorder(t, istiod)
 			recorder.WaitSubscribed(t)
-			cluster := testenv.OutboundCluster("web.service.consul", 8080)
+			cluster := testistiod.OutboundCluster("web.service.consul", 8080)
 			have := []string{"10.1.0.1:8080", "10.1.0.2:8080"}
 			recorder.WaitEndpoints(t, cluster, have...)
 			stays := slices.Clone(have)

@@ -9,7 +9,8 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testzookeeper"
 )
 
 // BenchmarkZooKeeperChange measures, for one changed instance among many, the
@@ -35,7 +36,7 @@ const (
 )
 
 func benchmarkZooKeeperDubbo(b *testing.B, services int) {
-	server := testenv.StartZooKeeper(b, testenv.ZooKeeperConfig{})
+	server := testzookeeper.Start(b, testzookeeper.Config{})
 	parent := func(s int) string { return fmt.Sprintf("/dubbo/org.example.App%d/providers", s) }
 	provider := func(s, i, change int) string {
 		return parent(s) + "/" + url.QueryEscape(fmt.Sprintf("dubbo://10.%d.%d.%d:20880/org.example.App%d?application=app-%d&interface=org.example.App%d&methods=greet&side=provider&timestamp=%d",
@@ -63,7 +64,7 @@ func benchmarkZooKeeperDubbo(b *testing.B, services int) {
 }
 
 func benchmarkZooKeeperSpring(b *testing.B, services int) {
-	server := testenv.StartZooKeeper(b, testenv.ZooKeeperConfig{})
+	server := testzookeeper.Start(b, testzookeeper.Config{})
 	path := func(s, i int) string { return fmt.Sprintf("/services/app-%d/app-%d-%d", s, s, i) }
 	data := func(s, i, change int) string {
 		return fmt.Sprintf(`{"name":"app-%d","id":"app-%d-%d","address":"10.%d.%d.%d","port":8080,"payload":{"metadata":{"instance_status":"UP","change":"%d"}}}`,
@@ -84,10 +85,10 @@ func benchmarkZooKeeperSpring(b *testing.B, services int) {
 
 // measureZooKeeper measures changes. watched reads what changes of a service,
 // and watches it; change makes the nth change.
-func measureZooKeeper(b *testing.B, server *testenv.ZooKeeper, services int, watched func(client *zk.Conn, s int) (string, <-chan zk.Event, error), change func(s, n int)) {
+func measureZooKeeper(b *testing.B, server *testzookeeper.Server, services int, watched func(client *zk.Conn, s int) (string, <-chan zk.Event, error), change func(s, n int)) {
 	b.Helper()
 	begin := time.Now()
-	isthmus := testenv.StartIsthmus(b, fmt.Sprintf("- {name: zookeeper, type: zookeeper, config: {servers: [%q]}}", server.Addr))
+	isthmus := testisthmus.Start(b, fmt.Sprintf("- {name: zookeeper, type: zookeeper, config: {servers: [%q]}}", server.Addr))
 	isthmus.WaitReady(b)
 	b.Logf("isthmus ready after %v", time.Since(begin).Round(100*time.Millisecond))
 	bare := func() <-chan time.Time {
@@ -114,5 +115,5 @@ func measureZooKeeper(b *testing.B, server *testenv.ZooKeeper, services int, wat
 		}
 		return arrived
 	}
-	testenv.MeasureChanges(b, func(n int) { change(n%zooKeeperChanging, n) }, bare(), bare(), isthmus.Arrivals(b, services*zooKeeperEach))
+	testisthmus.MeasureChanges(b, func(n int) { change(n%zooKeeperChanging, n) }, bare(), bare(), isthmus.Arrivals(b, services*zooKeeperEach))
 }

@@ -8,7 +8,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testetcd"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 )
 
 // perService is how many instances a service has.
@@ -36,7 +37,7 @@ func BenchmarkChange(b *testing.B) {
 }
 
 func benchmarkChange(b *testing.B, services int) {
-	server := testenv.StartEtcd(b, testenv.EtcdConfig{})
+	server := testetcd.Start(b, testetcd.Config{})
 	for s := 0; s < services; s += 10 {
 		var all []clientv3.Op
 		for n := range 10 * perService {
@@ -47,16 +48,16 @@ func benchmarkChange(b *testing.B, services int) {
 		}
 	}
 	begin := time.Now()
-	isthmus := testenv.StartIsthmus(b, fmt.Sprintf(`- {name: etcd, type: etcd, config: {endpoints: [%q]}}`, server.URL))
+	isthmus := testisthmus.Start(b, fmt.Sprintf(`- {name: etcd, type: etcd, config: {endpoints: [%q]}}`, server.URL))
 	isthmus.WaitReady(b)
 	b.Logf("isthmus ready after %v", time.Since(begin).Round(100*time.Millisecond))
 
 	bare, second, delta := watch(b, server), watch(b, server), isthmus.Arrivals(b, services*perService)
-	testenv.MeasureChanges(b, func(n int) { server.Put(b, key(n%services, 0), value(n%services, 0, n)) }, bare, second, delta)
+	testisthmus.MeasureChanges(b, func(n int) { server.Put(b, key(n%services, 0), value(n%services, 0, n)) }, bare, second, delta)
 }
 
 // watch returns when each change arrives at a watch of etcd's own client.
-func watch(b *testing.B, server *testenv.Etcd) <-chan time.Time {
+func watch(b *testing.B, server *testetcd.Server) <-chan time.Time {
 	b.Helper()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{server.URL}})
 	if err != nil {

@@ -23,6 +23,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testapp"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testeureka"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 )
 
 // moments are the first times at which something was seen, by its name.
@@ -77,18 +80,18 @@ func (m *moments) get(b *testing.B, name string) time.Time {
 //	go test ./test/eureka -run '^$' -bench Change -benchtime 100x -timeout 30m
 func BenchmarkChange(b *testing.B) {
 	const services, perService = 1000, 10
-	server := testenv.StartEureka(b, testenv.EurekaConfig{HeapMB: 1000, Properties: map[string]string{
+	server := testeureka.Start(b, testeureka.Config{HeapMB: 1000, Properties: map[string]string{
 		// Of the load only the last seconds are among the changes.
 		"eureka.server.retention-time-in-m-s-in-delta-queue": "5000", "eureka.server.delta-retention-timer-interval-in-ms": "1000",
 	}})
-	var all []testenv.EurekaInstance
+	var all []testeureka.Instance
 	for s := range services {
 		for i := range perService {
 			all = append(all, instance(s, fmt.Sprintf("app-%d-%d", s, i), i))
 		}
 	}
 	server.RegisterMany(b, all)
-	app := testenv.StartSpringApp(b, server, "own", map[string]string{"eureka.client.registry-fetch-interval-seconds": "1"})
+	app := testapp.StartSpringApp(b, server, "own", map[string]string{"eureka.client.registry-fetch-interval-seconds": "1"})
 
 	answers, sink := newMoments(), newMoments()
 	address := relay(b, server.URL, func(answer []byte) {
@@ -103,7 +106,7 @@ func BenchmarkChange(b *testing.B) {
 			rest = after
 		}
 	})
-	isthmus := testenv.StartIsthmus(b, fmt.Sprintf("- {name: eureka, type: eureka, config: {servers: [%q], interval: 1s}}", address))
+	isthmus := testisthmus.Start(b, fmt.Sprintf("- {name: eureka, type: eureka, config: {servers: [%q], interval: 1s}}", address))
 	isthmus.WaitReady(b)
 	var mu sync.Mutex // guards expected
 	var expected, service string
@@ -142,8 +145,8 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
-func instance(s int, id string, host int) testenv.EurekaInstance {
-	return testenv.EurekaInstance{App: fmt.Sprint("APP-", s), ID: id, IP: fmt.Sprintf("10.%d.%d.%d", s/250, s%250, host+1), Port: 8080}
+func instance(s int, id string, host int) testeureka.Instance {
+	return testeureka.Instance{App: fmt.Sprint("APP-", s), ID: id, IP: fmt.Sprintf("10.%d.%d.%d", s/250, s%250, host+1), Port: 8080}
 }
 
 func quantile[T cmp.Ordered](all []T, q float64) T {

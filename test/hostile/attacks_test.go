@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding/gzip"
 
 	mcp "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 )
@@ -34,6 +35,8 @@ type target struct {
 	Good, Other, Expired pair
 	// Scale is 1 for the long form, less for the short one.
 	Scale float64
+	// From is the last number of the address that calls come from, 127.0.0.x.
+	From byte
 	// Burn is how many processors the burner keeps busy.
 	Burn float64
 }
@@ -85,6 +88,24 @@ var attacks = []attack{
 	{"headers", "header bombs: 1 MB of CONTINUATION frames, and a compressed header 10,000 times, on each gRPC port; 100 MB of headers to the admin port", func(ctx context.Context, g *target) {
 		parallel(12, func(i int) { headers(ctx, g, i) })
 	}},
+	{"deaf", "1,000 delta sinks on 4 connections that ask for everything and read nothing", func(ctx context.Context, g *target) {
+		parallel(4, func(i int) { deaf(ctx, g, i, g.some(250)) })
+	}},
+	{"synced", "400 delta sinks that read and acknowledge a first sync, again and again", func(ctx context.Context, g *target) {
+		parallel(g.some(400), func(i int) { synced(ctx, g, i) })
+	}},
+	{"gzip", "requests of 50 MB of names as 100 kB of gzip, on 16 streams", func(ctx context.Context, g *target) {
+		parallel(16, func(i int) { zipped(ctx, g, i) })
+	}},
+	{"frames", "SETTINGS, PING, WINDOW_UPDATE, empty DATA and unknown frames without end, on 8 connections to each gRPC port", func(ctx context.Context, g *target) {
+		parallel(16, func(i int) { frames(ctx, []string{g.XDS, g.MCP}[i%2], i) })
+	}},
+	{"addresses", "subscriptions to 1,000,000 names from each of 32 addresses", func(ctx context.Context, g *target) {
+		parallel(32, func(i int) { names(ctx, g.from(byte(10+i)), g.some(1_000_000)) })
+	}},
+	{"types", "1,000 invented type URLs of 1 kB on each of 20 streams, opened again when they end", func(ctx context.Context, g *target) {
+		parallel(20, func(i int) { types(ctx, g, i) })
+	}},
 }
 
 // burner is no attack: it takes the processor time that one took.
@@ -132,13 +153,24 @@ func again(ctx context.Context, f func()) {
 	}
 }
 
+// from returns a target that is called from another address.
+func (g *target) from(last byte) *target {
+	other := *g
+	other.From = last
+	return &other
+}
+
 func (g *target) dial(address string) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if address == g.TLS {
 		creds = credentials.NewTLS(g.client(g.Good))
 	}
+	from := dialer
+	if g.From > 0 {
+		from = &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, g.From)}}
+	}
 	return grpc.NewClient(address, grpc.WithTransportCredentials(creds), grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-		return dialer.DialContext(ctx, "tcp", address)
+		return from.DialContext(ctx, "tcp", address)
 	}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30)))
 }
@@ -477,6 +509,113 @@ func headers(ctx context.Context, g *target, i int) {
 		err = r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: fragment, EndHeaders: true})
 		for k := uint32(3); err == nil && k < 2000; k += 2 {
 			err = r.WriteHeaders(http2.HeadersFrameParam{StreamID: k, BlockFragment: bytes.Repeat([]byte{0x80 | 62}, 10_000), EndHeaders: true})
+		}
+	})
+}
+
+// deaf opens delta streams and reads nothing of them.
+func deaf(ctx context.Context, g *target, i, n int) {
+	again(ctx, func() {
+		conn, err := g.dial([]string{g.XDS, g.TLS}[i%2])
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		parallel(n, func(int) {
+			stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+			if err != nil {
+				return
+			}
+			_ = stream.Send(&discovery.DeltaDiscoveryRequest{Node: node, TypeUrl: serviceEntry})
+			_ = stream.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: workloadEntry})
+			<-stream.Context().Done()
+		})
+	})
+}
+
+// synced reads and acknowledges everything once, and comes back.
+func synced(ctx context.Context, g *target, i int) {
+	again(ctx, func() {
+		conn, err := g.dial([]string{g.XDS, g.TLS}[i%2])
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+		if err != nil || stream.Send(&discovery.DeltaDiscoveryRequest{Node: node, TypeUrl: workloadEntry}) != nil {
+			return
+		}
+		for got := 0; got < 2*services; {
+			r, err := stream.Recv()
+			if err != nil || stream.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()}) != nil {
+				return
+			}
+			got += len(r.GetResources())
+		}
+	})
+}
+
+func zipped(ctx context.Context, g *target, i int) {
+	req := &discovery.DeltaDiscoveryRequest{Node: node, TypeUrl: serviceEntry}
+	for k := range g.some(500_000) {
+		req.ResourceNamesSubscribe = append(req.ResourceNamesSubscribe, fmt.Sprintf("%s%06d", strings.Repeat("x", 94), k))
+	}
+	again(ctx, func() {
+		conn, err := g.dial([]string{g.XDS, g.TLS}[i%2])
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx, grpc.UseCompressor(gzip.Name))
+		if err != nil || stream.Send(req) != nil {
+			return
+		}
+		for err == nil {
+			_, err = stream.Recv()
+		}
+	})
+}
+
+// frames sends frames that are no requests.
+func frames(ctx context.Context, address string, i int) {
+	again(ctx, func() {
+		r, err := dialRaw(ctx, address)
+		if err != nil {
+			return
+		}
+		defer r.Close()
+		if err = r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block(), EndHeaders: true}); err != nil {
+			return
+		}
+		for k := i; err == nil; k++ {
+			switch k % 5 {
+			case 0:
+				err = r.WriteSettings()
+			case 1:
+				err = r.WritePing(false, [8]byte{})
+			case 2:
+				err = r.WriteWindowUpdate(0, 1)
+			case 3:
+				err = r.WriteData(1, false, nil)
+			case 4:
+				err = r.WriteRawFrame(99, 0, 0, nil)
+			}
+		}
+	})
+}
+
+func types(ctx context.Context, g *target, i int) {
+	again(ctx, func() {
+		conn, err := g.dial(g.XDS)
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+		for k := 0; err == nil && k < 1000; k++ {
+			if err = stream.Send(&discovery.DeltaDiscoveryRequest{Node: node, TypeUrl: fmt.Sprintf("%s-%d-%d-%d", strings.Repeat("x", 950), i, k, time.Now().UnixNano())}); err == nil {
+				_, err = stream.Recv()
+			}
 		}
 	})
 }

@@ -27,6 +27,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
@@ -106,18 +107,18 @@ listen:
   - %q
   - {address: %q, tls: {cert_file: %s, key_file: %s, client_ca_file: %s}}
   mcp: %q
-  admin: %q
+  admin: {address: %q, allow: [{peer: {password_file: %s}, role: operate}, {peer: {cidr: 127.0.0.2}, role: read}]}
 state: {dir: %s}
 registries:
 - {name: crowd, type: sim, config: {services: %d, instances: 2}}
 - {name: feed, type: exec, config: {command: [/bin/cat, %s]}}
-`, b.XDS, b.TLS, b.server.Cert, b.server.Key, ca, b.MCP, b.Admin, filepath.Join(dir, "state"), services, fifo), 0o600))
+`, b.XDS, b.TLS, b.server.Cert, b.server.Key, ca, b.MCP, b.Admin, passwords(t, dir), filepath.Join(dir, "state"), services, fifo), 0o600))
 	var err error
 	b.feed, err = os.OpenFile(fifo, os.O_RDWR, 0)
 	must(t, err)
 	out, err := os.Create(b.log)
 	must(t, err)
-	b.cmd = exec.Command(testenv.Binary(t), "serve", "--config", config)
+	b.cmd = exec.Command(testisthmus.Binary(t), "serve", "--config", config)
 	b.cmd.Stdout, b.cmd.Stderr = out, out
 	must(t, b.cmd.Start())
 	go func() {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testpilot"
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
@@ -20,7 +21,7 @@ type figures struct {
 
 // measure has a source publish one change after the other, each when the one
 // before was applied by a real sink of Istio 1.8.0 in another process.
-func measure(b *testing.B, source *testenv.Legacy, incremental bool, updates int) figures {
+func measure(b *testing.B, source *testpilot.Legacy, incremental bool, updates int) figures {
 	b.Helper()
 	var at struct{ Address string }
 	source.Read(b, &at)
@@ -28,7 +29,7 @@ func measure(b *testing.B, source *testenv.Legacy, incremental bool, updates int
 	if incremental {
 		permits = "all"
 	}
-	sink := testenv.StartLegacy(b, "sink", "-address", at.Address, "-incremental", permits, "-measure", "-max-size", "100000000")
+	sink := testpilot.StartLegacy(b, "sink", "-address", at.Address, "-incremental", permits, "-measure", "-max-size", "100000000")
 	defer sink.Close()
 	all := sinks{sink}
 	testenv.Eventually(b, testenv.Patience, "the first load", func() (string, bool) {
@@ -90,8 +91,8 @@ func BenchmarkBesideIstio(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			args := []string{"-entries", "10000", "-endpoints", "10", fmt.Sprintf("-incremental=%v", incremental)}
 			for b.Loop() {
-				ours := measure(b, testenv.StartPeer(b, binary, args...), incremental, updates)
-				theirs := measure(b, testenv.StartLegacy(b, append([]string{"source"}, args...)...), incremental, updates)
+				ours := measure(b, testpilot.StartPeer(b, binary, args...), incremental, updates)
+				theirs := measure(b, testpilot.StartLegacy(b, append([]string{"source"}, args...)...), incremental, updates)
 				us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 				b.ReportMetric(us(ours.p50), "p50-µs")
 				b.ReportMetric(us(ours.p99), "p99-µs")

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testpilot"
 )
 
 // A Pilot that is sent more than it receives comes back for the same, again and
@@ -15,9 +17,9 @@ import (
 func TestOversizeFound(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const registry = "\n- {name: load, type: sim, config: {services: %d, instances: 1000, changes_per_second: 0}}"
-	bridge := testenv.StartIsthmus(t, fmt.Sprintf(registry, 3))
+	bridge := testisthmus.Start(t, fmt.Sprintf(registry, 3))
 	bridge.WaitReady(t)
-	pilot := testenv.StartPilot(t, testenv.PilotOptions{}, bridge.XDS)
+	pilot := testpilot.Start(t, testpilot.Options{}, bridge.XDS)
 	pilot.WaitReady(t)
 	bridge.Configure(t, fmt.Sprintf(registry, 48)) // 4.4 MB
 	metrics := func() float64 {

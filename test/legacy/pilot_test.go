@@ -10,11 +10,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testpilot"
 	"github.com/isthmus-mesh/isthmus/server/mcp"
 )
 
 // waitEndpoints waits until Pilot has the world's endpoints and no others.
-func waitEndpoints(t *testing.T, p *testenv.Pilot, w *world) {
+func waitEndpoints(t *testing.T, p *testpilot.Server, w *world) {
 	t.Helper()
 	want := w.endpoints()
 	testenv.Eventually(t, testenv.Patience, "Pilot to have the endpoints", func() (string, bool) {
@@ -24,7 +25,7 @@ func waitEndpoints(t *testing.T, p *testenv.Pilot, w *world) {
 }
 
 // has is what Pilot has; hosts without endpoints are left out.
-func has(t *testing.T, p *testenv.Pilot) map[string][]string {
+func has(t *testing.T, p *testpilot.Server) map[string][]string {
 	t.Helper()
 	got := p.Endpoints(t)
 	for host, list := range got {
@@ -36,7 +37,7 @@ func has(t *testing.T, p *testenv.Pilot) map[string][]string {
 }
 
 // quiet waits until Pilot's counts stay the same for a while, and returns them.
-func quiet(t *testing.T, p *testenv.Pilot) testenv.Updates {
+func quiet(t *testing.T, p *testpilot.Server) testpilot.Updates {
 	t.Helper()
 	last, since := p.Updates(t), time.Now()
 	testenv.Eventually(t, testenv.Patience, "Pilot's counts to stay the same", func() (string, bool) {
@@ -67,7 +68,7 @@ func TestPilot(t *testing.T) {
 				names = append(names, name)
 			}
 			w.apply(names...)
-			p := testenv.StartPilot(t, testenv.PilotOptions{Incremental: incremental}, w.address)
+			p := testpilot.Start(t, testpilot.Options{Incremental: incremental}, w.address)
 
 			// While a registry is not synced Pilot is held, not emptied.
 			testenv.Eventually(t, testenv.Patience, "Pilot to ask", func() (string, bool) {
@@ -124,7 +125,7 @@ func TestPilot(t *testing.T) {
 				s.change()
 				w.apply("s1")
 				waitEndpoints(t, p, w)
-				changed := func(now testenv.Updates) testenv.Updates {
+				changed := func(now testpilot.Updates) testpilot.Updates {
 					d := now.Sub(before)
 					delete(d, "config")
 					return d
@@ -179,7 +180,7 @@ func TestPilotBridgeGone(t *testing.T) {
 				w.apply(names...)
 			}
 			fill()
-			p := testenv.StartPilot(t, testenv.PilotOptions{Incremental: incremental, LogMCP: true}, newRelay(t, w.address).address)
+			p := testpilot.Start(t, testpilot.Options{Incremental: incremental, LogMCP: true}, newRelay(t, w.address).address)
 			p.WaitReady(t)
 			waitEndpoints(t, p, w)
 			before := quiet(t, p)

@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testpilot"
 )
 
 // The program itself, with a registry: a real Pilot 1.8.0 that dials it and a
@@ -25,13 +27,13 @@ func TestProgram(t *testing.T) {
 func testProgram(t *testing.T, incremental bool) {
 	const services, instances = 40, 5
 	reverse := fmt.Sprintf("127.0.0.1:%d", testenv.FreePort(t))
-	i := testenv.StartIsthmus(t, fmt.Sprintf(`
+	i := testisthmus.Start(t, fmt.Sprintf(`
 - {name: load, type: sim, config: {services: %d, instances: %d, changes_per_second: 0, seed: 7}}
 sinks: [{address: %q}]`, services, instances, reverse))
 	i.WaitReady(t)
-	p := testenv.StartPilot(t, testenv.PilotOptions{Incremental: incremental}, i.XDS)
+	p := testpilot.Start(t, testpilot.Options{Incremental: incremental}, i.XDS)
 	permits := map[bool]string{false: "none", true: "all"}[incremental]
-	dialled := sinks{testenv.StartLegacy(t, "sink", "-listen", reverse, "-incremental", permits)}
+	dialled := sinks{testpilot.StartLegacy(t, "sink", "-listen", reverse, "-incremental", permits)}
 	dialled.Read(t, new(struct{ Address string }))
 	p.WaitReady(t)
 	count := func(endpoints map[string][]string) (hosts, total int) {

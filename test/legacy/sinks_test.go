@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testpilot"
 	"github.com/isthmus-mesh/isthmus/server/mcp"
 )
 
@@ -63,7 +64,7 @@ func TestSinkLibrary(t *testing.T) {
 			if tt.reverse {
 				address = []string{"-listen", "127.0.0.1:0"}
 			}
-			s := sinks{testenv.StartLegacy(t, append(append([]string{"sink"}, address...), tt.args...)...)}
+			s := sinks{testpilot.StartLegacy(t, append(append([]string{"sink"}, address...), tt.args...)...)}
 			if tt.reverse {
 				var at struct{ Address string }
 				s.Read(t, &at)
@@ -116,7 +117,7 @@ func TestSinkResumes(t *testing.T) {
 	}
 	w := newWorld(t, mcp.Config{})
 	fill(w)
-	s := sinks{testenv.StartLegacy(t, "sink", "-address", w.address, "-incremental", "all")}
+	s := sinks{testpilot.StartLegacy(t, "sink", "-address", w.address, "-incremental", "all")}
 	before := s.settle(t, w)[0]
 	w.stop()
 	w.empty()
@@ -150,9 +151,9 @@ func TestSinkTooSmall(t *testing.T) {
 		names = append(names, name)
 	}
 	w.apply(names...)
-	small := sinks{testenv.StartLegacy(t, "sink", "-address", w.address)}
-	parts := sinks{testenv.StartLegacy(t, "sink", "-address", w.address, "-incremental", "all")}
-	large := sinks{testenv.StartLegacy(t, "sink", "-address", w.address, "-max-size", "100000000")}
+	small := sinks{testpilot.StartLegacy(t, "sink", "-address", w.address)}
+	parts := sinks{testpilot.StartLegacy(t, "sink", "-address", w.address, "-incremental", "all")}
+	large := sinks{testpilot.StartLegacy(t, "sink", "-address", w.address, "-max-size", "100000000")}
 	begin := time.Now()
 	large.settle(t, w)
 	if st := parts.settle(t, w)[0]; st.Streams != 1 || st.Incremental < 1 {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testpilot"
 	"github.com/isthmus-mesh/isthmus/plugin/shard"
 )
 
@@ -25,18 +27,18 @@ func TestPilotMutual(t *testing.T) {
 		c.URIs = []*url.URL{{Scheme: "spiffe", Host: "cluster.local", Path: "/ns/istio-system/sa/pilot"}}
 	}
 	server, pilot, other := testcert.New(t, "isthmus.example.org"), testcert.New(t, "pilot.example.org", identity), testcert.New(t, "pilot.example.org", identity)
-	settings := func(mode string, own *testcert.Certificate) testenv.PilotOptions {
-		return testenv.PilotOptions{Incremental: true, Settings: fmt.Sprintf("tlsSettings: {mode: %s, clientCertificate: %q, privateKey: %q, caCertificates: %q, sni: isthmus.example.org}",
+	settings := func(mode string, own *testcert.Certificate) testpilot.Options {
+		return testpilot.Options{Incremental: true, Settings: fmt.Sprintf("tlsSettings: {mode: %s, clientCertificate: %q, privateKey: %q, caCertificates: %q, sni: isthmus.example.org}",
 			mode, own.Cert, own.Key, server.Cert)}
 	}
 	security := func(view string) string {
 		return fmt.Sprintf("tls: {cert_file: %q, key_file: %q, client_ca_file: %q}, allow: [{peer: {spiffe: spiffe://cluster.local/ns/istio-system/sa/*}, view: %s}]",
 			server.Cert, server.Key, pilot.Cert, view)
 	}
-	i := testenv.StartSecureIsthmus(t, "- {name: load, type: sim, config: {services: 40, instances: 3, changes_per_second: 0, seed: 7}}", security("{registries: [load]}"))
+	i := testisthmus.StartSecure(t, "- {name: load, type: sim, config: {services: 40, instances: 3, changes_per_second: 0, seed: 7}}", security("{registries: [load]}"))
 	i.WaitReady(t)
 
-	p := testenv.StartPilot(t, settings("MUTUAL", pilot), i.XDS)
+	p := testpilot.Start(t, settings("MUTUAL", pilot), i.XDS)
 	p.WaitReady(t)
 	all := has(t, p)
 	if len(all) < 20 {
@@ -65,7 +67,7 @@ func TestPilotMutual(t *testing.T) {
 	for mode, own := range map[string]*testcert.Certificate{"MUTUAL": other, "SIMPLE": pilot} {
 		t.Run(mode, func(t *testing.T) { // which ends the Pilot, and its attempts
 			refused := i.Refused(t, "handshake")
-			wrong := testenv.StartPilot(t, settings(mode, own), i.XDS)
+			wrong := testpilot.Start(t, settings(mode, own), i.XDS)
 			testenv.Eventually(t, testenv.Patience, "a refusal", func() (string, bool) {
 				return i.Log(), i.Refused(t, "handshake") > refused
 			})

@@ -22,6 +22,7 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testpilot"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -251,7 +252,7 @@ func (w *world) endpoints() map[string][]string {
 }
 
 // sinks is a running legacy sink program.
-type sinks struct{ *testenv.Legacy }
+type sinks struct{ *testpilot.Legacy }
 
 type sinkState struct {
 	Hash        string `json:"hash"`

@@ -21,6 +21,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
 )
 
 // arrival is when something was received, and how many bytes it was.
@@ -72,10 +74,10 @@ func (b *inbox) get(tb testing.TB, what string) arrival {
 // perService is how many instances a service has.
 const perService = 10
 
-func instancesOf(s, weight int) []testenv.NacosInstance {
-	all := make([]testenv.NacosInstance, perService)
+func instancesOf(s, weight int) []testnacos.Instance {
+	all := make([]testnacos.Instance, perService)
 	for i := range all {
-		all[i] = testenv.NacosUp(fmt.Sprintf("10.%d.%d.%d", 10+i, s/256, s%256), 8080)
+		all[i] = testnacos.Up(fmt.Sprintf("10.%d.%d.%d", 10+i, s/256, s%256), 8080)
 		all[i].Metadata = map[string]string{"protocol": "http"}
 	}
 	all[0].Weight = float64(weight)
@@ -90,17 +92,17 @@ func instancesOf(s, weight int) []testenv.NacosInstance {
 //
 //	go test ./test/nacos ./adapters/nacos -run '^$' -bench 'Change|Idle' -benchtime 100x -timeout 60m
 func BenchmarkChange(b *testing.B) {
-	for _, version := range testenv.NacosVersions() {
+	for _, version := range testnacos.Versions() {
 		for _, services := range []int{1000, 10_000} {
 			b.Run(fmt.Sprintf("%s/services=%d", version.Name, services), func(b *testing.B) { benchmarkChange(b, version, services, false) })
 		}
 	}
-	b.Run("dubbo/services=1000", func(b *testing.B) { benchmarkChange(b, testenv.Nacos3, 1000, true) })
+	b.Run("dubbo/services=1000", func(b *testing.B) { benchmarkChange(b, testnacos.V3, 1000, true) })
 }
 
 // benchmarkChange measures changes of services, which are interfaces of Dubbo
 // if dubbo is set.
-func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int, dubbo bool) {
+func benchmarkChange(b *testing.B, version testnacos.Version, services int, dubbo bool) {
 	named := func(s int) string {
 		if dubbo {
 			return fmt.Sprintf("providers:svc-%d:1.0.0:", s)
@@ -113,7 +115,7 @@ func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int, d
 		return "svc-" + name
 	}
 	// The delay before pushes is the server's default.
-	server := testenv.StartNacos(b, testenv.NacosConfig{Version: version, DefaultPushDelay: true, Istio: !version.V3()})
+	server := testnacos.Start(b, testnacos.Config{Version: version, DefaultPushDelay: true, Istio: !version.V3()})
 	app := server.Client(b)
 	register := func(s, weight int) {
 		if err := app.TryRegister(b.Context(), "public", "DEFAULT_GROUP", named(s), instancesOf(s, weight)...); err != nil {
@@ -127,7 +129,7 @@ func benchmarkChange(b *testing.B, version testenv.NacosVersion, services int, d
 	b.Logf("%d services registered in %v", services, time.Since(begin).Round(time.Second))
 
 	begin = time.Now()
-	isthmus := testenv.StartIsthmus(b, fmt.Sprintf(`- {name: nacos, type: nacos, config: {servers: [%q], dubbo: %t}}`, server.Addr, dubbo))
+	isthmus := testisthmus.Start(b, fmt.Sprintf(`- {name: nacos, type: nacos, config: {servers: [%q], dubbo: %t}}`, server.Addr, dubbo))
 	isthmus.WaitReady(b)
 	b.Logf("isthmus ready after %v", time.Since(begin).Round(100*time.Millisecond))
 

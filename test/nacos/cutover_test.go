@@ -12,6 +12,10 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/migrate"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
 )
 
 // A mesh leaves the module istio of Nacos for Isthmus with its preset, and goes
@@ -19,12 +23,12 @@ import (
 // the host as the module does selects its subsets before, between and after.
 func TestCutOverFromNacosIstio(t *testing.T) {
 	testenv.SkipIfShort(t)
-	server := testenv.StartNacos(t, testenv.NacosConfig{Version: testenv.Nacos2, Istio: true})
+	server := testnacos.Start(t, testnacos.Config{Version: testnacos.V2, Istio: true})
 	app := server.Client(t)
-	backends := testenv.StartHTTPBackends(t, "one", "two")
-	var instances []testenv.NacosInstance
+	backends := testproxy.StartHTTPBackends(t, "one", "two")
+	var instances []testnacos.Instance
 	for n, b := range backends {
-		i := testenv.NacosUp(b.Address, b.Port)
+		i := testnacos.Up(b.Address, b.Port)
 		i.Metadata = map[string]string{"version": fmt.Sprintf("v%d", n+1)}
 		instances = append(instances, i)
 	}
@@ -45,15 +49,15 @@ spec:
 	}
 	older, files := "xds://"+server.IstioAddr, "fs://"+rules
 
-	isthmus := testenv.StartIsthmus(t, fmt.Sprintf(`- {name: nacos, type: nacos, config: {servers: [%q]}, translate: {preset: nacos-istio}}`, server.Addr))
+	isthmus := testisthmus.Start(t, fmt.Sprintf(`- {name: nacos, type: nacos, config: {servers: [%q]}, translate: {preset: nacos-istio}}`, server.Addr))
 	isthmus.WaitReady(t)
 	waitEqual(t, server.IstioAddr, isthmus.XDS, 1)
 
-	istiod := testenv.StartIstiod(t, testenv.Istiod121, older, files)
+	istiod := testistiod.Start(t, testistiod.V121, older, files)
 	istiod.WaitReady(t)
-	envoy := testenv.StartEnvoy(t, istiod)
+	envoy := testproxy.StartEnvoy(t, istiod)
 	port := backends[0].Port
-	whole := testenv.OutboundCluster(host, port)
+	whole := testistiod.OutboundCluster(host, port)
 	subset := func(name string) string { return fmt.Sprintf("outbound|%d|%s|%s", port, name, host) }
 	reaches := func() {
 		t.Helper()
@@ -86,7 +90,7 @@ spec:
 		istiod.RestartWith(t, source, files)
 		// What the sidecar has now is from the new source: another proxy, which
 		// has nothing from before, reaches the same.
-		fresh := testenv.StartEnvoy(t, istiod)
+		fresh := testproxy.StartEnvoy(t, istiod)
 		fresh.WaitReaches(t, whole, "one", "two")
 		fresh.WaitReaches(t, subset("first"), "one")
 		fresh.WaitReaches(t, subset("second"), "two")

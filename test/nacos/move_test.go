@@ -5,22 +5,27 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
 )
 
 // A service moves from Consul to Nacos by weights, from 100/0 to 0/100, under
 // calls of a proxyless gRPC client, none of which fails.
 func TestMoveFromConsul(t *testing.T) {
 	testenv.SkipIfShort(t)
-	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
-	server := testenv.StartNacos(t, testenv.NacosConfig{Version: testenv.Nacos3})
-	var there []testenv.Backend
+	consul := testconsul.Start(t, testconsul.Config{})
+	server := testnacos.Start(t, testnacos.Config{Version: testnacos.V3})
+	var there []testproxy.Backend
 	for _, id := range []string{"consul-1", "consul-2"} {
-		b := testenv.StartGRPCBackend(t, id)
+		b := testproxy.StartGRPCBackend(t, id)
 		there = append(there, b)
-		consul.Register(t, testenv.ConsulInstance{Service: "echo", ID: id, Address: b.Address, Port: b.Port, Tags: []string{"grpc"}})
+		consul.Register(t, testconsul.Instance{Service: "echo", ID: id, Address: b.Address, Port: b.Port, Tags: []string{"grpc"}})
 	}
 	app := server.Client(t)
-	app.Register(t, "public", "DEFAULT_GROUP", "echo", up(testenv.StartGRPCBackend(t, "nacos-1")), up(testenv.StartGRPCBackend(t, "nacos-2")))
+	app.Register(t, "public", "DEFAULT_GROUP", "echo", up(testproxy.StartGRPCBackend(t, "nacos-1")), up(testproxy.StartGRPCBackend(t, "nacos-2")))
 	const host = "echo.example.org"
 	weights := func(old, next int) string {
 		return fmt.Sprintf(`
@@ -29,11 +34,11 @@ func TestMoveFromConsul(t *testing.T) {
 conflicts: [{hosts: [%s], policy: merge, weights: {old: %d, new: %d}}]
 `, consul.Addr, server.Addr, host, old, next)
 	}
-	isthmus := testenv.StartIsthmus(t, weights(100, 0))
+	isthmus := testisthmus.Start(t, weights(100, 0))
 	isthmus.WaitReady(t)
-	istiod := testenv.StartIstiod(t, testenv.IstiodNewest, isthmus.Source())
+	istiod := testistiod.Start(t, testistiod.Newest, isthmus.Source())
 	istiod.WaitReady(t)
-	client := testenv.NewProxyless(t, istiod, host, 80)
+	client := testproxy.NewProxyless(t, istiod, host, 80)
 	client.WaitReaches(t, "consul-1", "consul-2")
 	var c caller
 	stop := c.start(t, client)

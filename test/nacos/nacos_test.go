@@ -8,6 +8,11 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testproxy"
 )
 
 // caller makes calls, one after the other, until it is stopped.
@@ -18,7 +23,7 @@ type caller struct {
 }
 
 // start calls until the returned function does, which waits for the last one.
-func (c *caller) start(t *testing.T, client *testenv.Proxyless) (stop func()) {
+func (c *caller) start(t *testing.T, client *testproxy.Proxyless) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -45,8 +50,8 @@ func (c *caller) check(t *testing.T) {
 	t.Logf("%d calls, none failed", c.calls)
 }
 
-func up(b testenv.Backend) testenv.NacosInstance {
-	i := testenv.NacosUp(b.Address, b.Port)
+func up(b testproxy.Backend) testnacos.Instance {
+	i := testnacos.Up(b.Address, b.Port)
 	i.Metadata = map[string]string{"protocol": "grpc"}
 	return i
 }
@@ -55,23 +60,23 @@ func up(b testenv.Backend) testenv.NacosInstance {
 // without one that fails.
 func TestCallsFollowNacos(t *testing.T) {
 	testenv.SkipIfShort(t)
-	for _, version := range testenv.NacosVersions() {
-		server := testenv.StartNacos(t, testenv.NacosConfig{Version: version})
-		for _, istio := range testenv.IstiodVersions() {
+	for _, version := range testnacos.Versions() {
+		server := testnacos.Start(t, testnacos.Config{Version: version})
+		for _, istio := range testistiod.Versions() {
 			t.Run(version.Name+"/"+istio.Name, func(t *testing.T) {
 				app := server.Client(t)
-				one, two, three := testenv.StartGRPCBackend(t, "one"), testenv.StartGRPCBackend(t, "two"), testenv.StartGRPCBackend(t, "three")
+				one, two, three := testproxy.StartGRPCBackend(t, "one"), testproxy.StartGRPCBackend(t, "two"), testproxy.StartGRPCBackend(t, "three")
 				app.Register(t, "public", "DEFAULT_GROUP", "echo", up(one), up(two))
-				isthmus := testenv.StartIsthmus(t, fmt.Sprintf(
+				isthmus := testisthmus.Start(t, fmt.Sprintf(
 					`- {name: nacos, type: nacos, config: {servers: [%q], list_interval: 1s}, translate: {ports: [{number: 80}]}}`, server.Addr))
 				isthmus.WaitReady(t)
-				istiod := testenv.StartIstiod(t, istio, isthmus.Source())
+				istiod := testistiod.Start(t, istio, isthmus.Source())
 				istiod.WaitReady(t)
 				const host = "echo.default-group.public.nacos"
 				if hosts := istiod.Hosts(t); !slices.Contains(hosts, host) {
 					t.Fatalf("istiod has hosts %v, want %s", hosts, host)
 				}
-				client := testenv.NewProxyless(t, istiod, host, 80)
+				client := testproxy.NewProxyless(t, istiod, host, 80)
 				client.WaitReaches(t, "one", "two")
 				var c caller
 				stop := c.start(t, client)
@@ -93,22 +98,22 @@ func TestCallsFollowNacos(t *testing.T) {
 // Consul and two Nacos clusters are followed by one Isthmus at once.
 func TestConsulAndNacosTogether(t *testing.T) {
 	testenv.SkipIfShort(t)
-	consul := testenv.StartConsul(t, testenv.ConsulConfig{})
-	new3 := testenv.StartNacos(t, testenv.NacosConfig{Version: testenv.Nacos3})
-	old2 := testenv.StartNacos(t, testenv.NacosConfig{Version: testenv.Nacos2})
-	a, b, c := testenv.StartGRPCBackend(t, "consul"), testenv.StartGRPCBackend(t, "nacos3"), testenv.StartGRPCBackend(t, "nacos2")
-	consul.Register(t, testenv.ConsulInstance{Service: "echo", ID: "1", Address: a.Address, Port: a.Port, Tags: []string{"grpc"}})
+	consul := testconsul.Start(t, testconsul.Config{})
+	new3 := testnacos.Start(t, testnacos.Config{Version: testnacos.V3})
+	old2 := testnacos.Start(t, testnacos.Config{Version: testnacos.V2})
+	a, b, c := testproxy.StartGRPCBackend(t, "consul"), testproxy.StartGRPCBackend(t, "nacos3"), testproxy.StartGRPCBackend(t, "nacos2")
+	consul.Register(t, testconsul.Instance{Service: "echo", ID: "1", Address: a.Address, Port: a.Port, Tags: []string{"grpc"}})
 	new3.Client(t).Register(t, "public", "G", "echo", up(b))
 	old2.Client(t).Register(t, "public", "G", "echo", up(c))
-	isthmus := testenv.StartIsthmus(t, fmt.Sprintf(`
+	isthmus := testisthmus.Start(t, fmt.Sprintf(`
 - {name: dc1, type: consul, config: {address: "http://%s"}, translate: {ports: [{number: 80}]}}
 - {name: new, type: nacos, config: {servers: [%q]}, translate: {ports: [{number: 80}], host: "{{.Name}}.new.nacos"}}
 - {name: old, type: nacos, config: {servers: [%q]}, translate: {ports: [{number: 80}], host: "{{.Name}}.old.nacos"}}`,
 		consul.Addr, new3.Addr, old2.Addr))
 	isthmus.WaitReady(t)
-	istiod := testenv.StartIstiod(t, testenv.IstiodNewest, isthmus.Source())
+	istiod := testistiod.Start(t, testistiod.Newest, isthmus.Source())
 	istiod.WaitReady(t)
 	for host, want := range map[string]string{"echo.service.consul": "consul", "echo.new.nacos": "nacos3", "echo.old.nacos": "nacos2"} {
-		testenv.NewProxyless(t, istiod, host, 80).WaitReaches(t, want)
+		testproxy.NewProxyless(t, istiod, host, 80).WaitReaches(t, want)
 	}
 }

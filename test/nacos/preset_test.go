@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
 )
 
 // With the preset nacos-istio the bridge serves what the module istio of the
@@ -12,13 +14,13 @@ import (
 // explained.
 func TestPresetNacosIstio(t *testing.T) {
 	testenv.SkipIfShort(t)
-	server := testenv.StartNacos(t, testenv.NacosConfig{Version: testenv.Nacos2, Istio: true})
+	server := testnacos.Start(t, testnacos.Config{Version: testnacos.V2, Istio: true})
 	app := server.Client(t)
 	const services = 50
 	for i := range services {
-		var instances []testenv.NacosInstance
+		var instances []testnacos.Instance
 		for n := range 1 + i%4 {
-			in := testenv.NacosUp(fmt.Sprintf("10.1.%d.%d", i, n+1), 8000+i)
+			in := testnacos.Up(fmt.Sprintf("10.1.%d.%d", i, n+1), 8000+i)
 			in.Weight = float64(1 + n*i%7)
 			in.Metadata = map[string]string{"version": fmt.Sprintf("v%d", n%2), "app.example.org/team": "blue"}
 			switch i % 5 {
@@ -39,7 +41,7 @@ func TestPresetNacosIstio(t *testing.T) {
 		}
 		app.Register(t, "public", []string{"DEFAULT_GROUP", "g1"}[i%2], fmt.Sprintf("service-%d", i), instances...)
 	}
-	isthmus := testenv.StartIsthmus(t, fmt.Sprintf(`- {name: nacos, type: nacos, config: {servers: [%q]}, translate: {preset: nacos-istio}}`, server.Addr))
+	isthmus := testisthmus.Start(t, fmt.Sprintf(`- {name: nacos, type: nacos, config: {servers: [%q]}, translate: {preset: nacos-istio}}`, server.Addr))
 	isthmus.WaitReady(t)
 
 	r := waitEqual(t, server.IstioAddr, isthmus.XDS, services)

@@ -9,20 +9,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
 )
 
 // One service that Nacos says is empty is empty; all of them at once, as when
 // the connections of every client break, are held back.
 func TestEmptiedNacosIsHeldBack(t *testing.T) {
 	testenv.SkipIfShort(t)
-	for _, version := range testenv.NacosVersions() {
+	for _, version := range testnacos.Versions() {
 		t.Run(version.Name, func(t *testing.T) {
-			server := testenv.StartNacos(t, testenv.NacosConfig{Version: version})
+			server := testnacos.Start(t, testnacos.Config{Version: version})
 			app, other := server.Client(t), server.Client(t)
 			want := map[string]int{}
-			register := func(c *testenv.NacosClient, n int) {
+			register := func(c *testnacos.Client, n int) {
 				c.Register(t, "public", "DEFAULT_GROUP", fmt.Sprintf("s%02d", n),
-					testenv.NacosUp(fmt.Sprintf("10.1.%d.1", n), 80), testenv.NacosUp(fmt.Sprintf("10.1.%d.2", n), 80))
+					testnacos.Up(fmt.Sprintf("10.1.%d.1", n), 80), testnacos.Up(fmt.Sprintf("10.1.%d.2", n), 80))
 			}
 			const services = 16
 			for n := range services {
@@ -30,7 +32,7 @@ func TestEmptiedNacosIsHeldBack(t *testing.T) {
 				want[fmt.Sprintf("nacos/s%02d-default-group-public", n)] = 2
 			}
 			register(other, 40)
-			isthmus := testenv.StartIsthmus(t, fmt.Sprintf(
+			isthmus := testisthmus.Start(t, fmt.Sprintf(
 				`- {name: nacos, type: nacos, config: {servers: [%q], list_interval: 1s}}`, server.Addr))
 			isthmus.WaitReady(t)
 			endpoints := func() map[string]int {

@@ -31,6 +31,8 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testbrowser"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
@@ -47,9 +49,9 @@ type browser struct {
 }
 
 // startBrowser starts Chromium, for as long as the test runs.
-func startBrowser(t *testing.T) *browser {
+func startBrowser(t *testing.T, more ...chromedp.ExecAllocatorOption) *browser {
 	t.Helper()
-	chromium, axe := testenv.Browser(t)
+	chromium, axe := testbrowser.Get(t)
 	script, err := os.ReadFile(axe)
 	if err != nil {
 		t.Fatal(err)
@@ -57,6 +59,7 @@ func startBrowser(t *testing.T) *browser {
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(chromium), chromedp.NoSandbox, chromedp.UserDataDir(t.TempDir()), chromedp.WSURLReadTimeout(patience),
 		chromedp.Flag("disable-gpu", true), chromedp.Flag("hide-scrollbars", true))
+	options = append(options, more...)
 	allocator, end := chromedp.NewExecAllocator(context.Background(), options...)
 	ctx, endBrowser := chromedp.NewContext(allocator)
 	t.Cleanup(func() {
@@ -228,7 +231,7 @@ func writePicture(t *testing.T, path string, shot []byte) {
 func follow(t *testing.T, xds string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	cmd := exec.CommandContext(ctx, testenv.Binary(t), "watch", "--address", xds, "--protocol", "delta")
+	cmd := exec.CommandContext(ctx, testisthmus.Binary(t), "watch", "--address", xds, "--protocol", "delta")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +295,7 @@ func TestPages(t *testing.T) {
 	b := startBrowser(t)
 
 	t.Run("no services", func(t *testing.T) {
-		i := testenv.StartIsthmus(t, "- {name: files, type: file, config: {path: \""+t.TempDir()+"\"}}\n")
+		i := testisthmus.Start(t, "- {name: files, type: file, config: {path: \""+t.TempDir()+"\"}}\n")
 		await(t, i.Admin, "/api/v1/status", `"not_ready": []`)
 		p := b.open(t, i.Admin, 1280, false)
 		p.visit("/")
@@ -307,7 +310,7 @@ func TestPages(t *testing.T) {
 	})
 
 	t.Run("50 services", func(t *testing.T) {
-		i := testenv.StartIsthmus(t, "- {name: consul-eu, type: sim, config: {services: 50, instances: 3, changes_per_second: 5}}\n")
+		i := testisthmus.Start(t, "- {name: consul-eu, type: sim, config: {services: 50, instances: 3, changes_per_second: 5}}\n")
 		await(t, i.Admin, "/api/v1/status", `"not_ready": []`)
 		follow(t, i.XDS)
 		await(t, i.Admin, "/api/v1/sinks", `"acked_at"`)
@@ -356,7 +359,7 @@ func TestPages(t *testing.T) {
 	t.Run("5,000 services", func(t *testing.T) {
 		dir := t.TempDir()
 		writeServices(t, dir, 20)
-		i := testenv.StartIsthmus(t, "- {name: consul-eu, type: sim, config: {services: 5000, instances: 3, changes_per_second: 20}}\n"+
+		i := testisthmus.Start(t, "- {name: consul-eu, type: sim, config: {services: 5000, instances: 3, changes_per_second: 20}}\n"+
 			staticRegistry("prod", 200)+staticRegistry("old", 200)+
 			"- {name: files, type: file, config: {path: \""+dir+"\"}}\n"+
 			"- {name: consul-us, type: consul, required: false, config: {address: \"http://127.0.0.1:1\"}}\n")

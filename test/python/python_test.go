@@ -17,6 +17,8 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testpython"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/internal/watch"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
@@ -84,7 +86,7 @@ func addresses(w *plugintest.World) string {
 // The adapter keeps every part of the contract.
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
-	dir := testenv.PythonAdapter(t)
+	dir := testpython.PythonAdapter(t)
 	from := startInventory(t)
 	from.set(document(1500, "web-1 10.0.0.1"))
 	config, err := json.Marshal(map[string]any{"url": from.url, "interval": 0.05})
@@ -234,10 +236,10 @@ func (s *sink) gone(t *testing.T, name string) {
 // itself.
 func TestServe(t *testing.T) {
 	testenv.SkipIfShort(t)
-	dir := testenv.PythonAdapter(t)
+	dir := testpython.PythonAdapter(t)
 	from := startInventory(t)
 	from.set(document(2500, "web-1 10.0.0.1", "web-2 10.0.0.2"))
-	i := testenv.StartIsthmus(t, fmt.Sprintf("- {name: shop, type: json, config: {url: %q, interval: 0.05}, protect: {min_share: 0}}\nplugin_dir: %s", from.url, dir))
+	i := testisthmus.Start(t, fmt.Sprintf("- {name: shop, type: json, config: {url: %q, interval: 0.05}, protect: {min_share: 0}}\nplugin_dir: %s", from.url, dir))
 	i.WaitReady(t)
 	i.WaitPhase(t, "shop", "live")
 	if r := i.Registry(t, "shop"); r.Services != 2501 || r.Instances != 2502 {
@@ -291,13 +293,13 @@ func TestServe(t *testing.T) {
 // one that is broken.
 func TestPluginCheck(t *testing.T) {
 	testenv.SkipIfShort(t)
-	dir := testenv.PythonAdapter(t)
+	dir := testpython.PythonAdapter(t)
 	adapter := filepath.Join(dir, "isthmus-adapter-json")
 	from := startInventory(t)
 	from.set(document(3, "web-1 10.0.0.1"))
 	config := fmt.Sprintf(`{"url": %q, "interval": 0.05}`, from.url)
 	check := func(t *testing.T, path string) (string, error) {
-		out, err := exec.CommandContext(t.Context(), testenv.Binary(t), "plugin", "check", path, "--config", config).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), testisthmus.Binary(t), "plugin", "check", path, "--config", config).CombinedOutput()
 		return string(out), err
 	}
 	t.Run("good", func(t *testing.T) {

@@ -14,6 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testdeploy"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 )
 
 // The bill of materials that the release makes of the program names each module
@@ -38,14 +40,14 @@ func TestSBOM(t *testing.T) {
 		t.Fatal(err)
 	}
 	made := release.SBOMs[0]
-	if made.Cmd != testenv.CycloneDXTool.String() {
+	if made.Cmd != testdeploy.CycloneDXTool.String() {
 		t.Fatalf("the release uses %s", made.Cmd)
 	}
-	tool, err := testenv.CycloneDXTool.Fetch(t.Context(), t.Output())
+	tool, err := testdeploy.CycloneDXTool.Fetch(t.Context(), t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, document := testenv.Binary(t), filepath.Join(t.TempDir(), "isthmus.cdx.json")
+	program, document := testisthmus.Binary(t), filepath.Join(t.TempDir(), "isthmus.cdx.json")
 	var args []string
 	for _, a := range made.Args {
 		args = append(args, strings.NewReplacer("$document", document, "$artifact", program, "{{ .Version }}", "1.2.3").Replace(a))

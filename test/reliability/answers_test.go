@@ -2,6 +2,8 @@ package reliability
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -20,6 +22,7 @@ type answers struct {
 	mu      sync.Mutex                                   // guards the fields below
 	replace func(res *http.Response, body []byte) []byte // nil passes on what Consul says
 	ahead   uint64                                       // what Consul's indexes are raised by
+	passes  time.Duration                                // how long a query may wait; 0 is any time
 }
 
 const (
@@ -45,7 +48,13 @@ func newAnswers(t *testing.T, address string) *answers {
 	}
 	a.Transport = transport
 	// Where Consul is gone there is no answer.
-	a.ErrorHandler = func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }
+	a.ErrorHandler = func(w http.ResponseWriter, r *http.Request, _ error) {
+		if errors.Is(r.Context().Err(), context.DeadlineExceeded) {
+			w.WriteHeader(http.StatusGatewayTimeout)
+			return
+		}
+		panic(http.ErrAbortHandler)
+	}
 	a.ModifyResponse = a.modify
 	return a
 }
@@ -55,6 +64,27 @@ func (a *answers) set(replace func(res *http.Response, body []byte) []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.replace = replace
+}
+
+// pass lets queries wait for a time at most from now on, as a load balancer
+// does; 0 is any time.
+func (a *answers) pass(passes time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.passes = passes
+}
+
+// ServeHTTP implements http.Handler.
+func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	passes := a.passes
+	a.mu.Unlock()
+	if passes > 0 && r.URL.Query().Has("index") {
+		ctx, cancel := context.WithTimeout(r.Context(), passes)
+		defer cancel()
+		r = r.WithContext(ctx)
+	}
+	a.ReverseProxy.ServeHTTP(w, r)
 }
 
 // back makes the index go back, as it does where a server was replaced by one

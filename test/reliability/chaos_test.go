@@ -27,6 +27,7 @@ var (
 	until  = flag.Duration("until", 0, "no fault begins after this time; 0 is no limit")
 	frozen = flag.Duration("frozen", 2*time.Second, "how long a process is stopped by SIGSTOP")
 	lasts  = flag.Duration("lasts", time.Second, "how long any other fault lasts")
+	flaps  = flag.Duration("flaps", 8*time.Second, "how long a registry comes and goes, where it does; 10m is a bad night")
 	sim    = flag.String("sim", "{services: 200, instances: 5, changes_per_second: 10}", "config block of the registry beside the others")
 	seed   = flag.Uint64("seed", 1, "decides the changes")
 	which  = flag.String("faults", "", "which faults happen, a regular expression; empty is a few that are quick")
@@ -43,7 +44,7 @@ var (
 type fault struct {
 	name  string
 	do    func(w *world)
-	quick bool // it happens in `make test`
+	quick bool // it happens in `make e2e`
 }
 
 // faults are in the order of docs/reliability.md.
@@ -97,6 +98,15 @@ var faults = []fault{
 
 	{name: "Consul unreachable", do: func(w *world) { w.partition(w.registries[0].gate) }},
 	{name: "Nacos unreachable", do: func(w *world) { w.partition(w.registries[1].gate) }},
+	{name: "Consul comes and goes", quick: true, do: func(w *world) { w.flap(w.registries[0].gate) }},
+	{name: "Nacos comes and goes", do: func(w *world) { w.flap(w.registries[1].gate) }},
+	{name: "a proxy ends every query of Consul that waits", do: func(w *world) {
+		w.answers.pass(200 * time.Millisecond)
+		w.churn(20) // what waits already ends with a change
+		w.pass(*lasts)
+		w.churn(20)
+		w.answers.pass(0)
+	}},
 	{name: "sinks cut off", do: func(w *world) { w.partition(w.gates...) }},
 	{name: "the bridge starts while Consul is unreachable", quick: true, do: func(w *world) { w.startWithout(w.registries[0].gate) }},
 	{name: "the bridge starts while Nacos is unreachable", do: func(w *world) { w.startWithout(w.registries[1].gate) }},
@@ -205,6 +215,19 @@ func (w *world) partition(gates ...*testenv.Gate) {
 	w.pass(*lasts)
 	for _, g := range gates {
 		g.Open(w.t)
+	}
+}
+
+// flap has a registry come and go while it changes, as long as flaps says.
+func (w *world) flap(g *testenv.Gate) {
+	w.t.Helper()
+	for end := time.Now().Add(*flaps); time.Now().Before(end); {
+		g.Shut()
+		w.churn(5)
+		w.pass(*lasts)
+		g.Open(w.t)
+		w.churn(5)
+		w.pass(*lasts)
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 	"github.com/isthmus-mesh/isthmus/internal/watch"
 )
 
@@ -26,10 +28,10 @@ var window = flag.Duration("window", 0, "how long TestConstantWork measures each
 // that counts requests, and a bridge with four sinks.
 type steady struct {
 	t        *testing.T
-	consul   *testenv.Consul
+	consul   *testconsul.Server
 	gate     *testenv.Gate
 	requests atomic.Int64
-	bridge   *testenv.Isthmus
+	bridge   *testisthmus.Server
 	pid      int // of the bridge
 	revision int
 }
@@ -59,8 +61,8 @@ func cpu(t *testing.T, pid int) time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-func (s *steady) instance(service, n int) testenv.ConsulInstance {
-	return testenv.ConsulInstance{
+func (s *steady) instance(service, n int) testconsul.Instance {
+	return testconsul.Instance{
 		Service: fmt.Sprintf("s%d", service), ID: fmt.Sprintf("s%d-%d", service, n), Address: fmt.Sprintf("10.%d.%d.%d", 16+service/250, service%250, n+1), Port: 8080,
 		Meta: map[string]string{"revision": strconv.Itoa(s.revision)},
 	}
@@ -70,7 +72,7 @@ func (s *steady) instance(service, n int) testenv.ConsulInstance {
 func (s *steady) registerAll() {
 	s.t.Helper()
 	s.revision++
-	all := make([]testenv.ConsulInstance, 0, steadyServices*steadyEach)
+	all := make([]testconsul.Instance, 0, steadyServices*steadyEach)
 	for n := range steadyEach {
 		for service := range steadyServices {
 			all = append(all, s.instance(service, n))
@@ -110,7 +112,7 @@ func TestConstantWork(t *testing.T) {
 	if *window == 0 {
 		t.Skip("make constant-work runs it")
 	}
-	s := &steady{t: t, consul: testenv.StartConsul(t, testenv.ConsulConfig{Persistent: true, ExtraHCL: "limits { http_max_conns_per_client = 8000 }"})}
+	s := &steady{t: t, consul: testconsul.Start(t, testconsul.Config{Persistent: true, ExtraHCL: "limits { http_max_conns_per_client = 8000 }"})}
 	proxy := newAnswers(t, s.consul.Addr)
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.requests.Add(1)
@@ -120,7 +122,7 @@ func TestConstantWork(t *testing.T) {
 	s.gate = testenv.NewGate(t, front.Listener.Addr().String())
 	s.gate.Open(t)
 	s.registerAll()
-	s.bridge = testenv.StartIsthmus(t, fmt.Sprintf("- {name: dc1, type: consul, config: {address: \"http://%s\", mode: address, max_connections: 1200}, translate: {namespace: dc1}}\n", s.gate.Addr))
+	s.bridge = testisthmus.Start(t, fmt.Sprintf("- {name: dc1, type: consul, config: {address: \"http://%s\", mode: address, max_connections: 1200}, translate: {namespace: dc1}}\n", s.gate.Addr))
 	s.bridge.WaitReady(t)
 	s.pid = parent(t, s.bridge.Registry(t, "dc1").PID)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -22,6 +22,10 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
 	"github.com/isthmus-mesh/isthmus/internal/watch"
 	"github.com/isthmus-mesh/isthmus/verify"
 )
@@ -48,12 +52,12 @@ type registry struct {
 type world struct {
 	t          *testing.T
 	rand       *rand.Rand
-	consul     *testenv.Consul
-	nacos      *testenv.Nacos
+	consul     *testconsul.Server
+	nacos      *testnacos.Server
 	registries []*registry
 	answers    *answers // what Consul's answers are replaced by
-	bridge     *testenv.Isthmus
-	istiod     *testenv.Istiod
+	bridge     *testisthmus.Server
+	istiod     *testistiod.Server
 	gates      []*testenv.Gate // between the bridge and its sinks
 	state      string          // directory of the last good state
 	sim        string          // configuration of the registry beside
@@ -61,8 +65,8 @@ type world struct {
 	known      time.Time       // all that the registries had then is in the bridge, and on disk
 	token      token
 
-	client *testenv.NacosClient // registers all instances of Nacos
-	nacosN map[int]map[int]testenv.NacosInstance
+	client *testnacos.Client // registers all instances of Nacos
+	nacosN map[int]map[int]testnacos.Instance
 
 	mu         sync.Mutex // guards the fields below
 	judge      *verify.Judge
@@ -93,7 +97,7 @@ type options struct {
 // newWorld starts everything.
 func newWorld(t *testing.T, o options) *world {
 	w := &world{
-		t: t, rand: rand.New(rand.NewPCG(o.seed, 13)), judge: verify.New(), there: map[string]uint64{}, since: map[string]time.Time{}, state: o.state, nacosN: map[int]map[int]testenv.NacosInstance{},
+		t: t, rand: rand.New(rand.NewPCG(o.seed, 13)), judge: verify.New(), there: map[string]uint64{}, since: map[string]time.Time{}, state: o.state, nacosN: map[int]map[int]testnacos.Instance{},
 	}
 	file, err := os.Create(filepath.Join(t.ArtifactDir(), "recording.jsonl"))
 	if err != nil {
@@ -106,12 +110,12 @@ func newWorld(t *testing.T, o options) *world {
 		}
 	})
 	w.record = file
-	w.consul = testenv.StartConsul(t, testenv.ConsulConfig{Persistent: true, ACL: true})
+	w.consul = testconsul.Start(t, testconsul.Config{Persistent: true, ACL: true})
 	w.token.create(w)
 	w.answers = newAnswers(t, w.consul.Addr)
 	front := httptest.NewServer(w.answers)
 	t.Cleanup(front.Close)
-	w.nacos = testenv.StartNacos(t, testenv.NacosConfig{})
+	w.nacos = testnacos.Start(t, testnacos.Config{})
 	t.Cleanup(func() {
 		if t.Failed() {
 			for s := range w.nacosN {
@@ -139,7 +143,7 @@ func newWorld(t *testing.T, o options) *world {
 	}
 	w.began = time.Now()
 	w.sim = o.sim
-	w.bridge = testenv.StartIsthmusWithView(t, w.configuration(*consulGrace, ""), "{registries: [dc1, dc2]}")
+	w.bridge = testisthmus.StartWithView(t, w.configuration(*consulGrace, ""), "{registries: [dc1, dc2]}")
 	for _, address := range []string{w.bridge.XDS, w.bridge.ViewXDS} {
 		g := testenv.NewGate(t, address)
 		g.Open(t)
@@ -180,10 +184,10 @@ func newWorld(t *testing.T, o options) *world {
 		})
 	}
 	w.bridge.WaitReady(t)
-	w.istiod = testenv.StartIstiod(t, testenv.IstiodNewest, "xds://"+w.gates[1].Addr)
+	w.istiod = testistiod.Start(t, testistiod.Newest, "xds://"+w.gates[1].Addr)
 	w.istiod.WaitReady(t)
 	w.mesh.have = map[string][]string{}
-	proxy := testenv.StartRecorder(t, w.istiod)
+	proxy := testistiod.StartRecorder(t, w.istiod)
 	proxy.OnEndpoints(w.meshHas)
 	return w
 }
@@ -285,17 +289,17 @@ func (w *world) set(r *registry, s, n int, there bool) {
 	switch {
 	case r.name == "dc2":
 		if w.nacosN[s] == nil {
-			w.nacosN[s] = map[int]testenv.NacosInstance{}
+			w.nacosN[s] = map[int]testnacos.Instance{}
 		}
 		delete(w.nacosN[s], n)
 		if there {
-			i := testenv.NacosUp(r.address(s, n), 8080)
+			i := testnacos.Up(r.address(s, n), 8080)
 			i.Metadata = meta
 			w.nacosN[s][n] = i
 		}
 		w.registerNacos(s)
 	case there:
-		w.consul.Register(w.t, testenv.ConsulInstance{
+		w.consul.Register(w.t, testconsul.Instance{
 			Service: fmt.Sprintf("s%d", s), ID: id, Address: r.address(s, n), Port: 8080, Tags: []string{"http"}, Meta: meta,
 		})
 	default:

@@ -85,8 +85,7 @@ type registrySink struct{ *state.Registry }
 func (s registrySink) Begin(d supervisor.Description) { s.Registry.Begin(d.Collections) }
 
 func (s registrySink) Apply(m *pluginv1.WatchResponse) error {
-	s.Registry.Apply(m)
-	return nil
+	return s.Registry.Apply(m)
 }
 
 // start starts the bridge. What has been in the registries since then is

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 )
 
 // From an empty module: the steps of docs/writing-an-adapter.md, with the
@@ -49,11 +50,11 @@ func TestFromAnEmptyModule(t *testing.T) {
 	registry := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, answer.Load()) }))
 	defer registry.Close()
 	answer.Store(`{"services": [{"name": "web", "hosts": [{"id": "a", "address": "192.0.2.1", "port": 8080}, {"id": "b", "address": "192.0.2.2", "port": 8080}]}]}`)
-	isthmus := testenv.Binary(t)
+	isthmus := testisthmus.Binary(t)
 	if out := run(isthmus, "plugin", "check", program, "--config", fmt.Sprintf(`{"servers": [%q]}`, registry.URL)); !strings.Contains(out, " 0 failed") {
 		t.Error(out)
 	}
-	i := testenv.StartIsthmus(t, fmt.Sprintf("- {name: shop, type: inventory, config: {servers: [%q], interval: 100ms}}\nplugin_dir: %s", registry.URL, plugins))
+	i := testisthmus.Start(t, fmt.Sprintf("- {name: shop, type: inventory, config: {servers: [%q], interval: 100ms}}\nplugin_dir: %s", registry.URL, plugins))
 	i.WaitReady(t)
 	i.WaitPhase(t, "shop", "live")
 	if got := i.Endpoints(t); got["shop/web"] != 2 {

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testvalidation"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/translate"
 )
@@ -150,7 +151,7 @@ func TestRandomServices(t *testing.T) {
 // resources returns all that a service becomes, and its ServiceEntry in the two
 // shapes in which sinks get it.
 func resources(t *testing.T, r *translate.Result) [][]byte {
-	part, err := encode.Parse(r.Entry.Resource, nil, translate.ValidateBody)
+	part, err := encode.Parse(r.Entry.Resource, nil, valid)
 	if err != nil {
 		t.Errorf("%s: the bridge would refuse it: %v", r.Entry.Name, err)
 		return nil
@@ -158,7 +159,7 @@ func resources(t *testing.T, r *translate.Result) [][]byte {
 	inline := append([]byte(nil), part.Spec...)
 	all := [][]byte{nil, composed(part, encode.AppendSelector(append([]byte(nil), part.Spec...), translate.SelectorValue(r.Entry.Name)))}
 	for _, e := range r.Endpoints {
-		p, err := encode.Parse(e.Resource, nil, translate.ValidateBody)
+		p, err := encode.Parse(e.Resource, nil, valid)
 		if err != nil {
 			t.Errorf("%s: the bridge would refuse it: %v", e.Name, err)
 			return nil
@@ -168,7 +169,7 @@ func resources(t *testing.T, r *translate.Result) [][]byte {
 	}
 	all[0] = composed(part, inline)
 	if r.Rule != nil {
-		if _, err := encode.Parse(r.Rule.Resource, nil, translate.ValidateBody); err != nil {
+		if _, err := encode.Parse(r.Rule.Resource, nil, valid); err != nil {
 			t.Errorf("%s: the bridge would refuse its DestinationRule: %v", r.Entry.Name, err)
 		}
 		all = append(all, r.Rule.Resource)
@@ -176,12 +177,14 @@ func resources(t *testing.T, r *translate.Result) [][]byte {
 	return all
 }
 
+func valid(_ *encode.Part, body proto.Message) error { return translate.ValidateBody(body) }
+
 func composed(part *encode.Part, spec []byte) []byte {
 	head := encode.Head{Metadata: part.Metadata, BodyURL: part.BodyURL, Spec: len(spec)}
 	return append(head.Append(nil), spec...)
 }
 
-var validations = []testenv.Tool{testenv.OldestValidation, testenv.NewestValidation}
+var validations = []testenv.Tool{testvalidation.OldestValidation, testvalidation.NewestValidation}
 
 // checker hands resources to every validation.
 type checker struct {

@@ -131,9 +131,17 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 	if n := proto.Size(resp); n > wire.MaxMessage {
 		bad("a message of %d bytes; at most %d are accepted", n, wire.MaxMessage)
 	}
+	named := make(map[id]bool)
+	once := func(i id) {
+		if named[i] && i.collection != "" && i.name != "" {
+			bad("%s %q is in one message twice; a message names a resource once: set, removed or kept", i.collection, i.name)
+		}
+		named[i] = true
+	}
 	for _, r := range resp.GetRemovals() {
 		w.Removals++
 		i := id{r.GetCollection(), r.GetName()}
+		once(i)
 		if !w.collections[i.collection] {
 			bad("removal of %q from collection %q, which Describe does not name", i.name, i.collection)
 		}
@@ -148,6 +156,7 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 			continue
 		}
 		i := id{part.Collection, part.Name}
+		once(i)
 		var res mcp.Resource
 		if err := proto.Unmarshal(u.GetResource(), &res); err != nil {
 			bad("upsert of %s %q: %w", i.collection, i.name, err)
@@ -178,6 +187,7 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 	}
 	for _, k := range resp.GetKept() {
 		i := id{k.GetCollection(), k.GetName()}
+		once(i)
 		if i.collection != "" && !w.collections[i.collection] {
 			bad("%q is kept in collection %q, which Describe does not name", i.name, i.collection)
 		}

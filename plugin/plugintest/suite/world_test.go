@@ -1,6 +1,7 @@
 package suite
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -46,6 +47,23 @@ func FuzzWorld(f *testing.F) {
 			t.Errorf("first %v, then %v", first, again)
 		}
 	})
+}
+
+// A message names a resource once.
+func TestWorldNamesOnce(t *testing.T) {
+	w := newWorld([]string{collection.ServiceEntry})
+	web := &pluginv1.Removal{Collection: collection.ServiceEntry, Name: "ns/web"}
+	if err := w.apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{web}}); err != nil {
+		t.Error(err)
+	}
+	for _, m := range []*pluginv1.WatchResponse{
+		{Removals: []*pluginv1.Removal{web, web}},
+		{Removals: []*pluginv1.Removal{web}, Kept: []*pluginv1.Kept{{Collection: web.GetCollection(), Name: web.GetName()}}},
+	} {
+		if err := w.apply(m); err == nil || !strings.Contains(err.Error(), `"ns/web" is in one message twice`) {
+			t.Errorf("%v: %v", m, err)
+		}
+	}
 }
 
 // A world knows what a stream says to keep, until it is sent or removed.

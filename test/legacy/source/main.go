@@ -90,9 +90,13 @@ func run() error {
 			}
 			batch.Upserts = append(batch.Upserts, e)
 		}
-		dc1.Apply(batch)
+		if err := dc1.Apply(batch); err != nil {
+			return err
+		}
 	}
-	dc1.Apply(&pluginv1.WatchResponse{Synced: true})
+	if err := dc1.Apply(&pluginv1.WatchResponse{Synced: true}); err != nil {
+		return err
+	}
 	m, err := mcp.New(view.New(db), mcp.Config{FullState: !*incremental}, nil, nil)
 	if err != nil {
 		return err
@@ -125,7 +129,9 @@ func run() error {
 			if err != nil {
 				return err
 			}
-			dc1.Apply(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{e, in}})
+			if err := dc1.Apply(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{e, in}}); err != nil {
+				return err
+			}
 			answer = map[string]int64{"published": now}
 		case "cpu":
 			var u syscall.Rusage

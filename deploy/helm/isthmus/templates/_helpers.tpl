@@ -40,22 +40,42 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- /* "true" with TLS. */ -}}
+{{- define "isthmus.tls" -}}
+{{- if or .Values.tls.enabled .Values.tls.generate -}}true{{- end -}}
+{{- end -}}
+
+{{- /* "true" if administration is reached from outside the pod: if something says by whom. */ -}}
+{{- define "isthmus.adminOpen" -}}
+{{- if or .Values.access.admin .Values.tls.generate -}}true{{- end -}}
+{{- end -}}
+
+{{- define "isthmus.tlsSecret" -}}
+{{- if .Values.tls.generate -}}{{- include "isthmus.fullname" . }}-tls{{- else -}}{{- .Values.tls.secretName -}}{{- end -}}
+{{- end -}}
+
 {{- define "isthmus.listener" -}}
 {{- $l := dict "address" (printf ":%d" (int .port)) -}}
-{{- if .root.Values.tls.enabled -}}
+{{- if include "isthmus.tls" .root -}}
 {{- $tls := dict "cert_file" "/etc/isthmus-tls/tls.crt" "key_file" "/etc/isthmus-tls/tls.key" -}}
 {{- if and .root.Values.tls.clientAuth .sinks -}}{{- $_ := set $tls "client_ca_file" "/etc/isthmus-tls/ca.crt" -}}{{- end -}}
 {{- $_ := set $l "tls" $tls -}}
 {{- end -}}
 {{- if .allow -}}{{- $_ := set $l "allow" .allow -}}{{- end -}}
-{{- if not (or .root.Values.tls.enabled .allow) -}}{{- $_ := set $l "insecure" true -}}{{- end -}}
+{{- if not (or (include "isthmus.tls" .root) .allow) -}}{{- $_ := set $l "insecure" true -}}{{- end -}}
 {{- toJson $l -}}
 {{- end -}}
 
 {{- define "isthmus.config" -}}
 listen:
   xds: {{ include "isthmus.listener" (dict "root" . "port" 15051 "allow" .Values.access.xds "sinks" true) }}
-  admin: {{ include "isthmus.listener" (dict "root" . "port" 15080 "allow" .Values.access.admin "sinks" false) }}
+  {{- if include "isthmus.adminOpen" . }}
+  {{- $allow := .Values.access.admin }}
+  {{- if .Values.tls.generate }}{{ $allow = append $allow (dict "peer" (dict "token_file" "/etc/isthmus-tls/token") "role" "operate") }}{{ end }}
+  admin: {{ include "isthmus.listener" (dict "root" . "port" 15080 "allow" $allow "sinks" false) }}
+  {{- else }}
+  admin: 127.0.0.1:15080
+  {{- end }}
 {{ toYaml .Values.config }}
 {{- end -}}
 
@@ -75,10 +95,10 @@ metadata:
     {{- end }}
   annotations:
     sidecar.istio.io/inject: "false"
-    {{- if not $v.serviceMonitor.enabled }}
+    {{- if and $v.access.admin (not $v.serviceMonitor.enabled) }}
     prometheus.io/scrape: "true"
     prometheus.io/port: "15080"
-    {{- if $v.tls.enabled }}
+    {{- if include "isthmus.tls" .root }}
     prometheus.io/scheme: https
     {{- end }}
     {{- end }}
@@ -141,13 +161,23 @@ spec:
     {{- end }}
     ports:
     - {name: grpc-xds, containerPort: 15051}
+    {{- if include "isthmus.adminOpen" .root }}
     - {name: http-admin, containerPort: 15080}
     # Not ready means that the first listing is not in; a rolling update waits for it.
     readinessProbe:
-      httpGet: {path: /readyz, port: http-admin, scheme: {{ ternary "HTTPS" "HTTP" $v.tls.enabled }}}
+      httpGet: {path: /readyz, port: http-admin, scheme: {{ ternary "HTTPS" "HTTP" (eq (include "isthmus.tls" .root) "true") }}}
       periodSeconds: 2
     livenessProbe:
-      httpGet: {path: /healthz, port: http-admin, scheme: {{ ternary "HTTPS" "HTTP" $v.tls.enabled }}}
+      httpGet: {path: /healthz, port: http-admin, scheme: {{ ternary "HTTPS" "HTTP" (eq (include "isthmus.tls" .root) "true") }}}
+    {{- else }}
+    readinessProbe:
+      exec: {command: [/isthmus, healthcheck, --ready]}
+      periodSeconds: 2
+      timeoutSeconds: 5
+    livenessProbe:
+      exec: {command: [/isthmus, healthcheck]}
+      timeoutSeconds: 5
+    {{- end }}
     resources: {{- toYaml $v.resources | nindent 6 }}
     securityContext:
       allowPrivilegeEscalation: false
@@ -157,7 +187,7 @@ spec:
     - {name: config, mountPath: /etc/isthmus, readOnly: true}
     - {name: tmp, mountPath: /tmp}
     - {name: state, mountPath: /var/lib/isthmus}
-    {{- if $v.tls.enabled }}
+    {{- if include "isthmus.tls" .root }}
     - {name: tls, mountPath: /etc/isthmus-tls, readOnly: true}
     {{- end }}
     {{- with $v.volumeMounts }}
@@ -173,9 +203,9 @@ spec:
   - name: state
     emptyDir: {sizeLimit: {{ $v.state.sizeLimit }}}
   {{- end }}
-  {{- if $v.tls.enabled }}
+  {{- if include "isthmus.tls" .root }}
   - name: tls
-    secret: {secretName: {{ $v.tls.secretName }}}
+    secret: {secretName: {{ include "isthmus.tlsSecret" .root }}}
   {{- end }}
   {{- with $v.volumes }}
   {{- toYaml . | nindent 2 }}

@@ -630,9 +630,17 @@ type ConfigureRequest struct {
 	Shards *Shards `protobuf:"bytes,5,opt,name=shards" json:"shards,omitempty"`
 	// The operator wants the plugin not to give up rights of its own accord. See
 	// ConfigureResponse.confinement.
-	Unconfined    bool `protobuf:"varint,6,opt,name=unconfined" json:"unconfined,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Unconfined bool `protobuf:"varint,6,opt,name=unconfined" json:"unconfined,omitempty"`
+	// Patterns of labels and annotations with a meaning to Istio that the
+	// registry's metadata may set: owns.labels. The host refuses a resource with
+	// another one, unless the translate block sets it.
+	Labels []string `protobuf:"bytes,7,rep,name=labels" json:"labels,omitempty"`
+	// The operator wants the plugin not to run with more rights than it needs. One
+	// that cannot give up what ConfigureResponse.confinement is about answers with
+	// a violation of the field "plugin.confinement".
+	ConfinementRequired bool `protobuf:"varint,8,opt,name=confinement_required,json=confinementRequired" json:"confinement_required,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *ConfigureRequest) Reset() {
@@ -703,6 +711,20 @@ func (x *ConfigureRequest) GetShards() *Shards {
 func (x *ConfigureRequest) GetUnconfined() bool {
 	if x != nil {
 		return x.Unconfined
+	}
+	return false
+}
+
+func (x *ConfigureRequest) GetLabels() []string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *ConfigureRequest) GetConfinementRequired() bool {
+	if x != nil {
+		return x.ConfinementRequired
 	}
 	return false
 }
@@ -992,9 +1014,9 @@ func (*WatchRequest) Descriptor() ([]byte, []int) {
 }
 
 // WatchResponse is a batch of changes. Its parts are applied as one: removals,
-// kept, relisted, upserts, then the rest. An empty message, or one with
-// last_heard or metrics alone, is a sign of life; a plugin sends one at least
-// every 5 seconds.
+// kept, relisted, upserts, then the rest. It names a resource once: set, removed
+// or kept. An empty message, or one with last_heard or metrics alone, is a sign
+// of life; a plugin sends one at least every 5 seconds.
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Resources that are new or changed.
@@ -1589,7 +1611,7 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\rconfig_schema\x18\x03 \x01(\fR\fconfigSchema\x12)\n" +
 	"\x10translate_schema\x18\x04 \x01(\fR\x0ftranslateSchema\x12 \n" +
 	"\vcollections\x18\x05 \x03(\tR\vcollections\x12\x18\n" +
-	"\asummary\x18\x06 \x01(\tR\asummary\"\xea\x01\n" +
+	"\asummary\x18\x06 \x01(\tR\asummary\"\xb5\x02\n" +
 	"\x10ConfigureRequest\x12\x1a\n" +
 	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x16\n" +
 	"\x06config\x18\x02 \x01(\fR\x06config\x12\x1c\n" +
@@ -1598,7 +1620,9 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\x06shards\x18\x05 \x01(\v2\x19.isthmus.plugin.v1.ShardsR\x06shards\x12\x1e\n" +
 	"\n" +
 	"unconfined\x18\x06 \x01(\bR\n" +
-	"unconfined\"B\n" +
+	"unconfined\x12\x16\n" +
+	"\x06labels\x18\a \x03(\tR\x06labels\x121\n" +
+	"\x14confinement_required\x18\b \x01(\bR\x13confinementRequired\"B\n" +
 	"\x06Shards\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\rR\x04last\x12\x0e\n" +

@@ -1,0 +1,280 @@
+package testconsul
+
+import (
+	"crypto/rand"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// Tool is the Consul server.
+var Tool = testenv.GoTool("consul", "consul", "github.com/hashicorp/consul", "github.com/hashicorp/consul")
+
+// Config configures a Consul server. The zero value is a development
+// server that stores nothing on disk.
+type Config struct {
+	// ACL enables access control, denying by default. Client then uses the
+	// management token, Consul.Token.
+	ACL bool
+	// Persistent keeps the catalog on disk across Kill and Restart. Such a
+	// server takes some seconds to elect itself leader, and does not compute
+	// health unless a check's status is set.
+	Persistent bool
+	// CertFile and KeyFile add a listener for https with this certificate.
+	CertFile, KeyFile string
+	// Peering lets other clusters follow the server: it enables Connect, which
+	// peering requires, and a gRPC port with TLS.
+	Peering bool
+	// ExtraHCL is appended to the server's configuration.
+	ExtraHCL string
+}
+
+// Server is a running Consul server.
+type Server struct {
+	// Addr is the HTTP API's address, host:port. Restarts keep it.
+	Addr string
+	// Client is a client with all permissions.
+	Client *api.Client
+	// Token is the management token, empty without ACL.
+	Token string
+	// HTTPSAddr is the address over https, localhost:port, empty without a
+	// certificate.
+	HTTPSAddr string
+
+	proc   *testenv.Process
+	binary string
+	cfg    Config
+	dir    string // data of a persistent server
+	ports  consulPorts
+}
+
+type consulPorts struct{ http, https, grpc, grpcTLS, serf, server int }
+
+// Start starts a Consul server of one node and waits until it is leader.
+func Start(t testing.TB, cfg Config) *Server {
+	t.Helper()
+	c := &Server{cfg: cfg, binary: Tool.Binary(t), dir: t.TempDir()}
+	if cfg.ACL {
+		c.Token = rand.Text()
+	}
+	c.proc = testenv.NewProcess(t, "consul")
+	c.proc.StartReady(t, func() {
+		c.ports = consulPorts{http: testenv.FreePort(t), https: testenv.FreePort(t), grpc: testenv.FreePort(t), grpcTLS: -1, serf: testenv.FreePort(t), server: testenv.FreePort(t)}
+		c.Addr = testenv.Loopback(c.ports.http)
+		if cfg.Peering {
+			c.ports.grpcTLS = testenv.FreePort(t)
+		}
+		if cfg.CertFile != "" {
+			c.HTTPSAddr = fmt.Sprintf("localhost:%d", c.ports.https)
+		}
+		client, err := api.NewClient(&api.Config{Address: c.Addr, Token: c.Token, Transport: &http.Transport{MaxIdleConns: 8}})
+		if err != nil {
+			t.Fatalf("consul: make a client: %v", err)
+		}
+		c.Client = client
+		c.launch(t)
+	}, c.ready)
+	return c
+}
+
+func (c *Server) launch(t testing.TB) {
+	t.Helper()
+	args := []string{
+		"agent", "-node=n1", "-bind=127.0.0.1", "-client=127.0.0.1",
+		fmt.Sprintf("-http-port=%d", c.ports.http), fmt.Sprintf("-grpc-port=%d", c.ports.grpc), fmt.Sprintf("-grpc-tls-port=%d", c.ports.grpcTLS), "-dns-port=-1",
+		fmt.Sprintf("-serf-lan-port=%d", c.ports.serf), "-serf-wan-port=-1", fmt.Sprintf("-server-port=%d", c.ports.server),
+		"-log-level=warn",
+	}
+	if c.cfg.Persistent {
+		args = append(args, "-server", "-bootstrap-expect=1", "-data-dir="+c.dir, "-hcl=performance { raft_multiplier = 1 }",
+			fmt.Sprintf("-hcl=connect { enabled = %t }", c.cfg.Peering))
+	} else {
+		args = append(args, "-dev")
+	}
+	// Tests load many services in one transaction.
+	args = append(args, "-hcl=limits { txn_max_req_len = 8388608 kv_max_value_size = 8388608 }")
+	if c.cfg.ACL {
+		args = append(args, fmt.Sprintf("-hcl=acl { enabled = true default_policy = \"deny\" tokens { initial_management = %q agent = %q } }", c.Token, c.Token))
+	}
+	if c.cfg.CertFile != "" {
+		args = append(args, fmt.Sprintf("-https-port=%d", c.ports.https),
+			fmt.Sprintf("-hcl=tls { https { cert_file = %q key_file = %q } }", c.cfg.CertFile, c.cfg.KeyFile))
+	}
+	if c.cfg.ExtraHCL != "" {
+		args = append(args, "-hcl="+c.cfg.ExtraHCL)
+	}
+	c.proc.Start(t, nil, c.binary, args...)
+}
+
+// ready reports whether the server is leader and answers from its catalog,
+// including its own registration.
+func (c *Server) ready() (seen string, ok bool) {
+	leader, err := c.Client.Status().Leader()
+	if err != nil || leader == "" {
+		return fmt.Sprintf("leader %q, error %v", leader, err), false
+	}
+	// A consistent read waits until a new leader has replayed its log; other
+	// reads may return a part of the catalog.
+	checks, _, err := c.Client.Health().Service("consul", "", false, &api.QueryOptions{RequireConsistent: true})
+	if err != nil || len(checks) == 0 {
+		return fmt.Sprintf("leader %s, %d instances of service consul, error %v", leader, len(checks), err), false
+	}
+	return leader, true
+}
+
+// CPU returns the processor time of the server since its start, on Linux;
+// elsewhere it returns 0.
+func (c *Server) CPU() time.Duration { return c.proc.CPU() }
+
+// Pause stops the server as SIGSTOP does: its connections stay and nothing is
+// answered.
+func (c *Server) Pause() { c.proc.Signal(syscall.SIGSTOP) }
+
+// Continue ends a pause.
+func (c *Server) Continue() { c.proc.Signal(syscall.SIGCONT) }
+
+// Kill ends the server as kill -9 does.
+func (c *Server) Kill() { c.proc.Kill() }
+
+// Restart restarts the server on the same ports after Kill, and waits until it
+// is ready. A server that is not Persistent starts empty.
+func (c *Server) Restart(t testing.TB) {
+	t.Helper()
+	c.Launch(t)
+	c.WaitReady(t)
+}
+
+// Launch is Restart without the wait.
+func (c *Server) Launch(t testing.TB) {
+	t.Helper()
+	c.proc.Kill()
+	c.launch(t)
+}
+
+// WaitReady waits until the server is leader and has replayed its log.
+func (c *Server) WaitReady(t testing.TB) {
+	t.Helper()
+	if err := c.proc.WaitReady(t, c.ready); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// RestartEmpty restarts the server on the same ports without its data, as after
+// a replacement of its machine.
+func (c *Server) RestartEmpty(t testing.TB) {
+	t.Helper()
+	c.proc.Kill()
+	if err := os.RemoveAll(c.dir); err != nil {
+		t.Fatalf("consul: remove its data: %v", err)
+	}
+	c.Restart(t)
+}
+
+// Instance is one instance to register.
+type Instance struct {
+	// Service is the service's name, ID the instance's, unique in the server.
+	Service, ID string
+	// Address is an IP address, Port a port number.
+	Address string
+	Port    int
+	// Weight is the weight of a passing instance; 0 means Consul's default, 1.
+	Weight int
+	Tags   []string
+	Meta   map[string]string
+	// Critical makes its check fail; otherwise the check passes.
+	Critical bool
+}
+
+// txnMax is how many operations Consul accepts in one transaction.
+const txnMax = 128
+
+// Register registers or updates the instances. They are external services with
+// one check each, so that the test sets their health.
+func (c *Server) Register(t testing.TB, instances ...Instance) {
+	t.Helper()
+	ops := api.TxnOps{{Node: &api.NodeTxnOp{Verb: api.NodeSet, Node: api.Node{ID: externalNodeID, Node: externalNode, Address: "127.0.0.1"}}}}
+	for _, i := range instances {
+		svc := api.AgentService{ID: i.ID, Service: i.Service, Address: i.Address, Port: i.Port, Tags: i.Tags, Meta: i.Meta}
+		if i.Weight > 0 {
+			svc.Weights = api.AgentWeights{Passing: i.Weight, Warning: 1}
+		}
+		status := api.HealthPassing
+		if i.Critical {
+			status = api.HealthCritical
+		}
+		ops = append(ops,
+			&api.TxnOp{Service: &api.ServiceTxnOp{Verb: api.ServiceSet, Node: externalNode, Service: svc}},
+			&api.TxnOp{Check: &api.CheckTxnOp{Verb: api.CheckSet, Check: api.HealthCheck{
+				Node: externalNode, CheckID: "check-" + i.ID, Name: "test", Status: status, ServiceID: i.ID, ServiceName: i.Service,
+			}}})
+	}
+	c.txn(t, ops)
+}
+
+// externalNode is the node that the instances are registered on.
+const (
+	externalNode   = "external"
+	externalNodeID = "5f1e8a4c-6d0b-4b7e-9c57-0f3b8b1f2a10"
+)
+
+// Deregister removes instances by ID, one at a time.
+func (c *Server) Deregister(t testing.TB, ids ...string) {
+	t.Helper()
+	for _, id := range ids {
+		if _, err := c.Client.Catalog().Deregister(&api.CatalogDeregistration{Node: externalNode, ServiceID: id}, nil); err != nil {
+			t.Fatalf("consul: deregister %s: %v", id, err)
+		}
+	}
+}
+
+func (c *Server) txn(t testing.TB, ops api.TxnOps) {
+	t.Helper()
+	for part := range slices.Chunk(ops, txnMax) {
+		ok, answer, _, err := c.Client.Txn().Txn(part, nil)
+		if err != nil {
+			t.Fatalf("consul: transaction of %d operations: %v", len(part), err)
+		}
+		if !ok {
+			var reasons []string
+			for _, e := range answer.Errors {
+				reasons = append(reasons, fmt.Sprintf("operation %d: %s", e.OpIndex, e.What))
+			}
+			t.Fatalf("consul: transaction of %d operations refused: %s", len(part), strings.Join(reasons, "; "))
+		}
+	}
+}
+
+// Services returns the names that the server lists, sorted.
+func (c *Server) Services(t testing.TB) []string {
+	t.Helper()
+	services, _, err := c.Client.Catalog().Services(nil)
+	if err != nil {
+		t.Fatalf("consul: list services: %v", err)
+	}
+	return slices.Sorted(maps.Keys(services))
+}
+
+// PeeringAddr returns the address for other clusters, host:port. It requires
+// ConsulConfig.Peering.
+func (c *Server) PeeringAddr() string { return testenv.Loopback(c.ports.grpcTLS) }
+
+// StartSidecar runs Consul's own proxy as the sidecar of an instance that the
+// agent has registered with one.
+func (c *Server) StartSidecar(t testing.TB, id string) {
+	t.Helper()
+	args := []string{"connect", "proxy", "-http-addr=" + c.Addr, "-sidecar-for=" + id, "-log-level=warn"}
+	if c.Token != "" {
+		args = append(args, "-token="+c.Token)
+	}
+	testenv.NewProcess(t, "sidecar-"+id).Start(t, nil, c.binary, args...)
+}

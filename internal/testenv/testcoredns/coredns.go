@@ -1,0 +1,252 @@
+package testcoredns
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// Tool is CoreDNS with the plugins that tests use, tools/coredns.
+var Tool = testenv.Tool{
+	Name: "coredns", Program: "coredns",
+	Version: func(root string) (string, error) {
+		folder := filepath.Join(root, "tools", "coredns")
+		pin, err := testenv.PinnedVersion(filepath.Join(folder, "go.mod"), "github.com/coredns/coredns")
+		if err != nil {
+			return "", err
+		}
+		sum, err := testenv.Digest(folder)
+		return pin + "-" + sum, err
+	},
+	Get: func(ctx context.Context, root, path string) error {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, ".")
+		cmd.Dir = filepath.Join(root, "tools", "coredns")
+		cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
+		if err := testenv.RunQuiet(cmd); err != nil {
+			return fmt.Errorf("build tools/coredns (it needs the Go module proxy the first time): %w", err)
+		}
+		return nil
+	},
+}
+
+// Server is a running CoreDNS, the authority for zones that tests write. What
+// is outside of them it refuses.
+type Server struct {
+	// Addr serves UDP and TCP, TLSAddr TLS if there is a certificate. Restarts
+	// keep both.
+	Addr, TLSAddr string
+
+	proc   *testenv.Process
+	binary string
+	cfg    Config
+	zones  map[string]string // names of zones to paths of their files
+	serial map[string]int    // of each zone, as last written
+	errors map[string]string // codes by name
+}
+
+// Config configures a CoreDNS.
+type Config struct {
+	// Zones are the names of zones to serve, without records at first.
+	Zones []string
+	// Cert and Key are paths of PEM files, with which it serves TLS too.
+	Cert, Key string
+}
+
+// Start starts a server and waits until it answers.
+func Start(t testing.TB, cfg Config) *Server {
+	t.Helper()
+	c := &Server{cfg: cfg, binary: Tool.Binary(t), zones: map[string]string{}, serial: map[string]int{}, errors: map[string]string{}}
+	c.proc = testenv.NewProcess(t, "coredns")
+	for _, zone := range cfg.Zones {
+		c.zones[zone] = filepath.Join(c.proc.Dir, zone+".zone")
+		if err := c.write(zone, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.proc.StartReady(t, func() {
+		c.Addr, c.TLSAddr = testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t))
+		c.launch(t)
+	}, c.ready)
+	return c
+}
+
+func (c *Server) launch(t testing.TB) {
+	t.Helper()
+	c.proc.Start(t, nil, c.binary, "-conf", c.configure(t))
+}
+
+// configure writes the configuration and returns its path.
+func (c *Server) configure(t testing.TB) string {
+	t.Helper()
+	var b strings.Builder
+	block := func(address, scheme, extra string) {
+		host, port, _ := strings.Cut(address, ":")
+		fmt.Fprintf(&b, "%s.:%s {\n  bind %s\n%s", scheme, port, host, extra)
+		for _, name := range slices.Sorted(maps.Keys(c.errors)) {
+			fmt.Fprintf(&b, "  template ANY ANY %s {\n    rcode %s\n  }\n", name, c.errors[name])
+		}
+		for _, zone := range slices.Sorted(maps.Keys(c.zones)) {
+			fmt.Fprintf(&b, "  file %s %s {\n    reload 50ms\n  }\n", c.zones[zone], zone)
+		}
+		b.WriteString("}\n")
+	}
+	block(c.Addr, "", "")
+	if c.cfg.Cert != "" {
+		block(c.TLSAddr, "tls://", fmt.Sprintf("  tls %s %s\n", c.cfg.Cert, c.cfg.Key))
+	}
+	return c.proc.WriteFile(t, "Corefile", b.String())
+}
+
+// ready waits for all zones as they were last written.
+func (c *Server) ready() (seen string, ok bool) {
+	for zone := range c.zones {
+		if err := c.serves(context.Background(), zone); err != nil {
+			return err.Error(), false
+		}
+	}
+	return "", true
+}
+
+// serves returns an error while a zone is not served as it was last written.
+func (c *Server) serves(ctx context.Context, zone string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	answer, _, err := (&dns.Client{Net: "tcp"}).ExchangeContext(ctx, new(dns.Msg).SetQuestion(dns.Fqdn(zone), dns.TypeSOA), c.Addr)
+	if err != nil {
+		return err
+	}
+	if len(answer.Answer) == 1 {
+		if soa, ok := answer.Answer[0].(*dns.SOA); ok && int(soa.Serial) >= c.serial[zone] {
+			return nil
+		}
+	}
+	return fmt.Errorf("coredns: zone %s is not served with serial %d: %v", zone, c.serial[zone], answer)
+}
+
+// write replaces the file of a zone.
+func (c *Server) write(zone string, records []string) error {
+	path, ok := c.zones[zone]
+	if !ok {
+		return fmt.Errorf("coredns: there is no zone %s", zone)
+	}
+	c.serial[zone]++
+	text := fmt.Sprintf("$ORIGIN %s.\n$TTL 1\n@ IN SOA ns hostmaster %d 3600 600 86400 1\n@ IN NS ns\n%s\n", zone, c.serial[zone], strings.Join(records, "\n"))
+	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// SetZone replaces the records of a zone, which are lines of a zone file with a
+// TTL of a second, and waits until they are served.
+func (c *Server) SetZone(t testing.TB, zone string, records ...string) {
+	t.Helper()
+	if err := c.TrySetZone(t.Context(), zone, records...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// SetFile is SetZone for a server that does not run.
+func (c *Server) SetFile(t testing.TB, zone string, records ...string) {
+	t.Helper()
+	if err := c.write(zone, records); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TrySetZone is SetZone, but returns the error.
+func (c *Server) TrySetZone(ctx context.Context, zone string, records ...string) error {
+	if err := c.write(zone, records); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, testenv.Patience)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := c.serves(ctx, zone)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// Fail makes the server answer questions about a name, and what is below it,
+// with a code such as SERVFAIL; "" ends that.
+func (c *Server) Fail(t testing.TB, name, code string) {
+	t.Helper()
+	if c.errors[name] = code; code == "" {
+		delete(c.errors, name)
+	}
+	c.Reload(t)
+	testenv.Eventually(t, testenv.Patience, "the answer "+code, func() (string, bool) {
+		answer, err := dns.Exchange(new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), c.Addr)
+		if err != nil {
+			return err.Error(), false
+		}
+		got := dns.RcodeToString[answer.Rcode]
+		return got, got == code || code == "" && answer.Rcode != dns.RcodeServerFailure && answer.Rcode != dns.RcodeRefused
+	})
+}
+
+// Reload makes the server read its configuration and its certificate again.
+func (c *Server) Reload(t testing.TB) {
+	t.Helper()
+	c.configure(t)
+	c.proc.Signal(syscall.SIGUSR1)
+}
+
+// WaitCertificate waits until the server shows the certificate in its file.
+func (c *Server) WaitCertificate(t testing.TB) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Patience, "the certificate", func() (string, bool) {
+		pair, err := tls.LoadX509KeyPair(c.cfg.Cert, c.cfg.Key)
+		if err != nil {
+			return err.Error(), false
+		}
+		d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // the certificates are compared
+		conn, err := d.DialContext(t.Context(), "tcp", c.TLSAddr)
+		if err != nil {
+			return err.Error(), false
+		}
+		defer conn.Close()
+		shown := conn.(*tls.Conn).ConnectionState().PeerCertificates[0].Raw //nolint:forcetypeassert // of a tls.Dialer
+		return "another one", slices.Equal(shown, pair.Certificate[0])
+	})
+}
+
+// Kill kills the server. Start starts it again.
+func (c *Server) Kill() { c.proc.Kill() }
+
+// Start starts the server after Kill.
+func (c *Server) Start(t testing.TB) {
+	t.Helper()
+	c.launch(t)
+	if err := c.proc.WaitReady(t, c.ready); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Freeze suspends the server, so that it answers nothing; Thaw resumes it.
+func (c *Server) Freeze() { c.proc.Signal(syscall.SIGSTOP) }
+
+// Thaw ends Freeze.
+func (c *Server) Thaw() { c.proc.Signal(syscall.SIGCONT) }

@@ -1,0 +1,683 @@
+package testnacos
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nacos-group/nacos-sdk-go/v2/model"
+
+	"github.com/isthmus-mesh/isthmus/internal/nacosapp"
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+// Versions of Nacos as tools: jars from Maven and the launcher in this
+// repository.
+var (
+	Tool  = testenv.MavenTool("nacos", "nacos-3.1.0", "nacos-3.1.0", "hessian-4.0.63.jar")
+	Tool2 = testenv.MavenTool("nacos", "nacos-2.1.1", "nacos-2.1.1", "")
+)
+
+// Version is a version of Nacos that tests run against.
+type Version struct {
+	// Name is used in names of tests.
+	Name string
+	tool testenv.Tool
+	// v3 reports that its HTTP API is that of 3.x.
+	v3 bool
+}
+
+// The versions of Nacos.
+var (
+	V3 = Version{Name: "nacos-3.1.0", tool: Tool, v3: true}
+	V2 = Version{Name: "nacos-2.1.1", tool: Tool2}
+)
+
+// Versions returns the versions that a test of every version runs
+// against: the newest, or the older if [Compat].
+func Versions() []Version {
+	if testenv.Compat() {
+		return []Version{V2}
+	}
+	return []Version{V3}
+}
+
+// V3 reports whether the version is 3.x.
+func (v Version) V3() bool { return v.v3 }
+
+// Config configures a Nacos server. The zero value is the newest version,
+// without access control and without the delay of pushes.
+type Config struct {
+	Version Version
+	// Auth enables access control. The password of the user nacos is
+	// Nacos.Password.
+	Auth bool
+	// TokenLife is the lifetime of tokens, in whole seconds; 0 means Nacos'
+	// default, five hours.
+	TokenLife time.Duration
+	// DefaultPushDelay keeps Nacos' delay of half a second before a push.
+	DefaultPushDelay bool
+	// Istio enables the server's own bridge, at Nacos.IstioAddr.
+	Istio bool
+	// Properties are appended to the server's configuration.
+	Properties map[string]string
+}
+
+// Server is a running Nacos server.
+type Server struct {
+	// Version is its version.
+	Version Version
+	// Addr is the HTTP API's address, host:port. Restarts keep it. GRPC is the
+	// address for clients.
+	Addr, GRPC string
+	// IstioAddr is the address of the server's own bridge.
+	IstioAddr string
+
+	cfg     Config
+	proc    *testenv.Process
+	binary  string
+	port    int
+	cluster []string // the addresses of all nodes, empty for a single server
+	client  *http.Client
+
+	mu        sync.Mutex // guards everything below
+	password  string     // of the user nacos
+	token     string
+	tokenTime time.Time
+}
+
+// nacosStart serializes the starts of servers: each occupies two processors,
+// and fails if it cannot create its database within ten seconds.
+var nacosStart sync.Mutex
+
+// Start starts a Nacos server of one node and waits until it is ready.
+func Start(t testing.TB, cfg Config) *Server {
+	t.Helper()
+	n := newNacos(t, cfg)
+	func() {
+		nacosStart.Lock()
+		defer nacosStart.Unlock()
+		n.proc.StartReady(t, func() {
+			if err := os.RemoveAll(filepath.Join(n.proc.Dir, "data")); err != nil { // of a start that failed
+				t.Fatalf("nacos: %v", err)
+			}
+			n.choosePorts(t)
+			n.launch(t)
+		}, n.ready)
+	}()
+	if cfg.Auth {
+		n.createAdmin(t)
+	}
+	return n
+}
+
+// StartCluster starts a cluster of the given number of nodes, without
+// access control, and waits until all are ready. It requires 3.x: the build of
+// 2.x waits for a leader forever, as its Raft does nothing (see
+// Nacos.DeleteService).
+func StartCluster(t testing.TB, cfg Config, nodes int) []*Server {
+	t.Helper()
+	all := make([]*Server, nodes)
+	for i := range all {
+		all[i] = newNacos(t, cfg)
+	}
+	nacosStart.Lock()
+	defer nacosStart.Unlock()
+	const attempts = 3
+	for attempt := 1; ; attempt++ {
+		var addrs []string
+		for _, n := range all {
+			if err := os.RemoveAll(filepath.Join(n.proc.Dir, "data")); err != nil { // of a start that failed
+				t.Fatalf("nacos: %v", err)
+			}
+			n.choosePorts(t)
+			addrs = append(addrs, n.Addr)
+		}
+		for _, n := range all {
+			n.cluster = addrs
+			n.launch(t)
+		}
+		var failed error
+		clash := false
+		for _, n := range all {
+			if failed == nil {
+				failed = n.proc.WaitReady(t, n.ready)
+			}
+			clash = clash || strings.Contains(n.proc.Since(), "already in use")
+		}
+		if failed == nil {
+			return all
+		}
+		for _, n := range all {
+			n.proc.Signal(syscall.SIGKILL)
+			<-n.proc.Exited()
+		}
+		if !clash || attempt == attempts {
+			t.Fatal(failed)
+		}
+		t.Log("nacos: a port was taken by another process, trying others")
+	}
+}
+
+func newNacos(t testing.TB, cfg Config) *Server {
+	t.Helper()
+	if cfg.Version.Name == "" {
+		cfg.Version = V3
+	}
+	n := &Server{Version: cfg.Version, cfg: cfg, binary: cfg.Version.tool.Binary(t), client: &http.Client{Timeout: testenv.AdminTime, Transport: &http.Transport{}}}
+	t.Cleanup(n.client.CloseIdleConnections)
+	n.proc = testenv.NewProcess(t, cfg.Version.Name)
+	return n
+}
+
+// choosePorts reserves a port such that the ports that Nacos derives from it
+// are free too.
+func (n *Server) choosePorts(t testing.TB) {
+	t.Helper()
+	for {
+		n.port = testenv.FreePort(t)
+		if testenv.ReservePorts(n.port+1000, n.port+1001, n.port-1000) {
+			break
+		}
+	}
+	n.Addr, n.GRPC = testenv.Loopback(n.port), testenv.Loopback(n.port+1000)
+	n.IstioAddr = testenv.Loopback(testenv.FreePort(t))
+}
+
+func (n *Server) launch(t testing.TB) {
+	t.Helper()
+	properties := map[string]string{
+		"server.port": strconv.Itoa(n.port), "nacos.server.main.port": strconv.Itoa(n.port), "server.servlet.contextPath": "/nacos",
+		"nacos.inetutils.ip-address":                    "127.0.0.1",
+		"nacos.core.auth.enabled":                       strconv.FormatBool(n.cfg.Auth),
+		"nacos.core.auth.admin.enabled":                 strconv.FormatBool(n.cfg.Auth),
+		"nacos.core.auth.system.type":                   "nacos",
+		"nacos.core.auth.server.identity.key":           "isthmus",
+		"nacos.core.auth.server.identity.value":         "test",
+		"nacos.core.auth.plugin.nacos.token.secret.key": base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("k"), 48)),
+		"nacos.core.auth.default.token.secret.key":      base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("k"), 48)),
+		"nacos.istio.mcp.server.enabled":                strconv.FormatBool(n.cfg.Istio),
+		"nacos.extension.naming.istio.enabled":          strconv.FormatBool(n.cfg.Istio),
+		"nacos.istio.mcp.server.port":                   n.IstioAddr[strings.LastIndexByte(n.IstioAddr, ':')+1:],
+		// The default waits of 3 s, in 3.1 for its own database and in a
+		// cluster for a leader, are too short when many servers start at once.
+		"db.pool.config.connectionTimeout":    "60000",
+		"nacos.namespace.migrate.retry.times": "60",
+		// The default is one attempt per 30 s to load the other nodes' data.
+		"nacos.core.protocol.distro.data.load.retryDelayMs": "500",
+		// As in the properties of the Nacos distribution.
+		"nacos.security.ignore.urls": "/,/error,/v1/auth/**,/v3/auth/**,/actuator/**",
+	}
+	if life := int(n.cfg.TokenLife / time.Second); life > 0 {
+		properties["nacos.core.auth.plugin.nacos.token.expire.seconds"] = strconv.Itoa(life)
+		properties["nacos.core.auth.default.token.expire.seconds"] = strconv.Itoa(life)
+	}
+	if !n.Version.v3 { // see DeleteService
+		properties["nacos.naming.clean.empty-service.interval"] = "1000"
+		properties["nacos.naming.clean.empty-service.expired-time"] = "1000"
+	}
+	for k, v := range n.cfg.Properties {
+		properties[k] = v
+	}
+	var text strings.Builder
+	for k, v := range properties {
+		fmt.Fprintf(&text, "%s=%s\n", k, v)
+	}
+	if err := os.MkdirAll(filepath.Join(n.proc.Dir, "conf"), 0o755); err != nil {
+		t.Fatalf("nacos: %v", err)
+	}
+	n.proc.WriteFile(t, "conf/application.properties", text.String())
+	args := []string{
+		"-Xms512m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.io.tmpdir=" + n.proc.Dir,
+		"--add-opens", "java.base/java.lang=ALL-UNNAMED", "--add-opens", "java.base/java.util=ALL-UNNAMED",
+		"--add-opens", "java.base/java.util.concurrent=ALL-UNNAMED", "--add-opens", "java.base/java.util.concurrent.atomic=ALL-UNNAMED",
+		"--add-opens", "java.base/java.math=ALL-UNNAMED", "--add-opens", "java.base/java.time=ALL-UNNAMED",
+		"-Dnacos.home=" + n.proc.Dir, "-Dnacos.logs.path=" + n.proc.Dir + "/logs",
+		"-Dspring.config.additional-location=file:" + n.proc.Dir + "/conf/",
+	}
+	if len(n.cluster) == 0 {
+		args = append(args, "-Dnacos.standalone=true")
+	} else {
+		n.proc.WriteFile(t, "conf/cluster.conf", strings.Join(n.cluster, "\n")+"\n")
+		if err := os.Remove(n.distroLog()); err != nil && !errors.Is(err, os.ErrNotExist) { // of an earlier life, see ready
+			t.Fatalf("nacos: %v", err)
+		}
+		args = append(args, "-Dnacos.standalone=false", "-DembeddedStorage=true")
+	}
+	if !n.cfg.DefaultPushDelay {
+		args = append(args, "-Dnacos.naming.push.pushTaskDelay=0")
+	}
+	n.proc.Start(t, nil, n.binary, args...)
+}
+
+// ready reports whether the server serves its HTTP API and gRPC.
+func (n *Server) ready() (seen string, ok bool) {
+	path := "/nacos/v1/ns/operator/metrics"
+	if n.Version.v3 {
+		path = "/nacos/v3/admin/core/state/readiness"
+	}
+	res, err := n.client.Get("http://" + n.Addr + path)
+	if err != nil {
+		return err.Error(), false
+	}
+	body, _ := io.ReadAll(res.Body)
+	res.Body.Close()
+	if res.StatusCode != http.StatusOK && res.StatusCode != http.StatusForbidden {
+		return fmt.Sprintf("%s: %s %.200s", path, res.Status, body), false
+	}
+	if len(n.cluster) > 0 {
+		// A node loads the others' registrations at its start, but reports
+		// itself ready earlier. The loaded data then permanently overwrites
+		// registrations by its own clients (seen in 3.1.0).
+		log, err := os.ReadFile(n.distroLog())
+		if err != nil || !bytes.Contains(log, []byte("[DISTRO-INIT] load snapshot data success")) {
+			return fmt.Sprintf("the other nodes' registrations are not loaded yet, error %v", err), false
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	c, err := nacosapp.Dial(ctx, n.GRPC, nil)
+	if err != nil {
+		return err.Error(), false
+	}
+	c.Close()
+	return "", true
+}
+
+// distroLog is the log in which a cluster node reports that it has loaded the
+// other nodes' registrations.
+func (n *Server) distroLog() string { return filepath.Join(n.proc.Dir, "logs", "protocol-distro.log") }
+
+// createAdmin sets the password of the user nacos and waits until a login
+// succeeds.
+func (n *Server) createAdmin(t testing.TB) {
+	t.Helper()
+	n.password = "nacos" // set by the database's schema in 2.x; only the console may change it
+	if n.Version.v3 {
+		n.password = "nacos-test"
+		n.http(t, http.MethodPost, "/v3/auth/user/admin", url.Values{"password": {n.password}})
+	}
+	n.awaitUsers(t)
+}
+
+// Password returns the password of the user nacos.
+func (n *Server) Password() string { return n.password }
+
+// Login returns a token of a user.
+func (n *Server) Login(user, password string) (string, error) {
+	res, err := n.client.PostForm("http://"+n.Addr+"/nacos/v1/auth/users/login", url.Values{"username": {user}, "password": {password}})
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		return "", err
+	}
+	var answer struct {
+		AccessToken string `json:"accessToken"`
+	}
+	if json.Unmarshal(body, &answer) != nil || answer.AccessToken == "" {
+		return "", fmt.Errorf("login as %s: %s %.200s", user, res.Status, body)
+	}
+	return answer.AccessToken, nil
+}
+
+// Token returns an administrator's token that does not expire at once; ""
+// without access control.
+func (n *Server) Token(t testing.TB) string {
+	t.Helper()
+	if !n.cfg.Auth {
+		return ""
+	}
+	var token string
+	testenv.Eventually(t, testenv.Patience, "nacos to let its administrator log in", func() (seen string, ok bool) {
+		var err error
+		token, err = n.freshToken()
+		return fmt.Sprint(err), err == nil
+	})
+	return token
+}
+
+// freshToken logs in as administrator, unless it did so just before.
+func (n *Server) freshToken() (string, error) {
+	if !n.cfg.Auth {
+		return "", nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.token != "" && time.Since(n.tokenTime) < 2*time.Second {
+		return n.token, nil
+	}
+	token, err := n.Login("nacos", n.password)
+	if err != nil {
+		return "", err
+	}
+	n.token, n.tokenTime = token, time.Now()
+	return token, nil
+}
+
+// Admin makes a request to the HTTP API as administrator, and returns the body
+// of the answer. The path is without /nacos.
+func (n *Server) Admin(t testing.TB, method, path string, form url.Values) string {
+	t.Helper()
+	return n.http(t, method, path, n.withToken(t, form))
+}
+
+// withToken adds the administrator's token, if there is access control.
+func (n *Server) withToken(t testing.TB, form url.Values) url.Values {
+	t.Helper()
+	if n.cfg.Auth {
+		form = cloneValues(form)
+		form.Set("accessToken", n.Token(t))
+	}
+	return form
+}
+
+func cloneValues(v url.Values) url.Values {
+	c := url.Values{}
+	for k, all := range v {
+		c[k] = all
+	}
+	return c
+}
+
+func (n *Server) http(t testing.TB, method, path string, form url.Values) string {
+	t.Helper()
+	body, err := n.tryHTTP(t.Context(), method, path, form)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
+}
+
+func (n *Server) tryHTTP(ctx context.Context, method, path string, form url.Values) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+n.Addr+"/nacos"+path+"?"+form.Encode(), nil)
+	if err != nil {
+		return "", err
+	}
+	res, err := n.client.Do(req)
+	if err != nil {
+		return "", fmt.Errorf("nacos: %s %s: %w", method, path, err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		return "", fmt.Errorf("nacos: %s %s: %s: %w", method, path, res.Status, err)
+	}
+	if res.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("nacos: %s %s: %s: %.500s", method, path, res.Status, body)
+	}
+	return string(body), nil
+}
+
+// CreateUser creates a user with read access to the namespaces, or only to
+// NAMESPACE:GROUP:*. The login works within 15 s.
+func (n *Server) CreateUser(t testing.TB, name, password string, namespaces ...string) {
+	t.Helper()
+	prefix := "/v1/auth"
+	users, roles, permissions := prefix+"/users", prefix+"/roles", prefix+"/permissions"
+	if n.Version.v3 {
+		users, roles, permissions = "/v3/auth/user", "/v3/auth/role", "/v3/auth/permission"
+	}
+	role := "role-" + name
+	n.Admin(t, http.MethodPost, users, url.Values{"username": {name}, "password": {password}})
+	n.Admin(t, http.MethodPost, roles, url.Values{"username": {name}, "role": {role}})
+	for _, ns := range namespaces {
+		if !strings.Contains(ns, ":") {
+			ns += ":*:*"
+		}
+		// 2.1.1 may not see a role at once that was just made.
+		testenv.Eventually(t, testenv.Patience, "the permission of "+role, func() (string, bool) {
+			form := n.withToken(t, url.Values{"role": {role}, "resource": {ns}, "action": {"r"}})
+			_, err := n.tryHTTP(t.Context(), http.MethodPost, permissions, form)
+			if err != nil && !strings.Contains(err.Error(), "not found") {
+				t.Fatal(err)
+			}
+			return fmt.Sprint(err), err == nil
+		})
+	}
+}
+
+// CreateNamespace creates a namespace, if the version has an API for it outside
+// of the console.
+func (n *Server) CreateNamespace(t testing.TB, id string) {
+	t.Helper()
+	if n.Version.v3 {
+		n.Admin(t, http.MethodPost, "/v3/admin/core/namespace", url.Values{"namespaceId": {id}, "namespaceName": {id}})
+	}
+}
+
+// DeleteNamespace deletes a namespace of a 3.x server, without its services.
+func (n *Server) DeleteNamespace(t testing.TB, id string) {
+	t.Helper()
+	n.Admin(t, http.MethodDelete, "/v3/admin/core/namespace", url.Values{"namespaceId": {id}})
+}
+
+// Protect sets a service's protection threshold: the ratio of healthy instances
+// below which all count as healthy. It requires 3.x, see DeleteService.
+func (n *Server) Protect(t testing.TB, namespace, group, name string, threshold float64) {
+	t.Helper()
+	form := url.Values{
+		"namespaceId": {namespace}, "groupName": {group}, "serviceName": {name}, "ephemeral": {"true"},
+		"protectThreshold": {strconv.FormatFloat(threshold, 'f', -1, 64)},
+	}
+	method := http.MethodPut
+	if _, err := n.tryHTTP(t.Context(), http.MethodGet, "/v3/admin/ns/service", n.withToken(t, form)); err != nil {
+		method = http.MethodPost
+	}
+	n.Admin(t, method, "/v3/admin/ns/service", form)
+}
+
+// Connections returns the ids of the connections of clients with the given
+// name. An id ends in the connection's source port.
+func (n *Server) Connections(t testing.TB, app string) []string {
+	t.Helper()
+	path, _ := n.loader()
+	body := n.Admin(t, http.MethodGet, path+"/current", nil)
+	if n.Version.v3 {
+		var result struct {
+			Data json.RawMessage `json:"data"`
+		}
+		if err := json.Unmarshal([]byte(body), &result); err != nil {
+			t.Fatalf("nacos: connections: %v: %.500s", err, body)
+		}
+		body = string(result.Data)
+	}
+	var all map[string]struct {
+		MetaInfo struct {
+			AppName string `json:"appName"`
+		} `json:"metaInfo"`
+	}
+	if err := json.Unmarshal([]byte(body), &all); err != nil {
+		t.Fatalf("nacos: connections: %v: %.500s", err, body)
+	}
+	var ids []string
+	for id, c := range all {
+		if c.MetaInfo.AppName == app {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// SendAway makes the server redirect a connection to the server at an address,
+// or with "" to any.
+func (n *Server) SendAway(t testing.TB, id, to string) {
+	t.Helper()
+	path, method := n.loader()
+	n.Admin(t, method, path+"/reloadClient", url.Values{"connectionId": {id}, "redirectAddress": {to}})
+}
+
+// loader returns the endpoint that moves connections between servers.
+func (n *Server) loader() (path, method string) {
+	if n.Version.v3 {
+		return "/v3/admin/core/loader", http.MethodPost
+	}
+	return "/v2/core/loader", http.MethodGet
+}
+
+// Pause stops the server as SIGSTOP does: its connections stay and nothing is
+// answered.
+func (n *Server) Pause() { n.proc.Signal(syscall.SIGSTOP) }
+
+// Continue ends a pause.
+func (n *Server) Continue() { n.proc.Signal(syscall.SIGCONT) }
+
+// Kill ends the server as kill -9 does.
+func (n *Server) Kill() { n.proc.Kill() }
+
+// Restart restarts the server on the same ports after Kill, and waits until it
+// is ready. Ephemeral instances are missing until their clients register them
+// again.
+func (n *Server) Restart(t testing.TB) {
+	t.Helper()
+	n.proc.Kill()
+	n.launch(t)
+	if err := n.proc.WaitReady(t, n.ready); err != nil {
+		t.Fatal(err)
+	}
+	if n.cfg.Auth {
+		n.awaitUsers(t)
+	}
+}
+
+// awaitUsers waits until the server has loaded its users, shortly after it is
+// ready.
+func (n *Server) awaitUsers(t testing.TB) {
+	t.Helper()
+	n.mu.Lock()
+	n.token = ""
+	n.mu.Unlock()
+	n.Token(t)
+	probe := n.Client(t)
+	defer probe.Close()
+	testenv.Eventually(t, testenv.Patience, "nacos to know its users", func() (seen string, ok bool) {
+		err := probe.TryRegister(t.Context(), "public", "PROBE", "probe", Up("127.0.0.1", 1))
+		return fmt.Sprint(err), err == nil
+	})
+}
+
+// Instance is one instance to register.
+type Instance = model.Instance
+
+// Up returns a healthy, enabled, ephemeral instance.
+func Up(ip string, port int) Instance {
+	return Instance{Ip: ip, Port: uint64(port), Weight: 1, Healthy: true, Enable: true, Ephemeral: true, ClusterName: "DEFAULT", Metadata: map[string]string{}}
+}
+
+// Persist registers or removes a persistent instance. It requires 3.x, see
+// DeleteService.
+func (n *Server) Persist(t testing.TB, namespace, group, name string, i Instance, remove bool) {
+	t.Helper()
+	method := http.MethodPost
+	if remove {
+		method = http.MethodDelete
+	}
+	form := url.Values{
+		"namespaceId": {namespace}, "groupName": {group}, "serviceName": {name}, "ip": {i.Ip}, "port": {strconv.FormatUint(i.Port, 10)},
+		"ephemeral": {"false"}, "clusterName": {i.ClusterName}, "healthy": {strconv.FormatBool(i.Healthy)}, "enabled": {strconv.FormatBool(i.Enable)},
+		"weight": {strconv.FormatFloat(i.Weight, 'f', -1, 64)},
+	}
+	n.Admin(t, method, "/v3/admin/ns/instance", form)
+}
+
+// PutConfig writes a configuration of the public namespace to a server of 3.x.
+func (n *Server) PutConfig(t testing.TB, group, id, content string) {
+	t.Helper()
+	n.Admin(t, http.MethodPost, "/v3/admin/cs/config", url.Values{"namespaceId": {"public"}, "groupName": {group}, "dataId": {id}, "content": {content}})
+}
+
+// DeleteConfig removes a configuration of the public namespace.
+func (n *Server) DeleteConfig(t testing.TB, group, id string) {
+	t.Helper()
+	n.Admin(t, http.MethodDelete, "/v3/admin/cs/config", url.Values{"namespaceId": {"public"}, "groupName": {group}, "dataId": {id}})
+}
+
+// DeleteService deletes a service, which must have no instance. The 2.x build
+// has no Raft (its JRaftProtocol.addRequestProcessors does nothing), so it
+// supports neither persistent instances nor deletion: the server itself deletes
+// empty services, from one minute after its start on.
+func (n *Server) DeleteService(t testing.TB, namespace, group, name string) {
+	t.Helper()
+	if err := n.TryDeleteService(t.Context(), namespace, group, name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TryDeleteService is DeleteService, but returns the error.
+func (n *Server) TryDeleteService(ctx context.Context, namespace, group, name string) error {
+	if !n.Version.v3 {
+		return nil
+	}
+	form := url.Values{"namespaceId": {namespace}, "groupName": {group}, "serviceName": {name}}
+	token, err := n.freshToken()
+	if err != nil {
+		return fmt.Errorf("nacos: %w", err)
+	}
+	if token != "" {
+		form.Set("accessToken", token)
+	}
+	_, err = n.tryHTTP(ctx, http.MethodDelete, "/v3/admin/ns/service", form)
+	return err
+}
+
+// Client is a connection of an application. Its registrations last as long
+// as the connection.
+type Client struct{ *nacosapp.Client }
+
+// Client connects as an application does. The test's end closes the connection.
+func (n *Server) Client(t testing.TB) *Client {
+	t.Helper()
+	var c *nacosapp.Client
+	testenv.Eventually(t, testenv.Patience, "a client to connect to nacos", func() (seen string, ok bool) {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		var err error
+		c, err = nacosapp.Dial(ctx, n.GRPC, n.freshToken)
+		return fmt.Sprint(err), err == nil
+	})
+	t.Cleanup(c.Close)
+	return &Client{c}
+}
+
+// Register replaces the client's instances of the service. Without instances it
+// deregisters all.
+func (c *Client) Register(t testing.TB, namespace, group, name string, instances ...Instance) {
+	t.Helper()
+	if err := c.TryRegister(t.Context(), namespace, group, name, instances...); err != nil {
+		t.Fatalf("nacos: register %d instances of %s/%s/%s: %v", len(instances), namespace, group, name, err)
+	}
+}
+
+// TryRegister is Register, but returns the error.
+func (c *Client) TryRegister(ctx context.Context, namespace, group, name string, instances ...Instance) error {
+	return c.Client.Register(ctx, namespace, group, name, instances...)
+}
+
+// Subscribe subscribes to a service and sets onPush, which receives the pushes
+// of all subscribed services.
+func (c *Client) Subscribe(t testing.TB, namespace, group, name string, onPush func(model.Service)) {
+	t.Helper()
+	c.OnPush(onPush)
+	if err := c.Client.Subscribe(t.Context(), namespace, group, name); err != nil {
+		t.Fatalf("nacos: subscribe to %s/%s/%s: %v", namespace, group, name, err)
+	}
+}
+
+// Auth reports whether the server has access control.
+func (n *Server) Auth() bool { return n.cfg.Auth }

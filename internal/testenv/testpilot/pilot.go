@@ -1,0 +1,382 @@
+package testpilot
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+)
+
+const pilotModule = "istio.io/istio"
+
+// Tools of Istio 1.8.0.
+var (
+	// Tool is Pilot 1.8.0, the last version that supports the legacy Mesh
+	// Configuration Protocol.
+	Tool = testenv.Tool{Name: "pilot", Program: "pilot-discovery", Version: pilotVersion, Get: getPilot("istio.io/istio/pilot/cmd/pilot-discovery")}
+	// LegacyTool is tools/pilot-1.8/cmd/legacy: sinks and a source built with
+	// the libraries of Istio 1.8.0.
+	LegacyTool = testenv.Tool{Name: "pilot-1.8-legacy", Program: "legacy", Version: legacyVersion, Get: getPilot("./cmd/legacy")}
+)
+
+// pilotVersion returns the release of the pinned commit.
+func pilotVersion(root string) (string, error) {
+	pin, err := testenv.PinnedVersion(filepath.Join(root, "tools", "pilot-1.8", "go.mod"), pilotModule)
+	if pin == "0.0.0-20201118224433-c87a4c874df2" {
+		return "1.8.0", nil
+	}
+	return pin, err
+}
+
+// legacyVersion changes with the pins and with the program's source.
+func legacyVersion(root string) (string, error) {
+	return testenv.Digest(filepath.Join(root, "tools", "pilot-1.8"))
+}
+
+func getPilot(pkg string) func(ctx context.Context, root, path string) error {
+	return func(ctx context.Context, root, path string) error {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, pkg)
+		cmd.Dir = filepath.Join(root, "tools", "pilot-1.8")
+		cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
+		if err := testenv.RunQuiet(cmd); err != nil {
+			return fmt.Errorf("build %s in tools/pilot-1.8 (it needs the Go module proxy the first time): %w", pkg, err)
+		}
+		return nil
+	}
+}
+
+// Server is a running Pilot 1.8.0 without a cluster, configured over the legacy
+// Mesh Configuration Protocol.
+type Server struct {
+	// GRPC is the xDS address for proxies, HTTP that of the debug pages,
+	// Monitoring that of the metrics.
+	GRPC, HTTP, Monitoring string
+
+	proc    *testenv.Process
+	binary  string
+	options Options
+	sources []string
+	client  *http.Client
+}
+
+// Options configure a Pilot. The zero value works.
+type Options struct {
+	// Incremental permits incremental responses.
+	Incremental bool
+	// LogMCP logs stream events (scope mcp). If a source refuses connections
+	// these are tens of thousands of lines per second.
+	LogMCP bool
+	// Settings are fields of each configSource besides its address, such as
+	// "tlsSettings: {...}".
+	Settings string
+}
+
+// Start starts Pilot with sources as its configSources. It does not wait
+// until Pilot is ready, see WaitReady: until then none of its ports is open.
+func Start(t testing.TB, o Options, sources ...string) *Server {
+	t.Helper()
+	p := &Server{
+		binary: Tool.Binary(t), options: o, sources: sources,
+		client: &http.Client{Timeout: testenv.CallTime, Transport: &http.Transport{}},
+	}
+	t.Cleanup(p.client.CloseIdleConnections)
+	p.proc = testenv.NewProcess(t, "pilot-1.8.0")
+	p.proc.StartReady(t, func() {
+		p.GRPC, p.HTTP, p.Monitoring = testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t))
+		p.launch(t)
+	}, func() (string, bool) {
+		// It opens its ports once it has its configuration.
+		return `no line "Starting ADS server" in its output`, strings.Contains(p.Log(), "Starting ADS server")
+	})
+	return p
+}
+
+func (p *Server) launch(t testing.TB) {
+	t.Helper()
+	var sources []string
+	for _, s := range p.sources {
+		block := fmt.Sprintf("address: %q", s)
+		if p.options.Settings != "" {
+			block += ", " + p.options.Settings
+		}
+		sources = append(sources, "{"+block+"}")
+	}
+	mesh := p.proc.WriteFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [%s]
+defaultConfig: {discoveryAddress: %q}
+trustDomain: cluster.local
+rootNamespace: istio-system
+enableAutoMtls: false
+`, strings.Join(sources, ", "), p.GRPC))
+	level := "default:info,mcp:none"
+	if p.options.LogMCP {
+		level = "default:info"
+	}
+	env := append(os.Environ(),
+		"POD_NAME=pilot-0", "POD_NAMESPACE=istio-system", "ENABLE_CA_SERVER=false", "ISTIOD_ADDR="+p.GRPC, "PILOT_CERT_PROVIDER=",
+		"INJECT_ENABLED=false", // 1.8.0 asks Kubernetes for its templates without having a client
+		fmt.Sprintf("PILOT_ENABLE_INCREMENTAL_MCP=%v", p.options.Incremental),
+		// No debouncing, so that pushes correspond to changes.
+		"PILOT_DEBOUNCE_AFTER=10ms",
+	)
+	p.proc.Start(t, env, p.binary, "discovery", "--meshConfig", mesh, "--registries=", "--networksConfig", "/nonexistent",
+		"--grpcAddr", p.GRPC, "--secureGRPCAddr", "", "--httpAddr", p.HTTP, "--httpsAddr", "", "--monitoringAddr", p.Monitoring,
+		"--ctrlz_address", "127.0.0.1", "--ctrlz_port", "0", "--log_output_level", level)
+}
+
+// Ready reports whether Pilot has all collections and serves proxies.
+func (p *Server) Ready(t testing.TB) bool {
+	t.Helper()
+	_, code, err := testenv.HttpGet(t, p.client, "http://"+p.HTTP+"/ready")
+	return err == nil && code == http.StatusOK
+}
+
+// WaitReady waits until Pilot is ready.
+func (p *Server) WaitReady(t testing.TB) {
+	t.Helper()
+	if err := p.proc.WaitReady(t, func() (string, bool) { return "/ready is not 200", p.Ready(t) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Log returns Pilot's output.
+func (p *Server) Log() string { return p.proc.Since() }
+
+// Attempts returns how often Pilot has tried to open a stream to a source since
+// its start. It requires LogMCP.
+func (p *Server) Attempts() int {
+	return strings.Count(p.Log(), "(re)trying to establish new MCP sink stream")
+}
+
+// Metrics returns Pilot's metrics by name.
+func (p *Server) Metrics(t testing.TB) map[string]*dto.MetricFamily {
+	t.Helper()
+	body, code, err := testenv.HttpGet(t, p.client, "http://"+p.Monitoring+"/metrics")
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("pilot: get /metrics: status %d, error %v: %.500s", code, err, body)
+	}
+	return testenv.ParseMetrics(t, "pilot", body)
+}
+
+// Updates counts updates from Pilot's registries, by kind (metric
+// pilot_inbound_updates). "svc" and "svcdelete" are changes of services, "eds"
+// of endpoints. 1.8 counts each of them as "config" as well.
+type Updates map[string]int
+
+// Sub returns u - o without zeros.
+func (u Updates) Sub(o Updates) Updates {
+	d := Updates{}
+	for kind, n := range u {
+		if n -= o[kind]; n != 0 {
+			d[kind] = n
+		}
+	}
+	return d
+}
+
+// Kinds returns the kinds, sorted.
+func (u Updates) Kinds() []string { return slices.Sorted(maps.Keys(u)) }
+
+// Updates returns Pilot's counts.
+func (p *Server) Updates(t testing.TB) Updates {
+	t.Helper()
+	u := Updates{}
+	for _, m := range p.Metrics(t)["pilot_inbound_updates"].GetMetric() {
+		for _, l := range m.GetLabel() {
+			if l.GetName() == "type" {
+				u[l.GetValue()] += int(m.GetGauge().GetValue() + m.GetCounter().GetValue() + m.GetUntyped().GetValue())
+			}
+		}
+	}
+	return u
+}
+
+// FullPushes returns the number of full pushes since Pilot's start.
+func (p *Server) FullPushes() int { return strings.Count(p.Log(), ", full=true") }
+
+// Endpoints returns Pilot's endpoints, "address:port" sorted, by host (debug
+// page endpointShardz).
+func (p *Server) Endpoints(t testing.TB) map[string][]string {
+	t.Helper()
+	body, code, err := testenv.HttpGet(t, p.client, "http://"+p.HTTP+"/debug/endpointShardz")
+	var hosts map[string]map[string]struct {
+		Shards map[string][]struct {
+			Address      string
+			EndpointPort uint32
+		}
+	}
+	if err == nil && code == http.StatusOK {
+		err = json.Unmarshal(body, &hosts)
+	}
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("pilot: get /debug/endpointShardz: status %d, error %v: %.500s", code, err, body)
+	}
+	out := map[string][]string{}
+	for host, namespaces := range hosts {
+		list := []string{}
+		for _, ns := range namespaces {
+			for _, shard := range ns.Shards {
+				for _, e := range shard {
+					list = append(list, fmt.Sprintf("%s:%d", e.Address, e.EndpointPort))
+				}
+			}
+		}
+		slices.Sort(list)
+		out[host] = list
+	}
+	return out
+}
+
+// Ports returns the ports of Pilot's services, by host (debug page registryz).
+func (p *Server) Ports(t testing.TB) map[string][]int {
+	t.Helper()
+	body, code, err := testenv.HttpGet(t, p.client, "http://"+p.HTTP+"/debug/registryz")
+	var services []struct {
+		Hostname string `json:"hostname"`
+		Ports    []struct {
+			Port int `json:"port"`
+		} `json:"ports"`
+	}
+	if err == nil && code == http.StatusOK {
+		err = json.Unmarshal(body, &services)
+	}
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("pilot: get /debug/registryz: status %d, error %v: %.500s", code, err, body)
+	}
+	out := map[string][]int{}
+	for _, s := range services {
+		for _, port := range s.Ports {
+			out[s.Hostname] = append(out[s.Hostname], port.Port)
+		}
+	}
+	return out
+}
+
+// Legacy is a running peer built with the libraries of Istio 1.8.0.
+type Legacy struct {
+	t     testing.TB
+	cmd   *exec.Cmd
+	lines chan []byte
+
+	mu sync.Mutex
+	in io.WriteCloser // guarded by mu
+}
+
+// StartLegacy starts the peer: args begin with "sink" or "source". The test's
+// end stops it.
+func StartLegacy(t testing.TB, args ...string) *Legacy {
+	t.Helper()
+	return startPeer(t, LegacyTool.Binary(t), args...)
+}
+
+// StartPeer starts a program that reads commands from standard input and
+// answers each with a line of JSON, as LegacyTool does.
+func StartPeer(t testing.TB, binary string, args ...string) *Legacy {
+	t.Helper()
+	return startPeer(t, binary, args...)
+}
+
+func startPeer(t testing.TB, binary string, args ...string) *Legacy {
+	t.Helper()
+	log, err := os.Create(testenv.UniquePath(t, filepath.Base(binary)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close() // the child has its own descriptor
+	l := &Legacy{t: t, cmd: exec.Command(binary, args...), lines: make(chan []byte, 100_000)}
+	l.cmd.Stderr = log
+	testenv.OwnGroup(l.cmd)
+	if l.in, err = l.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := l.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := testenv.StartCommand(l.cmd); err != nil {
+		t.Fatalf("%s: start: %v", binary, err)
+	}
+	// Owned by the peer; ends with the child's output, which ends with its
+	// input.
+	go func() {
+		defer close(l.lines)
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, 16<<20)
+		for lines.Scan() {
+			l.lines <- slices.Clone(lines.Bytes())
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		if t.Failed() {
+			b, _ := os.ReadFile(log.Name())
+			t.Logf("---- %s\n%s", strings.Join(l.cmd.Args, " "), b[max(0, len(b)-10_000):])
+		}
+	})
+	return l
+}
+
+// Close stops the peer and waits for it.
+func (l *Legacy) Close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.in == nil {
+		return
+	}
+	l.in.Close()
+	l.in = nil
+	for range l.lines { // until its output ends
+	}
+	if err := l.cmd.Wait(); err != nil {
+		l.t.Errorf("%s: %v", strings.Join(l.cmd.Args, " "), err)
+	}
+}
+
+// Send sends a command.
+func (l *Legacy) Send(t testing.TB, command string) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, err := io.WriteString(l.in, command+"\n"); err != nil {
+		t.Fatalf("%s: %v", command, err)
+	}
+}
+
+// Read decodes the peer's next line.
+func (l *Legacy) Read(t testing.TB, into any) {
+	t.Helper()
+	late := time.NewTimer(testenv.Patience)
+	defer late.Stop()
+	select {
+	case line, ok := <-l.lines:
+		if !ok {
+			t.Fatalf("%s ended", strings.Join(l.cmd.Args, " "))
+		}
+		if err := json.Unmarshal(line, into); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+	case <-late.C:
+		t.Fatalf("%s: no answer within %v", strings.Join(l.cmd.Args, " "), testenv.Patience)
+	}
+}
+
+// Ask sends a command and decodes the answer.
+func (l *Legacy) Ask(t testing.TB, command string, into any) {
+	t.Helper()
+	l.Send(t, command)
+	l.Read(t, into)
+}

@@ -1,0 +1,4 @@
+// Package testpython runs the adapter in Python of examples/adapter-python.
+//
+// Its Python packages come from PyPI (some seconds).
+package testpython

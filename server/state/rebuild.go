@@ -1,0 +1,187 @@
+package state
+
+import (
+	"fmt"
+	"maps"
+	"runtime/debug"
+	"slices"
+
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/encode"
+)
+
+// read parses and checks a message, without a lock. A panic, which is a defect
+// of the bridge, is the plugin's error.
+func (b *batch) read(m *pluginv1.WatchResponse) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = b.r.defect(p)
+		}
+	}()
+	b.parse(m.GetUpserts())
+	return b.check(m)
+}
+
+// attempt calls f, which applies a message of the registry. If f panics, which
+// is a defect of this package, the state is made anew from the claims of all
+// registries before the message, or after it if only the logs lack it. The
+// error ends the plugin of this registry only. The caller holds apply.
+func (d *DB) attempt(b *batch, f func()) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = b.r.defect(p)
+			d.rebuild(b.r, b.written)
+		}
+	}()
+	f()
+	return nil
+}
+
+// defect logs a panic and returns it as an error.
+func (r *Registry) defect(p any) error {
+	r.db.log.Error("a message of a plugin meets a defect of the bridge; other registries are followed as before",
+		"registry", *r.shown.Load(), "err", fmt.Sprint(p), "stack", string(debug.Stack()))
+	return fmt.Errorf("its message meets a defect of the bridge: %v", p)
+}
+
+// rebuild makes everything that is derived from the claims of the registries
+// anew. The logs have the claims as of the last batch that was committed, and
+// the index those of the batch that failed, if it was complete (written).
+//
+// Readers have to start over: they find every name, in the version that it had.
+// The registry whose batch failed is going to list everything, so that what its
+// counters of the protection say is dropped; those of others stay.
+func (d *DB) rebuild(failed *Registry, written bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.writing = true
+	defer func() { d.writing = false }()
+
+	l := loader{d: d, registries: slices.Clone(d.registries), whole: true}
+	was := make(map[*Record]*Record) // the record before, by its successor
+	var saved Saved
+	for _, name := range slices.Sorted(maps.Keys(d.tables)) {
+		t := d.tables[name]
+		for _, claims := range d.committedLocked(t, written) {
+			for n, old := range claims {
+				it := savedItem{registry: slices.Index(d.registries, old.kind.registry), more: n > 0}
+				c := &Record{
+					buf: old.buf, kind: old.kind, hash: old.hash, nameAt: old.nameAt, specAt: old.specAt, addressAt: old.addressAt,
+					seen: old.seen, nameLen: old.nameLen, addressLen: old.addressLen, traits: old.traits & savedTraits,
+				}
+				switch {
+				case old.parts != nil:
+					c.parts = &composition{}
+					if hosts := encode.Hosts(c.spec()); !c.is(ownAddress) && len(hosts) > 0 {
+						it.host = hosts[0]
+					}
+				case old.of != nil:
+					it.service = old.of.name
+				}
+				it.record, was[c] = c, old
+				saved.items = append(saved.items, it)
+			}
+		}
+	}
+	l.items = []Saved{saved}
+
+	for _, t := range d.tables {
+		t.index = make(map[string]*Record)
+		for _, s := range shapesOf(t) {
+			*t.logs[s] = changeLog{shape: t.logs[s].shape, horizon: d.revision + 1}
+		}
+		a := &t.asides
+		a.names, a.slots, a.past = nil, nil, 0
+		a.revision++
+		a.horizon = a.revision
+		a.count.Store(0)
+	}
+	d.revision++
+	clear(d.hosts)
+	clear(d.claims)
+	clear(d.verdicts)
+	clear(d.contested)
+	clear(d.contestedBy)
+	kept := make(map[*Registry]map[keptName]*keptItem)
+	for _, r := range d.registries {
+		r.resources, r.entries, r.bytes, r.services, r.instances, r.shadowed, r.disputed, r.unaddressed = 0, 0, 0, 0, 0, 0, 0, 0
+		for coll := range r.served {
+			r.served[coll] = 0
+		}
+		g := &r.guard
+		if r != failed {
+			kept[r] = g.kept
+		}
+		g.kept, g.services, g.endpoints, g.resources, g.pending, g.mass = nil, 0, 0, 0, 0, 0
+	}
+
+	if err := l.merge(); err != nil {
+		panic(fmt.Sprintf("BUG: state: %v", err))
+	}
+	l.link()
+	l.compose()
+	l.contest()
+	l.enter()
+	l.decide()
+	for c, old := range was {
+		if c.of != nil && c.parts != nil && c.of.registry != failed {
+			c.of.kept, c.of.peaks, c.of.emptied = old.of.kept, old.of.peaks, old.of.emptied
+		}
+	}
+	for _, r := range d.registries {
+		r.countRestored()
+		for name, item := range kept[r] {
+			if c := name.table.claim(name.name, r); c != nil {
+				r.keepAgain(name, item, c)
+			}
+		}
+		d.metrics.setServed(r)
+		d.metrics.setBytes(r)
+		d.metrics.setProtected(r)
+		r.countProblems()
+	}
+	d.remark()
+	d.wakeLocked()
+}
+
+// keepAgain retains a resource that its registry removed before a rebuild.
+func (r *Registry) keepAgain(name keptName, item *keptItem, c *Record) {
+	g := &r.guard
+	if g.kept == nil {
+		g.kept = make(map[keptName]*keptItem)
+	}
+	g.kept[name] = item
+	c.mark(isKept, true)
+	if !item.refused {
+		g.pending++
+		if !item.service {
+			g.mass++
+		}
+	}
+	g.countKept(c, 1)
+}
+
+// committedLocked returns the claims on each name of a collection, in order of
+// precedence: those of the logs, or those of the index.
+func (d *DB) committedLocked(t *table, index bool) (all [][]*Record) {
+	isClaim := func(r *Record) bool { return r != nil && !r.is(isTombstone) && !r.is(isDerived) }
+	if index {
+		for _, name := range slices.Sorted(maps.Keys(t.index)) {
+			if claims := slices.DeleteFunc(claimsOn(t.index[name]), func(r *Record) bool { return !isClaim(r) }); len(claims) > 0 {
+				all = append(all, claims)
+			}
+		}
+		return all
+	}
+	for _, s := range t.logs[encode.Workload].slots { // this shape has every name
+		if isClaim(s.record) && t.asides.names[s.record.Name()] == nil {
+			all = append(all, []*Record{s.record})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.asides.names)) {
+		if claims := t.asides.names[name].claims; len(claims) > 0 {
+			all = append(all, claims)
+		}
+	}
+	return all
+}

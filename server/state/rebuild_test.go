@@ -1,0 +1,113 @@
+package state
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+)
+
+// A panic while a message is parsed, applied or written to the logs is an error
+// of that plugin. What other registries have, with what is held back of it and
+// merged from it, is served as before, and their changes go on.
+func TestPanicIsOfOneRegistry(t *testing.T) {
+	for _, where := range []string{"parse", "apply", "log"} {
+		t.Run(where, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				armed := false
+				meet := func(at string) {
+					if armed && at == where {
+						armed = false // a panic of the same place again ends the bridge
+						panic("a defect")
+					}
+				}
+				o := protected()
+				o.Conflicts = []ConflictRule{{Hosts: []string{"s0*"}, Policy: Merge}}
+				o.Validate = func(body proto.Message) error {
+					if se, ok := body.(*networking.ServiceEntry); ok && se.GetHosts()[0] == "s77.example.org" {
+						meet("parse")
+					}
+					return nil
+				}
+				o.Selector = func(name string) string {
+					if name == "s77" {
+						meet("apply")
+					}
+					return name
+				}
+				o.Applied = func(string, uint64) { meet("log") }
+				e := newEnv(t, o, "dc1", "dc2")
+				r, bad := e.Registry("dc1"), e.Registry("dc2")
+				list(r, 20)
+				list(r, 9) // and what is missing is held back
+				bad.Begin(nil)
+				if err := bad.Apply(&pluginv1.WatchResponse{Upserts: append(svc(0, 3), entry("dc2/s01", "s01.example.org"), instance("dc2/s01", "dc2/s01-9", "10.0.9.9"))}); err != nil {
+					t.Fatal(err)
+				}
+				if err := bad.Apply(synced); err != nil {
+					t.Fatal(err)
+				}
+				inline, byWorkload := e.served()
+				counted, of2 := r.counters(), bad.counters()
+				kept := slices.Collect(e.Kept("dc1"))
+				var c Cursor
+				e.changesOf(collection.ServiceEntry, &c)
+
+				armed = true
+				err := bad.Apply(upserts(append(svc(30, 2), svc(77, 0)...)...))
+				if err == nil || !strings.Contains(err.Error(), "a defect") {
+					t.Fatalf("error %v", err)
+				}
+				if where == "log" { // the claims are complete
+					for n, u := range map[string]string{"30": "s30.example.org 10.0.30.0 10.0.30.1", "77": "s77.example.org"} {
+						inline["se ns/s"+n] = u
+						byWorkload["se ns/s"+n] = "s" + n + ".example.org selector"
+					}
+					byWorkload["we ns/s30-0"], byWorkload["we ns/s30-1"] = "10.0.30.0 s30", "10.0.30.1 s30"
+				} else if d := cmp.Diff(of2, bad.counters()); d != "" {
+					t.Errorf("counters of the registry (-before +after):\n%s", d)
+				}
+				e.want(inline, byWorkload)
+				if d := cmp.Diff(counted, r.counters()); d != "" {
+					t.Errorf("counters of the other registry (-before +after):\n%s", d)
+				}
+				if now := slices.Collect(e.Kept("dc1")); len(now) != len(kept) {
+					t.Errorf("%d resources are held back, want %d", len(now), len(kept))
+				}
+				if where != "parse" {
+					if e.changesOf(collection.ServiceEntry, &c); !c.Lost {
+						t.Error("a reader goes on where it was")
+					}
+				}
+
+				// Both go on.
+				if err := r.Apply(upserts(instance("ns/s01", "ns/s01-0", "10.7.7.7"))); err != nil {
+					t.Fatal(err)
+				}
+				if got, _ := e.served(); got["se ns/s01"] != "s01.example.org 10.0.1.1 10.0.9.9 10.7.7.7" {
+					t.Errorf("after a change of the other registry: %s", got["se ns/s01"])
+				}
+				if _, err := r.Accept(); err != nil {
+					t.Error(err)
+				}
+				if st := r.Status(); st.Kept != 0 || st.Resources[collection.ServiceEntry] != 9 {
+					t.Errorf("after an accept: %+v", st)
+				}
+				bad.Begin(nil)
+				if err := bad.Apply(&pluginv1.WatchResponse{Upserts: svc(77, 1), Synced: true}); err != nil {
+					t.Fatal(err)
+				}
+				if got, _ := e.served(); got["se ns/s77"] != "s77.example.org 10.0.77.0" || got["se ns/s30"] != "" {
+					t.Errorf("after a new listing: %v", got)
+				}
+			})
+		})
+	}
+}
