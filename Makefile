@@ -20,6 +20,8 @@ PROTO   := $(CACHE)/tools/proto-$(call digest,proto)-$(GOVER)
 DOCS    := $(CACHE)/tools/docs-$(shell cksum < tools/docs/requirements.txt | cut -d' ' -f1)
 RELEASE := $(CACHE)/tools/goreleaser-$(call digest,goreleaser)-$(GOVER)
 VULN    := $(CACHE)/tools/vuln-$(call digest,vuln)-$(GOVER)
+# Clones share what Go has compiled.
+export GOFLAGS := $(strip $(GOFLAGS) -trimpath)
 GOFILES  = $(shell find . -name '*.go' -not -name '*.pb.go' -not -path './.git/*')
 
 .DEFAULT_GOAL := build
@@ -78,10 +80,18 @@ race: tools ## every test but the end-to-end ones, with the race detector
 hostile: ## attacks on each port at full size; the table of docs/security.md
 	$(GO) test -count=1 -timeout 30m -v -run TestHostile ./test/hostile -long 20s
 
+# The tests of test/ that make test has skipped, most for a server that is on
+# no main path; those of the other packages run in race.
+SKIPPED = sed -n 's,.*"Action":"skip".*"Package":"\([^"]*/test/[^"]*\)"\,"Test":"\([^"/]*\).*,\1 \2,p' $(TESTLOG) | sort -u
+
 .PHONY: e2e
-e2e: tools ## real Consul, Nacos, ZooKeeper, Eureka, etcd, Kubernetes, CoreDNS, istiod and Pilot servers, proxies behind them
-	$(GO) test -count=1 -p $(JOBS) -timeout 30m ./test/...
+e2e: tools | $(TESTLOG) ## the end-to-end tests that make test leaves out: other servers, packaging, compose on a Docker engine, charts, a browser
+	$(GO) test -count=1 -p $(JOBS) -timeout 30m $(patsubst %,./test/%/...,$(WIDE))
+	$(GO) test -count=1 -p $(JOBS) -timeout 30m -run "^($$($(SKIPPED) | cut -d' ' -f2 | sort -u | paste -sd '|' -))$$" $$($(SKIPPED) | cut -d' ' -f1 | sort -u)
 	$(GO) test -count=1 -p $(JOBS) -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./adapters/etcd ./adapters/zookeeper ./server/xds
+
+$(TESTLOG):
+	$(MAKE) test
 
 # The tests that ask for versions of servers, and the folders they are in.
 MATRIX   = test(istiod|nacos)\.(TLS)?Versions\(\)|(Compat|DubboTool)\(\)

@@ -34,6 +34,8 @@ type Tool struct {
 	Version func(root string) (string, error)
 	// Get writes the binary to path, in the folder of its final place.
 	Get func(ctx context.Context, root, path string) error
+	// Built reports that Go builds it, which takes all processors.
+	Built bool
 }
 
 // String returns the tool's name.
@@ -61,7 +63,7 @@ func (t Tool) Main() bool { return slices.Contains(mainPaths, t.Name) }
 
 // mainPaths names the tools that make test needs.
 var mainPaths = []string{
-	"consul", "istiod", "pilot", "pilot-1.8-legacy", "envoy", "nacos", "eureka", "zookeeper", "etcd", "adapter-python",
+	"consul", "istiod", "pilot-1.8", "pilot-1.8-legacy", "envoy", "nacos", "eureka", "zookeeper", "etcd", "adapter-python",
 }
 
 // About is how long it takes to get the tool on two cores with nothing in any
@@ -70,7 +72,7 @@ func (t Tool) About() time.Duration { return cmp.Or(about[t.Name], time.Minute) 
 
 // about holds the tools that take other than a minute.
 var about = map[string]time.Duration{
-	"consul": 4 * time.Minute, "istiod": 4 * time.Minute, "pilot": 3 * time.Minute, "kube": 8 * time.Minute,
+	"consul": 4 * time.Minute, "istiod": 4 * time.Minute, "pilot-1.8": 3 * time.Minute, "kube-apiserver": 6 * time.Minute,
 }
 
 // Cached reports whether the tool is in the cache, how long it took to get it,
@@ -218,16 +220,41 @@ func GoTool(folder, binary, module, pkg string) Tool {
 			return PinnedVersion(filepath.Join(root, "tools", folder, "go.mod"), module)
 		},
 		Get: func(ctx context.Context, root, path string) error {
-			cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, pkg)
-			cmd.Dir = filepath.Join(root, "tools", folder)
-			cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
-			if err := RunQuiet(cmd); err != nil {
-				return fmt.Errorf("build %s in tools/%s (it needs the Go module proxy the first time): %w", pkg, folder, err)
-			}
-			return nil
+			return GoBuild(ctx, filepath.Join(root, "tools", folder), pkg, path, "")
 		},
+		Built: true,
 	}
 }
+
+// OwnTool is a program of this repository in a module of its own, in a folder.
+// Its version is that of its sources.
+func OwnTool(name, binary, pkg string, folder ...string) Tool {
+	in := func(root string) string { return filepath.Join(append([]string{root}, folder...)...) }
+	return Tool{
+		Name: name, Program: binary,
+		Version: func(root string) (string, error) { return Digest(in(root)) },
+		Get: func(ctx context.Context, root, path string) error {
+			return GoBuild(ctx, in(root), pkg, path, "")
+		},
+		Built: true,
+	}
+}
+
+// GoBuild builds a package of the module in a folder, and writes the program to
+// path.
+func GoBuild(ctx context.Context, folder, pkg, path, ldflags string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w "+ldflags, "-o", path, pkg)
+	cmd.Dir = folder
+	cmd.Env = append(os.Environ(), GoEnv...)
+	if err := RunQuiet(cmd); err != nil {
+		return fmt.Errorf("build %s in %s (it needs the Go module proxy the first time): %w", pkg, folder, err)
+	}
+	return nil
+}
+
+// GoEnv is added to the environment of a go command in a folder of tools. What
+// it downloads can be removed.
+var GoEnv = []string{"GOWORK=off", "GOFLAGS=-mod=readonly -modcacherw"}
 
 // PinnedVersion returns the version of module that a go.mod requires, without
 // "v".

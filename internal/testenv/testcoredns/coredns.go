@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,27 +19,7 @@ import (
 )
 
 // Tool is CoreDNS with the plugins that tests use, tools/coredns.
-var Tool = testenv.Tool{
-	Name: "coredns", Program: "coredns",
-	Version: func(root string) (string, error) {
-		folder := filepath.Join(root, "tools", "coredns")
-		pin, err := testenv.PinnedVersion(filepath.Join(folder, "go.mod"), "github.com/coredns/coredns")
-		if err != nil {
-			return "", err
-		}
-		sum, err := testenv.Digest(folder)
-		return pin + "-" + sum, err
-	},
-	Get: func(ctx context.Context, root, path string) error {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, ".")
-		cmd.Dir = filepath.Join(root, "tools", "coredns")
-		cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
-		if err := testenv.RunQuiet(cmd); err != nil {
-			return fmt.Errorf("build tools/coredns (it needs the Go module proxy the first time): %w", err)
-		}
-		return nil
-	},
-}
+var Tool = testenv.OwnTool("coredns", "coredns", ".", "tools", "coredns")
 
 // Server is a running CoreDNS, the authority for zones that tests write. What
 // is outside of them it refuses.

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -349,21 +348,7 @@ func (e *Server) Output() string { return string(e.proc.Output()) }
 
 // ClientsTool is test/etcd/clients: a program that registers instances with
 // the libraries of Kratos, go-micro and etcd itself.
-var ClientsTool = testenv.Tool{
-	Name: "etcd-clients", Program: "clients",
-	Version: func(root string) (string, error) {
-		return testenv.Digest(filepath.Join(root, "test", "etcd", "clients"))
-	},
-	Get: func(ctx context.Context, root, path string) error {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, ".")
-		cmd.Dir = filepath.Join(root, "test", "etcd", "clients")
-		cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
-		if err := testenv.RunQuiet(cmd); err != nil {
-			return fmt.Errorf("build test/etcd/clients (it needs the Go module proxy the first time): %w", err)
-		}
-		return nil
-	},
-}
+var ClientsTool = testenv.OwnTool("etcd-clients", "clients", ".", "test", "etcd", "clients")
 
 // RegisterWith registers an instance in a process of its own with the library
 // of kind: kratos, go-micro or grpc. It is kept alive until deregister is

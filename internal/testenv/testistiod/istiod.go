@@ -50,16 +50,12 @@ var (
 )
 
 // Versions returns the versions that a test of every version runs
-// against, oldest first: the two ends, what is between them if [Compat], the
-// newest if [Main].
+// against, oldest first: the newest, and if [testenv.Compat] the others.
 func Versions() []Version {
-	if testenv.Main() {
-		return []Version{Newest}
-	}
 	if testenv.Compat() {
-		return []Version{V124, V126}
+		return []Version{V121, V124, V126}
 	}
-	return []Version{V121, Newest}
+	return []Version{Newest}
 }
 
 // TLSVersions are those of [Versions] that dial with TLS if they

@@ -79,15 +79,10 @@ func kubeTool(binary string) testenv.Tool {
 				return fmt.Errorf("tools/kube/go.mod: %s is no version with three parts", pinned)
 			}
 			const in = "-X k8s.io/component-base/version."
-			flags := fmt.Sprintf("-s -w %sgitVersion=v%s %sgitMajor=%s %sgitMinor=%s", in, pinned, in, parts[0], in, parts[1])
-			cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", flags, "-o", path, module+"/cmd/"+binary)
-			cmd.Dir = filepath.Join(root, "tools", "kube")
-			cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
-			if err := testenv.RunQuiet(cmd); err != nil {
-				return fmt.Errorf("build %s in tools/kube (it needs the Go module proxy the first time): %w", binary, err)
-			}
-			return nil
+			flags := fmt.Sprintf("%sgitVersion=v%s %sgitMajor=%s %sgitMinor=%s", in, pinned, in, parts[0], in, parts[1])
+			return testenv.GoBuild(ctx, filepath.Join(root, "tools", "kube"), module+"/cmd/"+binary, path, flags)
 		},
+		Built: true,
 	}
 }
 
@@ -130,7 +125,7 @@ func getMonitoringCRDs(ctx context.Context, root, path string) error {
 func moduleDir(ctx context.Context, root, folder, module string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module)
 	cmd.Dir = filepath.Join(root, "tools", folder)
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
+	cmd.Env = append(os.Environ(), testenv.GoEnv...)
 	out, err := cmd.Output()
 	if err != nil {
 		return "", fmt.Errorf("download the module %s: %w: %s", module, err, out)

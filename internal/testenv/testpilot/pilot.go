@@ -2,7 +2,6 @@ package testpilot
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -28,37 +27,11 @@ const pilotModule = "istio.io/istio"
 var (
 	// Tool is Pilot 1.8.0, the last version that supports the legacy Mesh
 	// Configuration Protocol.
-	Tool = testenv.Tool{Name: "pilot", Program: "pilot-discovery", Version: pilotVersion, Get: getPilot("istio.io/istio/pilot/cmd/pilot-discovery")}
+	Tool = testenv.GoTool("pilot-1.8", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
 	// LegacyTool is tools/pilot-1.8/cmd/legacy: sinks and a source built with
 	// the libraries of Istio 1.8.0.
-	LegacyTool = testenv.Tool{Name: "pilot-1.8-legacy", Program: "legacy", Version: legacyVersion, Get: getPilot("./cmd/legacy")}
+	LegacyTool = testenv.OwnTool("pilot-1.8-legacy", "legacy", "./cmd/legacy", "tools", "pilot-1.8")
 )
-
-// pilotVersion returns the release of the pinned commit.
-func pilotVersion(root string) (string, error) {
-	pin, err := testenv.PinnedVersion(filepath.Join(root, "tools", "pilot-1.8", "go.mod"), pilotModule)
-	if pin == "0.0.0-20201118224433-c87a4c874df2" {
-		return "1.8.0", nil
-	}
-	return pin, err
-}
-
-// legacyVersion changes with the pins and with the program's source.
-func legacyVersion(root string) (string, error) {
-	return testenv.Digest(filepath.Join(root, "tools", "pilot-1.8"))
-}
-
-func getPilot(pkg string) func(ctx context.Context, root, path string) error {
-	return func(ctx context.Context, root, path string) error {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, pkg)
-		cmd.Dir = filepath.Join(root, "tools", "pilot-1.8")
-		cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
-		if err := testenv.RunQuiet(cmd); err != nil {
-			return fmt.Errorf("build %s in tools/pilot-1.8 (it needs the Go module proxy the first time): %w", pkg, err)
-		}
-		return nil
-	}
-}
 
 // Server is a running Pilot 1.8.0 without a cluster, configured over the legacy
 // Mesh Configuration Protocol.

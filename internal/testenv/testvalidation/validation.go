@@ -1,12 +1,6 @@
 package testvalidation
 
 import (
-	"context"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
 
@@ -22,27 +16,8 @@ var (
 
 // PeersTool is tools/peers: servers that do what Isthmus does, for isthmus
 // bench compare.
-var PeersTool = ownTool("peers", "peers", "tools", "peers")
+var PeersTool = testenv.OwnTool("peers", "peers", ".", "tools", "peers")
 
 func validation(folder string) testenv.Tool {
-	return ownTool("validation-"+folder, "validate", "test", "validity", folder)
-}
-
-// ownTool is a program of this repository in a module of its own, in a folder.
-// Its version is that of its sources.
-func ownTool(name, binary string, folder ...string) testenv.Tool {
-	in := func(root string) string { return filepath.Join(append([]string{root}, folder...)...) }
-	return testenv.Tool{
-		Name: name, Program: binary,
-		Version: func(root string) (string, error) { return testenv.Digest(in(root)) },
-		Get: func(ctx context.Context, root, path string) error {
-			cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, ".")
-			cmd.Dir = in(root)
-			cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly")
-			if err := testenv.RunQuiet(cmd); err != nil {
-				return fmt.Errorf("build %s (it needs the Go module proxy the first time): %w", in(root), err)
-			}
-			return nil
-		},
-	}
+	return testenv.OwnTool("validation-"+folder, "validate", ".", "test", "validity", folder)
 }

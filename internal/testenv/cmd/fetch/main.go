@@ -13,8 +13,13 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -79,27 +84,79 @@ func get(ctx context.Context, tools []testenv.Tool, names []string) (ok bool) {
 		fmt.Fprintf(os.Stderr, "getting them takes about %v on two cores, once per version; they are kept in %s (make clean-tools removes them)\n",
 			about, testenv.ToolsDir())
 	}
-	ok = true
-	got := 0
-	for _, tool := range tools {
-		if ctx.Err() != nil {
-			return false
-		}
-		if slices.ContainsFunc(missing, func(m testenv.Tool) bool { return m.String() == tool.String() }) {
-			got++
-			fmt.Fprintf(os.Stderr, "[%d/%d] ", got, len(missing))
-		}
-		path, err := tool.Fetch(ctx, os.Stderr)
+	if slices.ContainsFunc(missing, func(t testenv.Tool) bool { return t.Built }) {
+		done, err := aside(ctx)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
-			ok = false
-			continue
+			return false
+		}
+		defer done()
+	}
+	// What Go builds takes all processors, one after the other; meanwhile the
+	// rest is downloaded.
+	var got, failed atomic.Int64
+	var both sync.WaitGroup
+	for _, built := range []bool{true, false} {
+		both.Go(func() {
+			for _, tool := range missing {
+				if tool.Built != built || ctx.Err() != nil {
+					continue
+				}
+				if _, err := tool.Fetch(ctx, os.Stderr); err != nil {
+					fmt.Fprintln(os.Stderr, err)
+					failed.Add(1)
+				}
+				fmt.Fprintf(os.Stderr, "[%d/%d]\n", got.Add(1), len(missing))
+			}
+		})
+	}
+	both.Wait()
+	if failed.Load() > 0 || ctx.Err() != nil {
+		return false
+	}
+	for _, tool := range tools {
+		path, err := tool.Path()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return false
 		}
 		if len(names) > 0 {
 			fmt.Fprintln(os.Stdout, path)
 		}
 	}
-	return ok
+	return true
+}
+
+// aside has Go keep what it downloads and compiles for the servers in a folder
+// of its own, which done removes: it is several times as big as they are, and
+// not needed again. What the user's module cache has is not downloaded.
+func aside(ctx context.Context) (done func(), err error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMODCACHE", "GOPROXY").Output()
+	if err != nil {
+		return nil, fmt.Errorf("ask Go for its module cache: %w", err)
+	}
+	modules, proxy, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	dir := filepath.Join(testenv.ToolsDir(), ".build")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make a folder for what Go compiles: %w", err)
+	}
+	unlock, err := testenv.LockFile(ctx, dir+".lock", func() { fmt.Fprintln(os.Stderr, "another process is getting servers, waiting") })
+	if err != nil {
+		return nil, fmt.Errorf("wait for another process that gets servers: %w", err)
+	}
+	for name, value := range map[string]string{
+		"GOCACHE": filepath.Join(dir, "compiled"), "GOMODCACHE": filepath.Join(dir, "modules"),
+		"GOPROXY": "file://" + filepath.Join(modules, "cache", "download") + "," + proxy,
+	} {
+		if err := os.Setenv(name, value); err != nil {
+			unlock()
+			return nil, err
+		}
+	}
+	return func() {
+		_ = os.RemoveAll(dir) // what is left is used the next time
+		unlock()
+	}, nil
 }
 
 // list prints what is in the cache.
