@@ -211,9 +211,9 @@ func TestNoAnswer(t *testing.T) {
 		server.Fail(t, "web.example.org", "")
 		degraded("no more "+code, "")
 	}
-	server.Freeze()
+	server.Pause()
 	degraded("frozen", "no answer within 2s")
-	server.Thaw()
+	server.Continue()
 	degraded("no more frozen", "")
 	server.Kill()
 	catalogs[server.Addr].AwaitDegraded(t, within, "killed", "connection refused")

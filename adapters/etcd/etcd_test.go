@@ -177,9 +177,9 @@ func TestEtcd(t *testing.T) {
 		c.AwaitDegraded(t, within, "it is back", "")
 		server.Delete(t, key("web", "web-5"))
 		c.AwaitIDs(t, within, "removed once it was listed", "web", "web-1 web-2")
-		server.Freeze()
+		server.Pause()
 		c.AwaitDegraded(t, within, "frozen", "nothing was heard")
-		server.Thaw()
+		server.Continue()
 		c.AwaitDegraded(t, within, "no more frozen", "")
 		wantLeast(t, c)
 	})
@@ -449,11 +449,11 @@ func TestFailOver(t *testing.T) {
 	})
 	c.AwaitIDs(t, within, "a change at the rest", "web", "web-1 web-2 web-3")
 	members[0].Restart(t)
-	members[1].Freeze()
+	members[1].Pause()
 	c.Await(t, within, "one that answers", func(h *plugintest.Held) bool {
 		return strings.HasPrefix(h.Detail, "watching "+urls[2]) || strings.HasPrefix(h.Detail, "watching "+urls[0])
 	})
-	members[1].Thaw()
+	members[1].Continue()
 	testenv.Eventually(t, within, "another change", func() (string, bool) {
 		err := members[2].TryDelete(t.Context(), key("web", "web-3"))
 		return fmt.Sprint(err), err == nil

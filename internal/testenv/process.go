@@ -52,7 +52,7 @@ func NewProcess(t testing.TB, name string) *Process {
 	t.Cleanup(func() {
 		p.Kill()
 		// Reported here, as a kill loses the exit status of a race.
-		if strings.Contains(string(p.Output()), "WARNING: DATA RACE") {
+		if strings.Contains(p.Output(), "WARNING: DATA RACE") {
 			t.Errorf("%s: the race detector found a race", p.name)
 		}
 		if t.Failed() {
@@ -155,6 +155,12 @@ func (p *Process) Signal(sig syscall.Signal) {
 		}
 	}
 }
+
+// Pause stops the process and its children without ending them.
+func (p *Process) Pause() { p.Signal(syscall.SIGSTOP) }
+
+// Continue lets them go on.
+func (p *Process) Continue() { p.Signal(syscall.SIGCONT) }
 
 // stopped reports whether all threads of a process are stopped, or gone.
 func stopped(pid int) bool {
@@ -290,12 +296,12 @@ func (p *Process) StartReady(t testing.TB, launch func(), check func() (seen str
 }
 
 // Output returns what all runs have written.
-func (p *Process) Output() []byte {
+func (p *Process) Output() string {
 	b, err := os.ReadFile(p.logPath)
 	if err != nil {
 		p.t.Errorf("%s: read its output: %v", p.name, err)
 	}
-	return b
+	return string(b)
 }
 
 // Since returns the output of the current run.
@@ -303,12 +309,12 @@ func (p *Process) Since() string {
 	p.mu.Lock()
 	from := p.run.from
 	p.mu.Unlock()
-	return string(p.Output()[from:])
+	return p.Output()[from:]
 }
 
 // tail returns the last n lines of the output.
 func (p *Process) tail(n int) string {
-	lines := strings.Split(strings.TrimRight(string(p.Output()), "\n"), "\n")
+	lines := strings.Split(strings.TrimRight(p.Output(), "\n"), "\n")
 	if cut := len(lines) - n; cut > 0 {
 		lines = append([]string{fmt.Sprintf("(%d lines before)", cut)}, lines[cut:]...)
 	}

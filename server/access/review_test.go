@@ -189,9 +189,9 @@ subjects: [{kind: ServiceAccount, namespace: isthmus, name: isthmus}]
 
 	// An API server that hangs is not waited for without end.
 	g, _, _ = newGate(t, accounts(kubeconfig, "tools/*"))
-	kube.Freeze()
+	kube.Pause()
 	_, err = open(t, serve(t, g), plain, later)
-	kube.Thaw()
+	kube.Continue()
 	if status.Code(err) != codes.Unavailable {
 		t.Errorf("an API server that hangs: %v, want Unavailable", err)
 	}

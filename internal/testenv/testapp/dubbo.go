@@ -45,31 +45,27 @@ configs:
 
 // Dubbo is a running application: a provider of DubboInterface, or a consumer
 // that calls it again and again.
-type Dubbo struct{ proc *testenv.Process }
+type Dubbo struct{ *testenv.Process }
 
 // StartDubbo starts an application that registers at a registry, as Dubbo
 // writes its URL, and waits until it serves, or has called. The properties are
 // those of tools/dubbo-3/Launcher.java; without protocols it is a consumer.
 func StartDubbo(t testing.TB, tool testenv.Tool, registry, app string, properties map[string]string) *Dubbo {
 	t.Helper()
-	d := &Dubbo{proc: testenv.NewProcess(t, app)}
+	d := &Dubbo{Process: testenv.NewProcess(t, app)}
 	binary := tool.Binary(t)
 	all := map[string]string{"app": app, "registry": registry}
 	maps.Copy(all, properties)
-	args := append([]string{"--add-opens=java.base/java.lang=ALL-UNNAMED", "-Djava.net.preferIPv4Stack=true", "-Duser.home=" + d.proc.Dir}, testenv.JavaArgs(d.proc.Dir, 256, all)...)
+	args := append([]string{"--add-opens=java.base/java.lang=ALL-UNNAMED", "-Djava.net.preferIPv4Stack=true", "-Duser.home=" + d.Process.Dir}, testenv.JavaArgs(d.Process.Dir, 256, all)...)
 	said := "launcher: ready"
 	if properties["protocols"] == "" {
 		said = "launcher: "
 	}
-	d.proc.StartReady(t, func() {
-		d.proc.Start(t, nil, binary, args...)
+	d.Process.StartReady(t, func() {
+		d.Process.Start(t, nil, binary, args...)
 	}, func() (string, bool) { return "its output", strings.Contains(d.Output(), said) })
 	return d
 }
 
-// Output returns what the application has printed: a consumer prints a line
-// that begins with "launcher: " for each call.
-func (d *Dubbo) Output() string { return string(d.proc.Output()) }
-
 // Stop ends it as a deployment does: it is asked to, and deregisters.
-func (d *Dubbo) Stop() { _ = d.proc.Terminate() } // Java's exit status is that of the signal
+func (d *Dubbo) Stop() { _ = d.Process.Terminate() } // Java's exit status is that of the signal

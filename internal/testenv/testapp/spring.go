@@ -27,7 +27,7 @@ type SpringApp struct {
 	// Port is the port that it registers.
 	Port int
 
-	proc   *testenv.Process
+	*testenv.Process
 	client *http.Client
 }
 
@@ -59,15 +59,15 @@ func startSpringApp(t testing.TB, tool testenv.Tool, name string, properties map
 	s := &SpringApp{client: &http.Client{Timeout: testenv.AdminTime, Transport: &http.Transport{}}}
 	t.Cleanup(s.client.CloseIdleConnections)
 	binary := tool.Binary(t)
-	s.proc = testenv.NewProcess(t, "spring")
-	s.proc.StartReady(t, func() {
+	s.Process = testenv.NewProcess(t, "spring")
+	s.Process.StartReady(t, func() {
 		s.Port = testenv.FreePort(t)
 		all := map[string]string{
 			"spring.application.name": name, "server.address": "127.0.0.1", "server.port": strconv.Itoa(s.Port),
 			"management.endpoints.web.exposure.include": "health,serviceregistry",
 		}
 		maps.Copy(all, properties)
-		s.proc.Start(t, nil, binary, testenv.JavaArgs(s.proc.Dir, 256, all)...)
+		s.Process.Start(t, nil, binary, testenv.JavaArgs(s.Process.Dir, 256, all)...)
 	}, func() (string, bool) {
 		body, code, err := testenv.HttpGet(t, s.client, s.url("/instances/"+name))
 		return fmt.Sprintf("status %d %.200s, error %v", code, body, err), code == http.StatusOK
@@ -117,4 +117,4 @@ func (s *SpringApp) Instances(t testing.TB, service string) []string {
 
 // Stop ends it as a deployment does: it is asked to, and cancels its
 // registration.
-func (s *SpringApp) Stop() { _ = s.proc.Terminate() } // Java's exit status is that of the signal
+func (s *SpringApp) Stop() { _ = s.Process.Terminate() } // Java's exit status is that of the signal

@@ -8,9 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/hashicorp/consul/api"
 
@@ -51,7 +49,7 @@ type Server struct {
 	// certificate.
 	HTTPSAddr string
 
-	proc   *testenv.Process
+	*testenv.Process
 	binary string
 	cfg    Config
 	dir    string // data of a persistent server
@@ -67,8 +65,8 @@ func Start(t testing.TB, cfg Config) *Server {
 	if cfg.ACL {
 		c.Token = rand.Text()
 	}
-	c.proc = testenv.NewProcess(t, "consul")
-	c.proc.StartReady(t, func() {
+	c.Process = testenv.NewProcess(t, "consul")
+	c.Process.StartReady(t, func() {
 		c.ports = consulPorts{http: testenv.FreePort(t), https: testenv.FreePort(t), grpc: testenv.FreePort(t), grpcTLS: -1, serf: testenv.FreePort(t), server: testenv.FreePort(t)}
 		c.Addr = testenv.Loopback(c.ports.http)
 		if cfg.Peering {
@@ -113,7 +111,7 @@ func (c *Server) launch(t testing.TB) {
 	if c.cfg.ExtraHCL != "" {
 		args = append(args, "-hcl="+c.cfg.ExtraHCL)
 	}
-	c.proc.Start(t, nil, c.binary, args...)
+	c.Process.Start(t, nil, c.binary, args...)
 }
 
 // ready reports whether the server is leader and answers from its catalog,
@@ -132,20 +130,6 @@ func (c *Server) ready() (seen string, ok bool) {
 	return leader, true
 }
 
-// CPU returns the processor time of the server since its start, on Linux;
-// elsewhere it returns 0.
-func (c *Server) CPU() time.Duration { return c.proc.CPU() }
-
-// Pause stops the server as SIGSTOP does: its connections stay and nothing is
-// answered.
-func (c *Server) Pause() { c.proc.Signal(syscall.SIGSTOP) }
-
-// Continue ends a pause.
-func (c *Server) Continue() { c.proc.Signal(syscall.SIGCONT) }
-
-// Kill ends the server as kill -9 does.
-func (c *Server) Kill() { c.proc.Kill() }
-
 // Restart restarts the server on the same ports after Kill, and waits until it
 // is ready. A server that is not Persistent starts empty.
 func (c *Server) Restart(t testing.TB) {
@@ -157,14 +141,14 @@ func (c *Server) Restart(t testing.TB) {
 // Launch is Restart without the wait.
 func (c *Server) Launch(t testing.TB) {
 	t.Helper()
-	c.proc.Kill()
+	c.Process.Kill()
 	c.launch(t)
 }
 
 // WaitReady waits until the server is leader and has replayed its log.
 func (c *Server) WaitReady(t testing.TB) {
 	t.Helper()
-	if err := c.proc.WaitReady(t, c.ready); err != nil {
+	if err := c.Process.WaitReady(t, c.ready); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -173,7 +157,7 @@ func (c *Server) WaitReady(t testing.TB) {
 // a replacement of its machine.
 func (c *Server) RestartEmpty(t testing.TB) {
 	t.Helper()
-	c.proc.Kill()
+	c.Process.Kill()
 	if err := os.RemoveAll(c.dir); err != nil {
 		t.Fatalf("consul: remove its data: %v", err)
 	}

@@ -28,7 +28,7 @@ type Server struct {
 	// keep both.
 	Addr, TLSAddr string
 
-	proc   *testenv.Process
+	*testenv.Process
 	binary string
 	cfg    Config
 	zones  map[string]string // names of zones to paths of their files
@@ -48,14 +48,14 @@ type Config struct {
 func Start(t testing.TB, cfg Config) *Server {
 	t.Helper()
 	c := &Server{cfg: cfg, binary: Tool.Binary(t), zones: map[string]string{}, serial: map[string]int{}, errors: map[string]string{}}
-	c.proc = testenv.NewProcess(t, "coredns")
+	c.Process = testenv.NewProcess(t, "coredns")
 	for _, zone := range cfg.Zones {
-		c.zones[zone] = filepath.Join(c.proc.Dir, zone+".zone")
+		c.zones[zone] = filepath.Join(c.Process.Dir, zone+".zone")
 		if err := c.write(zone, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c.proc.StartReady(t, func() {
+	c.Process.StartReady(t, func() {
 		c.Addr, c.TLSAddr = testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t))
 		c.launch(t)
 	}, c.ready)
@@ -64,7 +64,7 @@ func Start(t testing.TB, cfg Config) *Server {
 
 func (c *Server) launch(t testing.TB) {
 	t.Helper()
-	c.proc.Start(t, nil, c.binary, "-conf", c.configure(t))
+	c.Process.Start(t, nil, c.binary, "-conf", c.configure(t))
 }
 
 // configure writes the configuration and returns its path.
@@ -86,7 +86,7 @@ func (c *Server) configure(t testing.TB) string {
 	if c.cfg.Cert != "" {
 		block(c.TLSAddr, "tls://", fmt.Sprintf("  tls %s %s\n", c.cfg.Cert, c.cfg.Key))
 	}
-	return c.proc.WriteFile(t, "Corefile", b.String())
+	return c.Process.WriteFile(t, "Corefile", b.String())
 }
 
 // ready waits for all zones as they were last written.
@@ -190,7 +190,7 @@ func (c *Server) Fail(t testing.TB, name, code string) {
 func (c *Server) Reload(t testing.TB) {
 	t.Helper()
 	c.configure(t)
-	c.proc.Signal(syscall.SIGUSR1)
+	c.Process.Signal(syscall.SIGUSR1)
 }
 
 // WaitCertificate waits until the server shows the certificate in its file.
@@ -212,20 +212,11 @@ func (c *Server) WaitCertificate(t testing.TB) {
 	})
 }
 
-// Kill kills the server. Start starts it again.
-func (c *Server) Kill() { c.proc.Kill() }
-
 // Start starts the server after Kill.
 func (c *Server) Start(t testing.TB) {
 	t.Helper()
 	c.launch(t)
-	if err := c.proc.WaitReady(t, c.ready); err != nil {
+	if err := c.Process.WaitReady(t, c.ready); err != nil {
 		t.Fatal(err)
 	}
 }
-
-// Freeze suspends the server, so that it answers nothing; Thaw resumes it.
-func (c *Server) Freeze() { c.proc.Signal(syscall.SIGSTOP) }
-
-// Thaw ends Freeze.
-func (c *Server) Thaw() { c.proc.Signal(syscall.SIGCONT) }

@@ -33,7 +33,7 @@ type Engine struct {
 	// Data is the folder of the engine in the cache.
 	Data string
 
-	proc   *testenv.Process
+	*testenv.Process
 	env    []string
 	client string
 }
@@ -76,23 +76,23 @@ func Start(t testing.TB) *Engine {
 	t.Cleanup(unlock)
 	socket := "unix://" + filepath.Join(run, "docker.sock")
 	d.env = append(os.Environ(), "DOCKER_HOST="+socket, "DOCKER_CONFIG="+run, "DOCKER_BUILDKIT=0", "PATH="+filepath.Dir(d.client)+":"+os.Getenv("PATH"))
-	d.proc = testenv.NewProcess(t, "dockerd")
-	d.proc.StartReady(t, func() {
-		d.proc.Start(t, nil, "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", `ip link set lo up && exec "$@"`, "sh",
+	d.Process = testenv.NewProcess(t, "dockerd")
+	d.Process.StartReady(t, func() {
+		d.Process.Start(t, nil, "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", `ip link set lo up && exec "$@"`, "sh",
 			engine, "--log-level", "warn", "--host", socket, "--data-root", d.Data, "--exec-root", filepath.Join(run, "exec"), "--pidfile", filepath.Join(run, "pid"))
 	}, func() (string, bool) {
 		out, err := d.Command(t.Context(), "docker", "info").CombinedOutput()
 		return fmt.Sprintf("docker info: %v: %s", err, out), err == nil
 	})
 	// Otherwise it would not save what it has in its cache.
-	t.Cleanup(func() { _ = d.proc.Terminate() })
+	t.Cleanup(func() { _ = d.Process.Terminate() })
 	return d
 }
 
 // Command is a command in the engine's network, with docker for its client and
 // docker compose.
 func (d *Engine) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	pid := strconv.Itoa(d.proc.PID())
+	pid := strconv.Itoa(d.Process.PID())
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=/proc/" + pid + "/ns/net", "--", name}, args...)...) //nolint:gosec // of a test
 	cmd.Env = d.env
 	return cmd

@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -62,8 +61,8 @@ type Server struct {
 	// root. It is nil if the server wants client certificates.
 	Client *clientv3.Client
 
-	cfg    Config
-	proc   *testenv.Process
+	cfg Config
+	*testenv.Process
 	binary string
 	name   string
 	dir    string
@@ -79,7 +78,7 @@ type etcdPorts struct{ client, peer, metrics int }
 func Start(t testing.TB, cfg Config) *Server {
 	t.Helper()
 	e := newEtcd(t, cfg, "etcd")
-	e.proc.StartReady(t, func() {
+	e.Process.StartReady(t, func() {
 		e.choosePorts(t)
 		e.cluster = e.member()
 		e.launch(t)
@@ -105,7 +104,7 @@ func StartCluster(t testing.TB, version Version, members int) []*Server {
 		e.launch(t)
 	}
 	for _, e := range all {
-		if err := e.proc.WaitReady(t, e.ready); err != nil {
+		if err := e.Process.WaitReady(t, e.ready); err != nil {
 			t.Fatal(err)
 		}
 		e.connect(t, "", "")
@@ -121,7 +120,7 @@ func newEtcd(t testing.TB, cfg Config, name string) *Server {
 	}
 	e := &Server{cfg: cfg, binary: tool.Binary(t), name: name, dir: t.TempDir(), http: &http.Client{Timeout: testenv.AdminTime, Transport: &http.Transport{}}}
 	t.Cleanup(e.http.CloseIdleConnections)
-	e.proc = testenv.NewProcess(t, name)
+	e.Process = testenv.NewProcess(t, name)
 	return e
 }
 
@@ -162,7 +161,7 @@ func (e *Server) launch(t testing.TB) {
 	} else { // 3.4 would then lose at a kill what it has not written yet
 		args = append(args, "--unsafe-no-fsync")
 	}
-	e.proc.Start(t, nil, e.binary, append(args, e.cfg.Args...)...)
+	e.Process.Start(t, nil, e.binary, append(args, e.cfg.Args...)...)
 }
 
 func (e *Server) ready() (seen string, ok bool) {
@@ -198,15 +197,12 @@ func (e *Server) connect(t testing.TB, user, password string) {
 	e.Client = client
 }
 
-// Kill ends the server as kill -9 does.
-func (e *Server) Kill() { e.proc.Kill() }
-
 // Restart starts the server again on the same ports with its data after Kill,
 // and waits until it is ready.
 func (e *Server) Restart(t testing.TB) {
 	t.Helper()
 	e.launch(t)
-	if err := e.proc.WaitReady(t, e.ready); err != nil {
+	if err := e.Process.WaitReady(t, e.ready); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -219,12 +215,6 @@ func (e *Server) RestartEmpty(t testing.TB) {
 	}
 	e.Restart(t)
 }
-
-// Freeze suspends the server, so that connections to it hang; Thaw resumes it.
-func (e *Server) Freeze() { e.proc.Signal(syscall.SIGSTOP) }
-
-// Thaw ends Freeze.
-func (e *Server) Thaw() { e.proc.Signal(syscall.SIGCONT) }
 
 // Put writes a key, with a lease if it is not zero.
 func (e *Server) Put(t testing.TB, key, value string, lease ...clientv3.LeaseID) {
@@ -342,9 +332,6 @@ func (e *Server) ConnectTLS(t testing.TB, config *tls.Config) {
 	t.Cleanup(func() { _ = client.Close() })
 	e.Client = client
 }
-
-// Output returns what the server has logged.
-func (e *Server) Output() string { return string(e.proc.Output()) }
 
 // ClientsTool is test/etcd/clients: a program that registers instances with
 // the libraries of Kratos, go-micro and etcd itself.

@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -42,8 +41,8 @@ type Server struct {
 	URL  string
 	Port int
 
-	cfg    Config
-	proc   *testenv.Process
+	cfg Config
+	*testenv.Process
 	binary string
 	peers  []string // URLs of the other servers, with credentials
 	client *http.Client
@@ -53,7 +52,7 @@ type Server struct {
 func Start(t testing.TB, cfg Config) *Server {
 	t.Helper()
 	e := newEureka(t, cfg)
-	e.proc.StartReady(t, func() { e.choosePort(t); e.launch(t) }, e.ready)
+	e.Process.StartReady(t, func() { e.choosePort(t); e.launch(t) }, e.ready)
 	return e
 }
 
@@ -70,7 +69,7 @@ func StartPair(t testing.TB, cfg Config) (a, b *Server) {
 	a.launch(t)
 	b.launch(t)
 	for _, e := range []*Server{a, b} {
-		if err := e.proc.WaitReady(t, e.ready); err != nil {
+		if err := e.Process.WaitReady(t, e.ready); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -81,7 +80,7 @@ func newEureka(t testing.TB, cfg Config) *Server {
 	t.Helper()
 	e := &Server{cfg: cfg, binary: Tool.Binary(t), client: &http.Client{Timeout: testenv.AdminTime, Transport: &http.Transport{MaxIdleConnsPerHost: 16}}}
 	t.Cleanup(e.client.CloseIdleConnections)
-	e.proc = testenv.NewProcess(t, "eureka")
+	e.Process = testenv.NewProcess(t, "eureka")
 	return e
 }
 
@@ -119,7 +118,7 @@ func (e *Server) launch(t testing.TB) {
 		properties["spring.security.user.name"], properties["spring.security.user.password"] = e.cfg.User, e.cfg.Password
 	}
 	maps.Copy(properties, e.cfg.Properties)
-	e.proc.Start(t, nil, e.binary, testenv.JavaArgs(e.proc.Dir, cmp.Or(e.cfg.HeapMB, 512), properties)...)
+	e.Process.Start(t, nil, e.binary, testenv.JavaArgs(e.Process.Dir, cmp.Or(e.cfg.HeapMB, 512), properties)...)
 }
 
 // WithUser adds the credentials to a URL.
@@ -141,26 +140,14 @@ func (e *Server) ready() (seen string, ok bool) {
 	return fmt.Sprint(err), err == nil
 }
 
-// Kill kills the server. Start restarts it without its data.
-func (e *Server) Kill() { e.proc.Kill() }
-
 // Start restarts the server after Kill.
 func (e *Server) Start(t testing.TB) {
 	t.Helper()
 	e.launch(t)
-	if err := e.proc.WaitReady(t, e.ready); err != nil {
+	if err := e.Process.WaitReady(t, e.ready); err != nil {
 		t.Fatal(err)
 	}
 }
-
-// Freeze suspends the server, so that connections to it hang; Thaw resumes it.
-func (e *Server) Freeze() { e.proc.Signal(syscall.SIGSTOP) }
-
-// Thaw ends Freeze.
-func (e *Server) Thaw() { e.proc.Signal(syscall.SIGCONT) }
-
-// Output returns what the server has logged.
-func (e *Server) Output() string { return string(e.proc.Output()) }
 
 // Instance is one instance, as a client registers it.
 type Instance struct {

@@ -85,7 +85,7 @@ type Server struct {
 	// StartIsthmusWithView.
 	ViewXDS string
 
-	proc       *testenv.Process
+	*testenv.Process
 	binary     string
 	registries string
 	security   string   // fields of the xDS listener's block
@@ -127,8 +127,8 @@ func startIsthmus(t testing.TB, i *Server) *Server {
 	t.Helper()
 	i.binary, i.client = Binary(t), &http.Client{Timeout: testenv.CallTime, Transport: &http.Transport{}}
 	t.Cleanup(i.client.CloseIdleConnections)
-	i.proc = testenv.NewProcess(t, "isthmus")
-	i.proc.StartReady(t, func() {
+	i.Process = testenv.NewProcess(t, "isthmus")
+	i.Process.StartReady(t, func() {
 		i.XDS, i.Admin, i.ViewXDS = testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t))
 		for n := range i.shards {
 			i.shards[n] = testenv.Loopback(testenv.FreePort(t))
@@ -141,7 +141,7 @@ func startIsthmus(t testing.TB, i *Server) *Server {
 func (i *Server) launch(t testing.TB) {
 	t.Helper()
 	config := i.writeConfig(t, "isthmus.yaml")
-	i.proc.Start(t, append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(filepath.Dir(config), "state")), i.binary, "serve", "--config", config)
+	i.Process.Start(t, append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(filepath.Dir(config), "state")), i.binary, "serve", "--config", config)
 }
 
 // writeConfig writes the configuration to a file in the process's directory.
@@ -162,7 +162,7 @@ func (i *Server) writeConfig(t testing.TB, name string) string {
 	if i.view != "" {
 		block = fmt.Sprintf("[%s, {address: %q, view: %s}]", block, i.ViewXDS, i.view)
 	}
-	return i.proc.WriteFile(t, name, fmt.Sprintf("listen: {xds: %s, admin: {address: %q, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nlog: {level: debug}\n%s\n",
+	return i.Process.WriteFile(t, name, fmt.Sprintf("listen: {xds: %s, admin: {address: %q, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nlog: {level: debug}\n%s\n",
 		block, i.Admin, owned(t, i.registries)))
 }
 
@@ -233,15 +233,11 @@ func (i *Server) Sources() (urls []string) {
 	return urls
 }
 
-// CPU returns the processor time of the program since its start, without
-// plugins, on Linux; elsewhere it returns 0.
-func (i *Server) CPU() time.Duration { return i.proc.CPU() }
-
 // WaitReady waits until every registry has sent its first full listing
 // (/readyz).
 func (i *Server) WaitReady(t testing.TB) {
 	t.Helper()
-	if err := i.proc.WaitReady(t, func() (string, bool) {
+	if err := i.Process.WaitReady(t, func() (string, bool) {
 		body, code, err := testenv.HttpGet(t, i.client, "http://"+i.Admin+"/readyz")
 		return fmt.Sprintf("/readyz: status %d %.500s, error %v", code, body, err), code == http.StatusOK
 	}); err != nil {
@@ -251,15 +247,15 @@ func (i *Server) WaitReady(t testing.TB) {
 
 // Kill9 kills the program as kill -9 does, without its plugins, which must
 // detect it.
-func (i *Server) Kill9() { i.proc.KillAlone() }
+func (i *Server) Kill9() { i.Process.KillAlone() }
 
 // Restart restarts the program on the same ports after Kill9 or Stop, and waits
 // until its admin API answers.
 func (i *Server) Restart(t testing.TB) {
 	t.Helper()
-	i.proc.Kill()
+	i.Process.Kill()
 	i.launch(t)
-	if err := i.proc.WaitReady(t, i.alive(t)); err != nil {
+	if err := i.Process.WaitReady(t, i.alive(t)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -268,7 +264,7 @@ func (i *Server) Restart(t testing.TB) {
 // in time.
 func (i *Server) Stop(t testing.TB) {
 	t.Helper()
-	if err := i.proc.Terminate(); err != nil {
+	if err := i.Process.Terminate(); err != nil {
 		t.Errorf("isthmus ended by SIGTERM: %v", err)
 	}
 }
@@ -536,4 +532,4 @@ func (i *Server) Get(t testing.TB, path string) (code int, body string) {
 }
 
 // Log returns the program's output since its last start.
-func (i *Server) Log() string { return i.proc.Since() }
+func (i *Server) Log() string { return i.Process.Since() }

@@ -10,9 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"sigs.k8s.io/yaml"
@@ -76,7 +74,7 @@ type Server struct {
 	// HTTP is the address of its debug pages, Monitoring that of its metrics.
 	HTTP, Monitoring string
 
-	proc       *testenv.Process
+	*testenv.Process
 	binary     string
 	sources    []string // the configSources, in YAML
 	mesh       string   // the mesh configuration, instead of sources
@@ -120,16 +118,6 @@ func StartWith(t testing.TB, version Version, source, settings string) *Server {
 	return startIstiod(t, Options{Version: version}, fmt.Sprintf("{address: %q, %s}", source, settings))
 }
 
-// Pause stops istiod as SIGSTOP does: its connections stay and nothing is read.
-func (i *Server) Pause() { i.proc.Signal(syscall.SIGSTOP) }
-
-// CPU returns the processor time of istiod since its start, on Linux; elsewhere
-// it returns 0.
-func (i *Server) CPU() time.Duration { return i.proc.CPU() }
-
-// Continue ends a pause.
-func (i *Server) Continue() { i.proc.Signal(syscall.SIGCONT) }
-
 func configSources(addresses []string) (sources []string) {
 	for _, a := range addresses {
 		sources = append(sources, fmt.Sprintf("{address: %q}", a))
@@ -142,12 +130,12 @@ func startIstiod(t testing.TB, o Options, sources ...string) *Server {
 	version := o.Version
 	i := &Server{Version: version, binary: version.tool.Binary(t), sources: sources, mesh: o.Mesh, env: o.Env, client: &http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(i.client.CloseIdleConnections)
-	i.proc = testenv.NewProcess(t, version.Name)
+	i.Process = testenv.NewProcess(t, version.Name)
 	switch {
 	case o.Kubeconfig != "":
 		i.kubeconfig = o.Kubeconfig
 	case version.needsKube:
-		i.kubeconfig = i.proc.WriteFile(t, "kubeconfig", startKubeStub(t))
+		i.kubeconfig = i.Process.WriteFile(t, "kubeconfig", startKubeStub(t))
 	}
 	i.assignPorts(t)
 	i.launch(t)
@@ -179,7 +167,7 @@ func (i *Server) launch(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mesh := i.proc.WriteFile(t, "mesh.yaml", string(file))
+	mesh := i.Process.WriteFile(t, "mesh.yaml", string(file))
 	env := append(os.Environ(),
 		"POD_NAME=istiod-test", "POD_NAMESPACE=istio-system", "REVISION=default",
 		"ENABLE_CA_SERVER=false", "PILOT_CERT_PROVIDER=none",
@@ -199,13 +187,13 @@ func (i *Server) launch(t testing.TB) {
 	} else {
 		args = append(args, "--registries", "")
 	}
-	i.proc.Start(t, env, i.binary, args...)
+	i.Process.Start(t, env, i.binary, args...)
 }
 
 // Ready reports whether istiod serves proxies. Without Kubernetes istiod never
 // reports it over HTTP, so Ready checks its output and its port.
 func (i *Server) Ready() bool {
-	if !strings.Contains(i.proc.Since(), "marking server ready") {
+	if !strings.Contains(i.Process.Since(), "marking server ready") {
 		return false
 	}
 	conn, err := net.Dial("tcp", i.GRPC)
@@ -219,9 +207,9 @@ func (i *Server) Ready() bool {
 // WaitReady waits until istiod serves proxies.
 func (i *Server) WaitReady(t testing.TB) {
 	t.Helper()
-	i.proc.StartReady(t, func() {
+	i.Process.StartReady(t, func() {
 		select {
-		case <-i.proc.Exited(): // it ended because a port was in use: start it on others
+		case <-i.Process.Exited(): // it ended because a port was in use: start it on others
 			i.assignPorts(t)
 			i.launch(t)
 		default: // running since StartIstiod
@@ -232,16 +220,13 @@ func (i *Server) WaitReady(t testing.TB) {
 // MayEnd permits istiod to end by itself, as it does when its source refuses it
 // at the start.
 func (i *Server) MayEnd() {
-	i.proc.MayEnd()
+	i.Process.MayEnd()
 }
-
-// Kill ends istiod as kill -9 does.
-func (i *Server) Kill() { i.proc.Kill() }
 
 // Restart restarts istiod on the same ports, and does not wait.
 func (i *Server) Restart(t testing.TB) {
 	t.Helper()
-	i.proc.Kill()
+	i.Process.Kill()
 	i.launch(t)
 }
 

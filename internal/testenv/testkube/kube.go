@@ -22,7 +22,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -164,8 +163,8 @@ type Server struct {
 	// Etcd has the server's data.
 	Etcd *testetcd.Server
 
-	cfg         Config
-	proc        *testenv.Process
+	cfg Config
+	*testenv.Process
 	binary      string
 	controllers *testenv.Process
 	manager     string // the program of controllers
@@ -200,8 +199,8 @@ func Start(t testing.TB, cfg Config) *Server {
 			k.client.CloseIdleConnections()
 		}
 	})
-	k.proc = testenv.NewProcess(t, "kube-apiserver")
-	k.proc.StartReady(t, func() {
+	k.Process = testenv.NewProcess(t, "kube-apiserver")
+	k.Process.StartReady(t, func() {
 		k.port = testenv.FreePort(t)
 		k.Addr = testenv.Loopback(k.port)
 		k.URL = "https://" + k.Addr
@@ -257,7 +256,7 @@ func (k *Server) launch(t testing.TB) {
 		// What is killed may come back at once.
 		"--shutdown-delay-duration=0s",
 	}
-	k.proc.Start(t, nil, k.binary, append(args, k.cfg.Args...)...)
+	k.Process.Start(t, nil, k.binary, append(args, k.cfg.Args...)...)
 }
 
 func (k *Server) launchControllers(t testing.TB) {
@@ -672,7 +671,7 @@ func (k *Server) Kill() {
 	if k.controllers != nil {
 		k.controllers.Kill()
 	}
-	k.proc.Kill()
+	k.Process.Kill()
 }
 
 // Restart starts the server again on the same port with its data after Kill,
@@ -680,7 +679,7 @@ func (k *Server) Kill() {
 func (k *Server) Restart(t testing.TB) {
 	t.Helper()
 	k.launch(t)
-	if err := k.proc.WaitReady(t, k.ready); err != nil {
+	if err := k.Process.WaitReady(t, k.ready); err != nil {
 		t.Fatal(err)
 	}
 	k.finish(t)
@@ -696,9 +695,3 @@ func (k *Server) RestartEmpty(t testing.TB) {
 	k.Etcd.RestartEmpty(t)
 	k.Restart(t)
 }
-
-// Freeze suspends the server, so that connections to it hang; Thaw resumes it.
-func (k *Server) Freeze() { k.proc.Signal(syscall.SIGSTOP) }
-
-// Thaw ends Freeze.
-func (k *Server) Thaw() { k.proc.Signal(syscall.SIGCONT) }

@@ -87,8 +87,8 @@ type Server struct {
 	// IstioAddr is the address of the server's own bridge.
 	IstioAddr string
 
-	cfg     Config
-	proc    *testenv.Process
+	cfg Config
+	*testenv.Process
 	binary  string
 	port    int
 	cluster []string // the addresses of all nodes, empty for a single server
@@ -111,8 +111,8 @@ func Start(t testing.TB, cfg Config) *Server {
 	func() {
 		nacosStart.Lock()
 		defer nacosStart.Unlock()
-		n.proc.StartReady(t, func() {
-			if err := os.RemoveAll(filepath.Join(n.proc.Dir, "data")); err != nil { // of a start that failed
+		n.Process.StartReady(t, func() {
+			if err := os.RemoveAll(filepath.Join(n.Process.Dir, "data")); err != nil { // of a start that failed
 				t.Fatalf("nacos: %v", err)
 			}
 			n.choosePorts(t)
@@ -141,7 +141,7 @@ func StartCluster(t testing.TB, cfg Config, nodes int) []*Server {
 	for attempt := 1; ; attempt++ {
 		var addrs []string
 		for _, n := range all {
-			if err := os.RemoveAll(filepath.Join(n.proc.Dir, "data")); err != nil { // of a start that failed
+			if err := os.RemoveAll(filepath.Join(n.Process.Dir, "data")); err != nil { // of a start that failed
 				t.Fatalf("nacos: %v", err)
 			}
 			n.choosePorts(t)
@@ -155,16 +155,16 @@ func StartCluster(t testing.TB, cfg Config, nodes int) []*Server {
 		clash := false
 		for _, n := range all {
 			if failed == nil {
-				failed = n.proc.WaitReady(t, n.ready)
+				failed = n.Process.WaitReady(t, n.ready)
 			}
-			clash = clash || strings.Contains(n.proc.Since(), "already in use")
+			clash = clash || strings.Contains(n.Process.Since(), "already in use")
 		}
 		if failed == nil {
 			return all
 		}
 		for _, n := range all {
-			n.proc.Signal(syscall.SIGKILL)
-			<-n.proc.Exited()
+			n.Process.Signal(syscall.SIGKILL)
+			<-n.Process.Exited()
 		}
 		if !clash || attempt == attempts {
 			t.Fatal(failed)
@@ -180,7 +180,7 @@ func newNacos(t testing.TB, cfg Config) *Server {
 	}
 	n := &Server{Version: cfg.Version, cfg: cfg, binary: cfg.Version.tool.Binary(t), client: &http.Client{Timeout: testenv.AdminTime, Transport: &http.Transport{}}}
 	t.Cleanup(n.client.CloseIdleConnections)
-	n.proc = testenv.NewProcess(t, cfg.Version.Name)
+	n.Process = testenv.NewProcess(t, cfg.Version.Name)
 	return n
 }
 
@@ -237,22 +237,22 @@ func (n *Server) launch(t testing.TB) {
 	for k, v := range properties {
 		fmt.Fprintf(&text, "%s=%s\n", k, v)
 	}
-	if err := os.MkdirAll(filepath.Join(n.proc.Dir, "conf"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(n.Process.Dir, "conf"), 0o755); err != nil {
 		t.Fatalf("nacos: %v", err)
 	}
-	n.proc.WriteFile(t, "conf/application.properties", text.String())
+	n.Process.WriteFile(t, "conf/application.properties", text.String())
 	args := []string{
-		"-Xms512m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.io.tmpdir=" + n.proc.Dir,
+		"-Xms512m", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.io.tmpdir=" + n.Process.Dir,
 		"--add-opens", "java.base/java.lang=ALL-UNNAMED", "--add-opens", "java.base/java.util=ALL-UNNAMED",
 		"--add-opens", "java.base/java.util.concurrent=ALL-UNNAMED", "--add-opens", "java.base/java.util.concurrent.atomic=ALL-UNNAMED",
 		"--add-opens", "java.base/java.math=ALL-UNNAMED", "--add-opens", "java.base/java.time=ALL-UNNAMED",
-		"-Dnacos.home=" + n.proc.Dir, "-Dnacos.logs.path=" + n.proc.Dir + "/logs",
-		"-Dspring.config.additional-location=file:" + n.proc.Dir + "/conf/",
+		"-Dnacos.home=" + n.Process.Dir, "-Dnacos.logs.path=" + n.Process.Dir + "/logs",
+		"-Dspring.config.additional-location=file:" + n.Process.Dir + "/conf/",
 	}
 	if len(n.cluster) == 0 {
 		args = append(args, "-Dnacos.standalone=true")
 	} else {
-		n.proc.WriteFile(t, "conf/cluster.conf", strings.Join(n.cluster, "\n")+"\n")
+		n.Process.WriteFile(t, "conf/cluster.conf", strings.Join(n.cluster, "\n")+"\n")
 		if err := os.Remove(n.distroLog()); err != nil && !errors.Is(err, os.ErrNotExist) { // of an earlier life, see ready
 			t.Fatalf("nacos: %v", err)
 		}
@@ -261,7 +261,7 @@ func (n *Server) launch(t testing.TB) {
 	if !n.cfg.DefaultPushDelay {
 		args = append(args, "-Dnacos.naming.push.pushTaskDelay=0")
 	}
-	n.proc.Start(t, nil, n.binary, args...)
+	n.Process.Start(t, nil, n.binary, args...)
 }
 
 // ready reports whether the server serves its HTTP API and gRPC.
@@ -300,7 +300,9 @@ func (n *Server) ready() (seen string, ok bool) {
 
 // distroLog is the log in which a cluster node reports that it has loaded the
 // other nodes' registrations.
-func (n *Server) distroLog() string { return filepath.Join(n.proc.Dir, "logs", "protocol-distro.log") }
+func (n *Server) distroLog() string {
+	return filepath.Join(n.Process.Dir, "logs", "protocol-distro.log")
+}
 
 // createAdmin sets the password of the user nacos and waits until a login
 // succeeds.
@@ -531,24 +533,14 @@ func (n *Server) loader() (path, method string) {
 	return "/v2/core/loader", http.MethodGet
 }
 
-// Pause stops the server as SIGSTOP does: its connections stay and nothing is
-// answered.
-func (n *Server) Pause() { n.proc.Signal(syscall.SIGSTOP) }
-
-// Continue ends a pause.
-func (n *Server) Continue() { n.proc.Signal(syscall.SIGCONT) }
-
-// Kill ends the server as kill -9 does.
-func (n *Server) Kill() { n.proc.Kill() }
-
 // Restart restarts the server on the same ports after Kill, and waits until it
 // is ready. Ephemeral instances are missing until their clients register them
 // again.
 func (n *Server) Restart(t testing.TB) {
 	t.Helper()
-	n.proc.Kill()
+	n.Process.Kill()
 	n.launch(t)
-	if err := n.proc.WaitReady(t, n.ready); err != nil {
+	if err := n.Process.WaitReady(t, n.ready); err != nil {
 		t.Fatal(err)
 	}
 	if n.cfg.Auth {

@@ -31,16 +31,16 @@ type Server struct {
 	// there is a certificate.
 	Addr, HTTPSAddr string
 
-	proc *testenv.Process
-	cfg  Config
+	*testenv.Process
+	cfg Config
 }
 
 // Start starts an nginx and waits until it answers.
 func Start(t testing.TB, cfg Config) *Server {
 	t.Helper()
 	binary := Tool.Binary(t)
-	n := &Server{cfg: cfg, proc: testenv.NewProcess(t, "nginx")}
-	n.proc.StartReady(t, func() {
+	n := &Server{cfg: cfg, Process: testenv.NewProcess(t, "nginx")}
+	n.Process.StartReady(t, func() {
 		n.Addr = testenv.Loopback(testenv.FreePort(t))
 		listen := fmt.Sprintf("listen %s;", n.Addr)
 		if cfg.Cert != "" {
@@ -52,7 +52,7 @@ func Start(t testing.TB, cfg Config) *Server {
 		for _, u := range cfg.Upstreams {
 			servers += fmt.Sprintf("server %s max_fails=0; ", u)
 		}
-		config := n.proc.WriteFile(t, "nginx.conf", fmt.Sprintf(`
+		config := n.Process.WriteFile(t, "nginx.conf", fmt.Sprintf(`
 daemon off; master_process off; pid nginx.pid; error_log stderr error;
 events { worker_connections 8192; }
 http {
@@ -70,7 +70,7 @@ http {
   }
 }
 `, servers, listen, cfg.Timeout.Milliseconds()))
-		n.proc.Start(t, nil, binary, "-p", n.proc.Dir, "-c", config)
+		n.Process.Start(t, nil, binary, "-p", n.Process.Dir, "-c", config)
 	}, func() (string, bool) {
 		res, err := (&http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}).Get("http://" + n.Addr + "/nginx-is-ready")
 		if err != nil {
@@ -86,7 +86,7 @@ http {
 // with a status of nginx's own, of 500 and more.
 func (n *Server) Answers(t testing.TB) (all, failed int) {
 	t.Helper()
-	log, err := os.ReadFile(filepath.Join(n.proc.Dir, "access.log"))
+	log, err := os.ReadFile(filepath.Join(n.Process.Dir, "access.log"))
 	if err != nil {
 		t.Fatal(err)
 	}

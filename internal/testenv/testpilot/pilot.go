@@ -40,7 +40,7 @@ type Server struct {
 	// Monitoring that of the metrics.
 	GRPC, HTTP, Monitoring string
 
-	proc    *testenv.Process
+	*testenv.Process
 	binary  string
 	options Options
 	sources []string
@@ -68,8 +68,8 @@ func Start(t testing.TB, o Options, sources ...string) *Server {
 		client: &http.Client{Timeout: testenv.CallTime, Transport: &http.Transport{}},
 	}
 	t.Cleanup(p.client.CloseIdleConnections)
-	p.proc = testenv.NewProcess(t, "pilot-1.8.0")
-	p.proc.StartReady(t, func() {
+	p.Process = testenv.NewProcess(t, "pilot-1.8.0")
+	p.Process.StartReady(t, func() {
 		p.GRPC, p.HTTP, p.Monitoring = testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t))
 		p.launch(t)
 	}, func() (string, bool) {
@@ -89,7 +89,7 @@ func (p *Server) launch(t testing.TB) {
 		}
 		sources = append(sources, "{"+block+"}")
 	}
-	mesh := p.proc.WriteFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [%s]
+	mesh := p.Process.WriteFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [%s]
 defaultConfig: {discoveryAddress: %q}
 trustDomain: cluster.local
 rootNamespace: istio-system
@@ -106,7 +106,7 @@ enableAutoMtls: false
 		// No debouncing, so that pushes correspond to changes.
 		"PILOT_DEBOUNCE_AFTER=10ms",
 	)
-	p.proc.Start(t, env, p.binary, "discovery", "--meshConfig", mesh, "--registries=", "--networksConfig", "/nonexistent",
+	p.Process.Start(t, env, p.binary, "discovery", "--meshConfig", mesh, "--registries=", "--networksConfig", "/nonexistent",
 		"--grpcAddr", p.GRPC, "--secureGRPCAddr", "", "--httpAddr", p.HTTP, "--httpsAddr", "", "--monitoringAddr", p.Monitoring,
 		"--ctrlz_address", "127.0.0.1", "--ctrlz_port", "0", "--log_output_level", level)
 }
@@ -121,13 +121,13 @@ func (p *Server) Ready(t testing.TB) bool {
 // WaitReady waits until Pilot is ready.
 func (p *Server) WaitReady(t testing.TB) {
 	t.Helper()
-	if err := p.proc.WaitReady(t, func() (string, bool) { return "/ready is not 200", p.Ready(t) }); err != nil {
+	if err := p.Process.WaitReady(t, func() (string, bool) { return "/ready is not 200", p.Ready(t) }); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // Log returns Pilot's output.
-func (p *Server) Log() string { return p.proc.Since() }
+func (p *Server) Log() string { return p.Process.Since() }
 
 // Attempts returns how often Pilot has tried to open a stream to a source since
 // its start. It requires LogMCP.

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -49,8 +48,8 @@ type Server struct {
 	// and users.
 	Client *zk.Conn
 
-	cfg    Config
-	proc   *testenv.Process
+	cfg Config
+	*testenv.Process
 	binary string
 	port   int
 	plain  int // the port without TLS, for the operator
@@ -65,8 +64,8 @@ func Start(t testing.TB, cfg Config) *Server {
 	if cfg.Old {
 		tool = OldTool
 	}
-	z := &Server{cfg: cfg, binary: tool.Binary(t), proc: testenv.NewProcess(t, "zookeeper"), data: t.TempDir()}
-	z.proc.StartReady(t, func() {
+	z := &Server{cfg: cfg, binary: tool.Binary(t), Process: testenv.NewProcess(t, "zookeeper"), data: t.TempDir()}
+	z.Process.StartReady(t, func() {
 		z.port, z.plain = testenv.FreePort(t), testenv.FreePort(t)
 		if cfg.KeyStore == "" {
 			z.plain = z.port
@@ -88,7 +87,7 @@ func StartEnsemble(t testing.TB, servers int) []*Server {
 	binary := Tool.Binary(t)
 	for i := range all {
 		port := testenv.FreePort(t)
-		all[i] = &Server{binary: binary, proc: testenv.NewProcess(t, fmt.Sprint("zookeeper-", i+1)), data: t.TempDir(), port: port, plain: port, Addr: testenv.Loopback(port)}
+		all[i] = &Server{binary: binary, Process: testenv.NewProcess(t, fmt.Sprint("zookeeper-", i+1)), data: t.TempDir(), port: port, plain: port, Addr: testenv.Loopback(port)}
 		if err := os.WriteFile(filepath.Join(all[i].data, "myid"), []byte(strconv.Itoa(i+1)), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +98,7 @@ func StartEnsemble(t testing.TB, servers int) []*Server {
 		z.launch(t)
 	}
 	for _, z := range all {
-		if err := z.proc.WaitReady(t, z.ready); err != nil {
+		if err := z.Process.WaitReady(t, z.ready); err != nil {
 			t.Fatal(err)
 		}
 		z.Client = z.Connect(t)
@@ -124,7 +123,7 @@ func (z *Server) launch(t testing.TB) {
 		"dataDir=" + z.data, "clientPortAddress=127.0.0.1", "clientPort=" + strconv.Itoa(z.plain), "admin.enableServer=false", "tickTime=500",
 		"4lw.commands.whitelist=*", "maxClientCnxns=0", "forceSync=no", "extendedTypesEnabled=true",
 	}
-	args := []string{"-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.io.tmpdir=" + z.proc.Dir}
+	args := []string{"-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.io.tmpdir=" + z.Process.Dir}
 	if z.cfg.KeyStore != "" {
 		lines = append(lines, "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory", "secureClientPort="+strconv.Itoa(z.port),
 			"secureClientPortAddress=127.0.0.1", "ssl.keyStore.location="+z.cfg.KeyStore, "ssl.keyStore.type=PEM",
@@ -136,11 +135,11 @@ func (z *Server) launch(t testing.TB) {
 			jaas += fmt.Sprintf("\n  user_%s=%q", name, password)
 		}
 		lines = append(lines, "authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider", "sessionRequireClientSASLAuth=true")
-		args = append(args, "-Djava.security.auth.login.config="+z.proc.WriteFile(t, "jaas.conf", jaas+";\n};\n"))
+		args = append(args, "-Djava.security.auth.login.config="+z.Process.WriteFile(t, "jaas.conf", jaas+";\n};\n"))
 	}
 	lines = append(lines, z.peers...)
-	config := z.proc.WriteFile(t, "zoo.cfg", strings.Join(lines, "\n")+"\n")
-	z.proc.Start(t, nil, z.binary, append(args, "-Dzookeeper.config="+config)...)
+	config := z.Process.WriteFile(t, "zoo.cfg", strings.Join(lines, "\n")+"\n")
+	z.Process.Start(t, nil, z.binary, append(args, "-Dzookeeper.config="+config)...)
 }
 
 func (z *Server) ready() (seen string, ok bool) {
@@ -313,15 +312,12 @@ func (z *Server) Delete(t testing.TB, path string) {
 	}
 }
 
-// Kill ends the server as kill -9 does.
-func (z *Server) Kill() { z.proc.Kill() }
-
 // Restart starts the server again on the same port with its data after Kill,
 // and waits until it serves.
 func (z *Server) Restart(t testing.TB) {
 	t.Helper()
 	z.launch(t)
-	if err := z.proc.WaitReady(t, z.ready); err != nil {
+	if err := z.Process.WaitReady(t, z.ready); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -337,9 +333,3 @@ func (z *Server) RestartEmpty(t testing.TB) {
 	z.Client.Close()
 	z.Client = z.Connect(t)
 }
-
-// Freeze suspends the server, so that connections to it hang; Thaw resumes it.
-func (z *Server) Freeze() { z.proc.Signal(syscall.SIGSTOP) }
-
-// Thaw ends Freeze.
-func (z *Server) Thaw() { z.proc.Signal(syscall.SIGCONT) }
