@@ -135,7 +135,7 @@ func (s *Server) explainedResources(claims []state.Claim) []admin.ExplainedResou
 			if !ok {
 				continue
 			}
-			e := admin.ExplainedResource{Registry: s.db.RegistryOf(r), Collection: coll, Name: c.Name, Version: r.Encode(l).Version.String()}
+			e := admin.ExplainedResource{Registry: r.Registry(), Collection: coll, Name: c.Name, Version: r.Encode(l).Version.String()}
 			if res, err := decode(r, l); err == nil {
 				if body, err := protojson.Marshal(res); err == nil && len(body) <= maxBody {
 					e.Body = body

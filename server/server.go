@@ -813,7 +813,7 @@ func (a source) Resources(profile string) (iter.Seq[admin.Resource], error) {
 					continue
 				}
 				if !yield(admin.Resource{
-					Registry: a.s.db.RegistryOf(r), Collection: coll, Name: r.Name(), Version: r.Encode(l).Version.String(),
+					Registry: r.Registry(), Collection: coll, Name: r.Name(), Version: r.Encode(l).Version.String(),
 					Body: func() (json.RawMessage, error) {
 						res, err := decode(r, l)
 						if err != nil {

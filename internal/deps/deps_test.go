@@ -79,14 +79,15 @@ var rules = []rule{
 		folder: "server/encode", own: []string{"plugin/collection"}, others: []string{"istio.io/api/...", "google.golang.org/protobuf/..."},
 		tests: []string{"internal/testresource"},
 	},
+	{folder: "server/changelog"},
 	{
-		folder: "server/state", own: []string{"plugin/collection", "plugin/shard", "plugin/proto/...", "server/encode", "internal/clip"},
+		folder: "server/state", own: []string{"plugin/collection", "plugin/proto/...", "server/changelog", "server/encode", "internal/clip"},
 		others: []string{"google.golang.org/protobuf/...", "github.com/prometheus/client_golang/..."},
 		tests:  []string{"internal/testresource", "internal/testwait"},
 	},
 	{
-		folder: "server/view", own: []string{"server/encode", "server/state"}, others: []string{"google.golang.org/protobuf/..."},
-		tests: []string{"plugin/collection", "plugin/shard", "plugin/proto/...", "internal/testresource"},
+		folder: "server/view", own: []string{"plugin/collection", "plugin/shard", "server/changelog", "server/encode", "server/state"}, others: []string{"google.golang.org/protobuf/..."},
+		tests: []string{"plugin/proto/...", "internal/testresource"},
 	},
 	{
 		folder: "server/lastgood", own: []string{"plugin/collection", "server/encode", "server/state"},

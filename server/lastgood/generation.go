@@ -135,7 +135,7 @@ func (g *generation) advance(adapters map[string]string, deadline time.Time) (bo
 	revision := g.db.ClaimsRevision()
 	numbers := make(map[string]int)
 	number := func(r *state.Record) int {
-		name := g.db.RegistryOf(r)
+		name := r.Registry()
 		n, known := numbers[name]
 		if !known {
 			n = g.registry(name, adapters[name])

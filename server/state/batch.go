@@ -350,7 +350,7 @@ func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 		return fmt.Errorf("its service %q is not there; its ServiceEntry has to come first, or in the same batch", serviceName)
 	}
 	s := e.of
-	if ns := e.namespace(); ns != p.Namespace() {
+	if ns := e.Namespace(); ns != p.Namespace() {
 		return fmt.Errorf("it is in namespace %s and its service in %s; a workloadSelector reaches its own namespace only", p.Namespace(), ns)
 	}
 	if c != nil && c.of == s && c.hash == p.Hash {
@@ -422,7 +422,7 @@ func (b *batch) removeRecord(c *Record) {
 	s := c.of
 	b.r.unkeep(c)
 	switch {
-	case c.isInstance():
+	case c.IsInstance():
 		s.leave(c)
 		b.change(s)
 		b.r.instances--
@@ -493,7 +493,7 @@ func (b *batch) sweep() {
 	r.sweepRefusals()
 	var gone losses
 	r.claims(func(_ *table, c *Record) {
-		if c.seen != r.listing && (!c.isInstance() || c.of.kept != r.listing) {
+		if c.seen != r.listing && (!c.IsInstance() || c.of.kept != r.listing) {
 			gone.add(c)
 		}
 	})

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/isthmus-mesh/isthmus/server/changelog"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
@@ -20,9 +21,7 @@ type Claims struct {
 // ClaimsCursor is a position in the claims of a collection. The zero
 // ClaimsCursor is that of a reader that has read nothing.
 type ClaimsCursor struct {
-	served Cursor
-	aside  Revision // of asides
-	begun  Revision // of asides, where a reader from the zero ClaimsCursor began
+	served, aside Cursor
 	// Lost reports that the reader has to restart from the zero ClaimsCursor.
 	Lost bool
 }
@@ -34,7 +33,7 @@ func (d *DB) ClaimsNow(coll string) ClaimsCursor {
 	defer d.mu.RUnlock()
 	c := ClaimsCursor{served: At(d.revision)}
 	if t := d.tables[coll]; t != nil {
-		c.aside = t.asides.revision
+		c.aside = At(t.asides.revision)
 	}
 	return c
 }
@@ -63,9 +62,9 @@ func (d *DB) Claims(coll string, c *ClaimsCursor) iter.Seq[Claims] {
 		if t == nil {
 			return
 		}
-		if !c.served.begun {
+		if !c.aside.HasBegun() { // before the log of what is served is read
 			d.mu.RLock()
-			c.begun = t.asides.revision
+			c.aside = changelog.Begin(t.asides.revision)
 			d.mu.RUnlock()
 		}
 		for change := range d.Changes(Kind{coll, encode.Workload}, &c.served) {
@@ -79,21 +78,10 @@ func (d *DB) Claims(coll string, c *ClaimsCursor) iter.Seq[Claims] {
 				return
 			}
 		}
-		if c.Lost = c.served.Lost; c.Lost {
-			return
+		if !c.served.Lost {
+			t.asides.log.Follow(d.mu.RLocker(), &t.asides.revision, &c.aside, func(of changelog.Change[Claims]) bool { return yield(of.Entry) })
 		}
-		var buf [chunk]Claims
-		for {
-			names := d.readAsides(t, c, buf[:0])
-			for _, claims := range names {
-				if !yield(claims) {
-					return
-				}
-			}
-			if len(names) < chunk {
-				return
-			}
-		}
+		c.Lost = c.served.Lost || c.aside.Lost
 	}
 }
 
@@ -104,33 +92,12 @@ func (d *DB) asideClaims(t *table, name string) ([]*Record, bool) {
 	}
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	e := t.asides.names[name]
-	if e == nil {
+	at, known := t.asides.places[name]
+	if !known {
 		return nil, false
 	}
-	return e.claims, true
-}
-
-func (d *DB) readAsides(t *table, c *ClaimsCursor, buf []Claims) []Claims {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	a := &t.asides
-	if a.horizon > max(c.aside, c.begun) {
-		c.Lost = true
-		return nil
-	}
-	first, _ := slices.BinarySearchFunc(a.slots, c.aside+1, func(s asideSlot, r Revision) int { return int(s.revision) - int(r) })
-	for _, s := range a.slots[first:] {
-		c.aside = s.revision
-		if s.of.revision != s.revision {
-			continue // changed again
-		}
-		if buf = append(buf, Claims{s.of.name, s.of.claims}); len(buf) == cap(buf) {
-			return buf
-		}
-	}
-	c.aside = a.revision
-	return buf
+	claims, _ := t.asides.log.Get(at)
+	return claims.Records, true
 }
 
 // AppendSaved appends the claims in the form that [DB.ParseSaved] reads. The
@@ -147,101 +114,57 @@ func (c Claims) AppendSaved(b []byte, coll string, registry func(*Record) int) [
 
 // asides lists the names of a collection that have a claim which is not what
 // sinks receive under the name: it is kept back, or merged into another. Sinks
-// see nothing of it. DB.mu guards it.
+// see nothing of it. A name whose claims have become what is served is removed
+// from it. DB.mu guards it.
 type asides struct {
-	names    map[string]*aside
-	slots    []asideSlot  // in order of the last change; outdated ones included
-	revision Revision     // counts changes
-	past     int          // names that have no such claim any more
-	horizon  Revision     // of the newest one of these that was evicted
-	count    atomic.Int64 // of names
-}
-
-// aside has all claims on a name.
-type aside struct {
-	name     string
-	claims   []*Record // immutable
-	past     bool      // the claims are what is served
-	revision Revision
-}
-
-type asideSlot struct {
-	revision Revision
-	of       *aside
+	log      changelog.Log[Claims]
+	places   map[string]Revision // of each name in the log
+	revision Revision            // counts changes
+	count    atomic.Int64        // of names, for readers without a lock
 }
 
 // updateAsidesLocked updates asides with the claims on a name that a batch
 // changed. The caller holds apply and mu.
 func (d *DB) updateAsidesLocked(t *table, name string) {
 	a := &t.asides
+	at, known := a.places[name]
 	head := t.index[name]
-	simple := head == nil || head.next == nil && (head.marked(isServed) || head.is(isTombstone))
-	if simple && len(a.names) == 0 {
-		return
-	}
-	e := a.names[name]
-	if simple && e == nil {
+	if !known && (head == nil || head.next == nil && (head.marked(isServed) || head.is(isTombstone))) {
 		return
 	}
 	var claims []*Record
-	past := true
+	served := true
 	for r := head; r != nil; r = r.next {
-		if r.is(isTombstone) || r.is(isDerived) {
-			continue
+		if !r.is(isTombstone) && !r.is(isDerived) {
+			claims = append(claims, r)
+			served = served && r.marked(isServed)
 		}
-		claims = append(claims, r)
-		past = past && r.marked(isServed)
 	}
-	if e == nil {
-		if past {
-			return // one claim, and derived records that are not served
+	switch {
+	case known:
+		was, wasServed := a.log.Get(at)
+		name = was.Name
+		if served == wasServed && slices.EqualFunc(was.Records, claims, (*Record).isSavedLike) {
+			a.log.Set(at, Claims{name, claims})
+			return
 		}
-		if a.names == nil {
-			a.names = make(map[string]*aside)
-		}
-		e = &aside{name: strings.Clone(name)}
-		a.names[e.name] = e
-		a.count.Store(int64(len(a.names)))
+		a.log.Leave(at)
+	case served:
+		return // one claim, and derived records that are not served
+	default:
+		name = strings.Clone(name)
 	}
-	changed := e.revision == 0 || !slices.EqualFunc(e.claims, claims, (*Record).isSavedLike)
-	if e.past != past {
-		e.past = past
-		a.past += one(past)
-	}
-	e.claims = claims
-	if !changed {
-		return
+	if a.places == nil {
+		a.places = make(map[string]Revision)
 	}
 	a.revision++
-	e.revision = a.revision
-	if len(a.slots) > 2*len(a.names)+64 {
-		a.slots = slices.DeleteFunc(a.slots, func(s asideSlot) bool { return s.of.revision != s.revision })
-	}
-	a.slots = append(a.slots, asideSlot{a.revision, e})
-	if a.past > d.options.Tombstones {
-		a.forget(d.options.Tombstones / 2)
-	}
+	a.places[name] = a.revision
+	a.log.Append(a.revision, Claims{name, claims}, served)
+	a.log.Evict(d.options.Tombstones, func(c Claims) { delete(a.places, c.Name) })
+	a.count.Store(int64(len(a.places)))
 }
 
 // isSavedLike reports whether both are saved in the same form.
 func (r *Record) isSavedLike(s *Record) bool {
 	return r == s || r.kind == s.kind && r.hash == s.hash && r.of == s.of && (r.parts == nil) == (s.parts == nil)
-}
-
-// forget evicts the oldest names whose claims are what is served, until at most
-// limit are left.
-func (a *asides) forget(limit int) {
-	a.slots = slices.DeleteFunc(a.slots, func(s asideSlot) bool {
-		switch {
-		case s.of.revision != s.revision:
-			return true
-		case !s.of.past || a.past <= limit:
-			return false
-		}
-		a.past--
-		a.horizon = s.revision
-		delete(a.names, s.of.name)
-		return true
-	})
-	a.count.Store(int64(len(a.names)))
 }

@@ -205,11 +205,15 @@ func (d *DB) republish(r *Registry) {
 	for _, t := range d.tables {
 		for _, s := range shapesOf(t) {
 			l := t.logs[s]
-			for _, s := range slices.Clone(l.slots) {
-				if s.record != nil && s.record.visible(l.shape) && s.record.kind.registry == r {
-					d.revision++
-					l.hand(s.record, s.record, d.revision)
+			var of []*Record
+			for _, c := range l.All() {
+				if c.kind.registry == r {
+					of = append(of, c)
 				}
+			}
+			for _, c := range of {
+				d.revision++
+				l.hand(c, c, d.revision)
 			}
 		}
 	}

@@ -53,7 +53,7 @@ func TestSetRegistries(t *testing.T) {
 	owner := func(want string) {
 		t.Helper()
 		r, ok := e.Get(Kind{collection.ServiceEntry, encode.Inline}, "ns/both")
-		if !ok || e.RegistryOf(r) != want {
+		if !ok || r.Registry() != want {
 			t.Errorf("ns/both is of %v %v, want %s", r, ok, want)
 		}
 	}

@@ -16,12 +16,13 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/server/changelog"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
 // Revision counts the changes of a DB, one per name and shape, from 0. It is
 // valid within one process; a resource's version lasts across restarts.
-type Revision uint64
+type Revision = changelog.Revision
 
 // Defaults of [Options].
 const (
@@ -200,6 +201,31 @@ type Kind struct {
 	Shape      encode.Shape
 }
 
+// Has reports whether there is such a collection.
+func (d *DB) Has(coll string) bool { return d.tables[coll] != nil }
+
+// Tombstones returns [Options.Tombstones].
+func (d *DB) Tombstones() int { return d.options.Tombstones }
+
+// Merges reports whether a rule of conflicts has the policy [Merge]. It takes
+// no lock.
+func (d *DB) Merges() bool { return d.merges.Load() }
+
+// RenamedSince reports whether a registry got another name after a revision.
+func (d *DB) RenamedSince(r Revision) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.renamed > r
+}
+
+// IsServed reports whether an instance is served under its name to sinks of the
+// shape workload.
+func (d *DB) IsServed(i *Record) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return i.place[encode.Workload] != 0
+}
+
 func (d *DB) logOf(k Kind) *changeLog {
 	if t := d.tables[k.Collection]; t != nil {
 		return t.logs[k.Shape]
@@ -219,53 +245,15 @@ type Change struct {
 	Handed bool
 }
 
-// Cursor is a reader's position. The zero Cursor is that of a reader that has
-// read nothing.
-type Cursor struct {
-	// Revision is the revision up to which the reader has read everything.
-	Revision Revision
-	// Begun is the revision at which a reader from the zero Cursor began.
-	// Earlier removals are not returned.
-	Begun Revision
-	// Lost reports that removals which the reader has not read were evicted. It
-	// has to restart from the zero Cursor.
-	Lost bool
-
-	begun bool     // not the zero Cursor
-	whole Revision // up to which it read everything when it last came to the end
-}
+// Cursor is a reader's position in the changes of a kind.
+type Cursor = changelog.Cursor
 
 // At returns the cursor of a reader that has read everything up to a revision.
-func At(r Revision) Cursor { return Cursor{Revision: r, begun: true, whole: r} }
-
-// chunk is the number of changes that are read under one lock. No lock is held
-// between two chunks.
-const chunk = 256
-
-// few is the size of a reader's first chunk, which is on its stack. Most reads
-// return a change or two, and thousands of streams read on goroutines of their
-// own, which keep a stack as large as they have once needed.
-const few = 8
-
-// chunks are the buffers of readers with more than a few changes.
-var chunks = sync.Pool{New: func() any { return new([chunk]Change) }}
-
-// giveBack returns a buffer without its records; nil is none.
-func giveBack(buf *[chunk]Change) {
-	if buf != nil {
-		clear(buf[:])
-		chunks.Put(buf)
-	}
-}
+func At(r Revision) Cursor { return changelog.At(r) }
 
 // Changes returns the changes of a kind after a cursor, oldest first, and
-// advances the cursor. A name that changed several times occurs once, with its
-// newest state. From the zero Cursor it returns everything.
-//
-// The sequence is read while it is ranged over, without a copy: writers are not
-// blocked, and their changes follow in the same sequence. A reader that stops
-// resumes from its cursor, after the last change it received; at the end of the
-// sequence a reader has read everything up to its cursor.
+// advances the cursor; see [changelog.Log.Follow]. The sequence is read while it
+// is ranged over, without a copy.
 func (d *DB) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
 		l := d.logOf(k)
@@ -273,77 +261,14 @@ func (d *DB) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 			*c = At(d.Revision())
 			return
 		}
-		var first [few]Change
-		var more *[chunk]Change
-		defer func() { giveBack(more) }()
-		for buf := first[:0]; ; buf = more[:0] {
-			changes, now := d.read(l, c, buf)
-			if c.Lost {
-				return
+		l.Follow(d.mu.RLocker(), &d.revision, c, func(of changelog.Change[*Record]) bool {
+			change := Change{Name: of.Entry.Name(), Revision: of.Revision, Removed: of.Removed, Handed: of.Handed}
+			if !of.Removed {
+				change.Record = of.Entry
 			}
-			if !c.each(changes, yield) {
-				return
-			}
-			if len(changes) < cap(buf) {
-				c.end(now)
-				return
-			}
-			// Release the records that the reader has handled.
-			if clear(changes); more == nil {
-				more = chunks.Get().(*[chunk]Change)
-			}
-		}
+			return yield(change)
+		})
 	}
-}
-
-// end advances the cursor of a reader that has come to the end.
-func (c *Cursor) end(now Revision) {
-	c.Revision = max(c.Revision, now)
-	c.whole = c.Revision
-}
-
-// each advances the cursor over changes, and yields those that the reader has
-// to know. It reports false if the reader stops.
-func (c *Cursor) each(changes []Change, yield func(Change) bool) bool {
-	for i := range changes {
-		c.Revision = changes[i].Revision
-		if changes[i].Removed && c.Revision <= c.Begun {
-			continue
-		}
-		if !yield(changes[i]) {
-			return false
-		}
-	}
-	return true
-}
-
-// read returns the next changes, as many as fit in buf, and the current
-// revision. Fewer than fit are complete up to it.
-func (d *DB) read(l *changeLog, c *Cursor, buf []Change) (changes []Change, now Revision) {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	if !c.begun {
-		c.begun, c.Begun = true, d.revision
-	}
-	if l.horizon > max(c.Revision, c.Begun) {
-		c.Lost = true
-		return nil, 0
-	}
-	for _, s := range l.slots[l.after(c.Revision):] {
-		if s.record == nil {
-			continue
-		}
-		change := Change{Name: s.record.Name(), Revision: s.revision, Removed: !s.record.visible(l.shape)}
-		if !change.Removed {
-			change.Record = s.record
-			content, handed := l.handed[s.record]
-			change.Handed = handed && content <= c.whole // after it the content may have moved past the reader
-		}
-		if buf = append(buf, change); len(buf) == cap(buf) {
-			break
-		}
-	}
-	return buf, d.revision
 }
 
 // Get returns the record that sinks of a kind receive under a name.
@@ -365,7 +290,7 @@ func (d *DB) Len(k Kind) int {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	if l := d.logOf(k); l != nil {
-		return l.live
+		return l.Len()
 	}
 	return 0
 }
@@ -376,7 +301,7 @@ func (d *DB) Collections() []string {
 	defer d.mu.RUnlock()
 	var names []string
 	for name, t := range d.tables {
-		if t.logs[encode.Inline].live+t.logs[encode.Workload].live > 0 {
+		if t.logs[encode.Inline].Len()+t.logs[encode.Workload].Len() > 0 {
 			names = append(names, name)
 		}
 	}
@@ -592,13 +517,6 @@ func (d *DB) Services() iter.Seq[ServiceStatus] {
 			}
 		}
 	}
-}
-
-// RegistryOf returns the name of the registry of a record.
-func (d *DB) RegistryOf(r *Record) string {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	return r.kind.registry.name
 }
 
 // Registries returns the state of all registries, in the order of the

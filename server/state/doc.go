@@ -8,12 +8,9 @@
 //
 // # Following
 //
-// The log of a collection lists each name once, by the revision of its last
-// change; a change moves the name to the end. A reader keeps a [Cursor] and
-// calls [DB.Changes] for what follows it. Nothing is queued per reader: a late
-// reader finds fewer, newer changes. A removed name leaves a tombstone, so a
-// removal is data like any other change. Tombstones are bounded; a reader that
-// has not read an evicted one learns so from [Cursor.Lost] and restarts.
+// Each collection has a log, see package changelog. A reader keeps a [Cursor]
+// and calls [DB.Changes] for what follows it: each name once, removed ones
+// included.
 //
 // ServiceEntries and WorkloadEntries have a log per shape: a change of an
 // instance is a change of its ServiceEntry in the shape inline, and of its

@@ -31,7 +31,7 @@ type Encoding struct {
 // Encode returns the record in a form.
 func (r *Record) Encode(l *encode.Layout) (e Encoding) {
 	e.head = encode.Head{Metadata: r.metadata(), BodyURL: r.kind.url, Stated: !l.OmitVersion}
-	e.spec, e.tail = r.spec(), r.tail()
+	e.spec, e.tail = r.Spec(), r.tail()
 	isEntry := r.kind.collection.name == collection.ServiceEntry
 	if isEntry {
 		e.Version = l.VersionOf(r.Hash(l.Shape), r.parts != nil)
@@ -148,13 +148,13 @@ func (r *Record) legacyMetadata(l *encode.Layout, e *Encoding, empty bool) []byt
 // hasServicePorts reports whether all ports of all endpoints are ports of the
 // service.
 func (r *Record) hasServicePorts(e *Encoding) bool {
-	ports := encode.ServicePorts(r.spec())
+	ports := encode.ServicePorts(r.Spec())
 	if r.parts == nil {
-		return ports.HasAll(r.spec())
+		return ports.HasAll(r.Spec())
 	}
 	for _, b := range r.parts.blocks {
 		for _, endpoint := range b.records {
-			if !ports.Has(endpoint.spec()) {
+			if !ports.Has(endpoint.Spec()) {
 				return false
 			}
 		}
@@ -177,13 +177,13 @@ func (c *composition) labelled() []byte {
 			j++
 		}
 		if j == i+1 {
-			out = encode.AppendEndpoint(out, all[i].spec(), all[i].tail())
+			out = encode.AppendEndpoint(out, all[i].Spec(), all[i].tail())
 			i = j
 			continue
 		}
 		d := sha256.New()
 		for _, r := range all[i:j] {
-			for _, port := range encode.PortNumbers(r.spec()) {
+			for _, port := range encode.PortNumbers(r.Spec()) {
 				d.Write(binary.BigEndian.AppendUint32(nil, port))
 			}
 			d.Write([]byte{';'})
@@ -191,7 +191,7 @@ func (c *composition) labelled() []byte {
 		value := fmt.Sprintf("%x", d.Sum(nil)[:5])
 		for _, r := range all[i:j] {
 			tail = encode.AppendLabel(append(tail[:0], r.tail()...), encode.PortsLabel, value)
-			out = encode.AppendEndpoint(out, r.spec(), tail)
+			out = encode.AppendEndpoint(out, r.Spec(), tail)
 		}
 		i = j
 	}

@@ -106,7 +106,7 @@ func (d *DB) explainLocked(r *Record) Claim {
 	for name, item := range of.guard.kept {
 		k := Kept{Registry: of.name, Collection: name.table.name, Name: name.name, Since: item.since, Reason: item.reason()}
 		held := name.table.claim(name.name, of)
-		if held != r && (held == nil || !held.isInstance() || r.of == nil || held.of != r.of) {
+		if held != r && (held == nil || !held.IsInstance() || r.of == nil || held.of != r.of) {
 			continue
 		}
 		if held != r {

@@ -79,10 +79,10 @@ func (d *DB) record(t *touch, by *Registry, revision Revision, why idle) {
 	}
 	if e.collection == collection.WorkloadEntry {
 		if !t.before.isGone() {
-			from, e.oldWeight = t.before.address(), encode.Weight(t.before.spec())
+			from, e.oldWeight = t.before.address(), encode.Weight(t.before.Spec())
 		}
 		if !e.removed {
-			to, e.newWeight = now.address(), encode.Weight(now.spec())
+			to, e.newWeight = now.address(), encode.Weight(now.Spec())
 		}
 	}
 	if e.removed && why != (idle{}) {
@@ -130,8 +130,8 @@ func (e *pastEvent) event(number uint64) Event {
 // while it yields; what is evicted meanwhile is left out.
 func (d *DB) History() iter.Seq[Event] {
 	return func(yield func(Event) bool) {
-		next := ^uint64(0) // number of the next one
-		buf := make([]Event, 0, chunk)
+		next := ^uint64(0)           // number of the next one
+		buf := make([]Event, 0, 256) // read under one lock
 		for {
 			buf = buf[:0]
 			d.apply.Lock()

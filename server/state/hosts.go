@@ -177,10 +177,10 @@ func (b *batch) rehost(old, now *Record) {
 	var before, after []string
 	name := ""
 	if old != nil {
-		before, name = encode.Hosts(old.spec()), old.Name()
+		before, name = encode.Hosts(old.Spec()), old.Name()
 	}
 	if now != nil {
-		after, name = encode.Hosts(now.spec()), now.Name()
+		after, name = encode.Hosts(now.Spec()), now.Name()
 	}
 	id := entryID{b.r, name}
 	if now != nil {
@@ -331,10 +331,10 @@ func (b *batch) contenders() []*contender {
 		}
 		found[e.entryID] = true
 		var err error
-		if e.spec, err = encode.ParseEntry(c.spec()); err != nil {
+		if e.spec, err = encode.ParseEntry(c.Spec()); err != nil {
 			panic(fmt.Sprintf("BUG: state: %s: %v", e.name, err)) // parsed before by encode.Parse
 		}
-		e.visible = visibilityOf(&e.spec, c.namespace())
+		e.visible = visibilityOf(&e.spec, c.Namespace())
 		all = append(all, e)
 		for _, h := range hostKeys(e.spec.Hosts) {
 			host(h)

@@ -355,7 +355,7 @@ func TestShares(t *testing.T) {
 					if strings.HasPrefix(r.address(), "10.1.") {
 						n = 1
 					}
-					sums[n] += uint64(encode.Weight(r.spec()))
+					sums[n] += uint64(encode.Weight(r.Spec()))
 				}
 			}
 			if sums[0]+sums[1] >= 1<<32 {
@@ -770,7 +770,7 @@ func (s *savedClaims) follow(d *DB) {
 		}
 		for c := range d.Claims(coll, s.cursors[coll]) {
 			s.items = c.AppendSaved(s.items, coll, func(r *Record) int {
-				name := d.RegistryOf(r)
+				name := r.Registry()
 				if !slices.Contains(s.names, name) {
 					s.names = append(s.names, name)
 				}

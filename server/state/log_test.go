@@ -17,6 +17,9 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
+// chunk is more names than are read under one lock.
+const chunk = 256
+
 var routeKind = Kind{Collection: routes}
 
 // change is a change as a test writes it.
@@ -38,7 +41,7 @@ func (e env) host(r *Record) string {
 	if r == nil {
 		return ""
 	}
-	return encode.Hosts(r.spec())[0] // field 1 of a VirtualService, too
+	return encode.Hosts(r.Spec())[0] // field 1 of a VirtualService, too
 }
 
 func (e env) route(name, host string) {
@@ -446,7 +449,7 @@ func TestClaimsAreBounded(t *testing.T) {
 			t.Fatalf("%s without b: %q, lost %v", name, got, late.Lost)
 		}
 	}
-	if n := len(e.tables[collection.ServiceEntry].asides.names); n > 5 {
+	if n := len(e.tables[collection.ServiceEntry].asides.places); n > 5 {
 		t.Errorf("%d names are remembered", n)
 	}
 	if read(&early); !early.Lost {

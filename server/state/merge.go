@@ -85,7 +85,7 @@ func (m *member) weightOf(own uint64) uint32 {
 	return uint32(max((weightScale*m.share*own+divisor/2)/divisor, 1))
 }
 
-func ownWeight(r *Record) uint64 { return min(uint64(encode.Weight(r.spec())), maxOwnWeight) }
+func ownWeight(r *Record) uint64 { return min(uint64(encode.Weight(r.Spec())), maxOwnWeight) }
 
 var (
 	errNotService = errors.New("one of the two is served as it is (its endpoints are part of it, or selected)")
@@ -177,7 +177,7 @@ func (m *member) portsOf(r *Record) []encode.NamedPort {
 	}
 	out := make([]encode.NamedPort, 0, len(m.ports))
 	for _, p := range m.ports {
-		number := encode.PortOf(r.spec(), p.from)
+		number := encode.PortOf(r.Spec(), p.from)
 		if number == 0 {
 			number = p.other
 		}
@@ -429,7 +429,7 @@ func (m *member) endpoint(i *Record) []encode.NamedPort {
 		return m.portsOf(i)
 	}
 	var out []encode.NamedPort
-	for _, n := range encode.PortNumbers(i.spec()) {
+	for _, n := range encode.PortNumbers(i.Spec()) {
 		out = append(out, encode.NamedPort{Number: n})
 	}
 	return out
@@ -468,7 +468,7 @@ func (m *merger) derive(of *member, i *Record) *Record {
 	}
 	p := &encode.Part{
 		Collection: i.Collection(), Name: name, Metadata: encode.WithName(i.metadata(), name), BodyURL: i.kind.url,
-		Spec: encode.Rewrite(i.spec(), to), Address: i.address(),
+		Spec: encode.Rewrite(i.Spec(), to), Address: i.address(),
 	}
 	p.Hash = encode.HashOf([]byte(p.Collection), p.Metadata, p.Spec)
 	r := newRecord(m.lead.registry.kindOf(i.kind.collection, i.kind.url), p)

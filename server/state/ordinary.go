@@ -53,7 +53,7 @@ func (g *endpointGroups) find(attributes encode.Hash) int {
 }
 
 func (r *Record) group() endpointGroup {
-	return endpointGroup{attributes: encode.Attributes(r.spec()), sum: r.hash, count: 1}
+	return endpointGroup{attributes: encode.Attributes(r.Spec()), sum: r.hash, count: 1}
 }
 
 // inner returns the groups of all endpoints but the first and the last, which

@@ -15,7 +15,7 @@ type lineOfShadow struct {
 // eligible reports whether the record would be served if its registry had
 // precedence. Instances of a service that is not served are not eligible.
 func (r *Record) eligible() bool {
-	return !r.is(isTombstone) && (!r.isInstance() || r.is(isDerived) || !r.of.keptBack && !r.of.isReplaced())
+	return !r.is(isTombstone) && (!r.IsInstance() || r.is(isDerived) || !r.of.keptBack && !r.of.isReplaced())
 }
 
 // settle selects the served claim on a name and marks the shadowed ones. For

@@ -323,7 +323,7 @@ func (r *Registry) keep(coll, name string) {
 	if c := t.claim(name, r); c != nil {
 		c.seen = r.listing
 		r.unkeep(c)
-		if c.isInstance() {
+		if c.IsInstance() {
 			e := c.of.entry()
 			e.seen = r.listing
 			r.unkeep(e)
@@ -414,7 +414,7 @@ func (r *Registry) Problems() []Problem {
 				return
 			}
 			what, cure := "kept back", "Rename one of the two"
-			if c.isInstance() {
+			if c.IsInstance() {
 				what = "kept back from sinks of the shape workload (inline, it is an endpoint of its service)"
 				cure = "Give the service in one of the two another name (translate.name)"
 			}

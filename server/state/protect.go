@@ -265,7 +265,7 @@ func (l *losses) of(s *service) *loss {
 func (l *losses) add(c *Record) {
 	switch {
 	case c.marked(isKept):
-	case c.isInstance():
+	case c.IsInstance():
 		of := l.of(c.of)
 		of.instances = append(of.instances, c)
 	case c.parts != nil:
@@ -451,7 +451,7 @@ func (b *batch) keepBack(c *Record, why keptItem) {
 // countKept adds n to the counts that include the retained resource.
 func (g *guard) countKept(c *Record, n int) {
 	switch {
-	case c.isInstance():
+	case c.IsInstance():
 		g.endpoints += n
 		c.of.keptCount += n
 		c.of.countLive(-n)
@@ -666,7 +666,7 @@ func (r *Registry) keptNow() []Kept {
 	out := make([]Kept, 0, len(g.kept))
 	for name, item := range g.kept {
 		k := Kept{Registry: r.name, Collection: name.table.name, Name: name.name, Since: item.since, Reason: item.reason()}
-		if c := name.table.claim(name.name, r); c.isInstance() {
+		if c := name.table.claim(name.name, r); c.IsInstance() {
 			k.Service = c.of.name
 		}
 		if !item.refused {

@@ -72,7 +72,7 @@ func (d *DB) rebuild(failed *Registry, written bool) {
 				switch {
 				case old.parts != nil:
 					c.parts = &composition{}
-					if hosts := encode.Hosts(c.spec()); !c.is(ownAddress) && len(hosts) > 0 {
+					if hosts := encode.Hosts(c.Spec()); !c.is(ownAddress) && len(hosts) > 0 {
 						it.host = hosts[0]
 					}
 				case old.of != nil:
@@ -88,12 +88,12 @@ func (d *DB) rebuild(failed *Registry, written bool) {
 	for _, t := range d.tables {
 		t.index = make(map[string]*Record)
 		for _, s := range shapesOf(t) {
-			*t.logs[s] = changeLog{shape: t.logs[s].shape, horizon: d.revision + 1}
+			t.logs[s].Reset(d.revision + 1)
 		}
 		a := &t.asides
-		a.names, a.slots, a.past = nil, nil, 0
 		a.revision++
-		a.horizon = a.revision
+		a.log.Reset(a.revision)
+		clear(a.places)
 		a.count.Store(0)
 	}
 	d.revision++
@@ -173,14 +173,14 @@ func (d *DB) committedLocked(t *table, index bool) (all [][]*Record) {
 		}
 		return all
 	}
-	for _, s := range t.logs[encode.Workload].slots { // this shape has every name
-		if isClaim(s.record) && t.asides.names[s.record.Name()] == nil {
-			all = append(all, []*Record{s.record})
+	for _, r := range t.logs[encode.Workload].All() { // this shape has every name
+		if _, aside := t.asides.places[r.Name()]; isClaim(r) && !aside {
+			all = append(all, []*Record{r})
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(t.asides.names)) {
-		if claims := t.asides.names[name].claims; len(claims) > 0 {
-			all = append(all, claims)
+	for _, name := range slices.Sorted(maps.Keys(t.asides.places)) {
+		if claims, _ := t.asides.log.Get(t.asides.places[name]); len(claims.Records) > 0 {
+			all = append(all, claims.Records)
 		}
 	}
 	return all

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"iter"
 	"strings"
 	"unsafe"
 
@@ -125,8 +126,8 @@ func (r *Record) isOf(registry *Registry) bool {
 	return r.kind.registry == registry && !r.is(isTombstone) && !r.is(isDerived)
 }
 
-// namespace returns the part of the name before the slash.
-func (r *Record) namespace() string {
+// Namespace returns the part of the name before the slash.
+func (r *Record) Namespace() string {
 	ns, _, _ := strings.Cut(r.Name(), "/")
 	return ns
 }
@@ -134,12 +135,44 @@ func (r *Record) namespace() string {
 // Collection returns the resource's collection.
 func (r *Record) Collection() string { return r.kind.collection.name }
 
+// Registry returns the name of the record's registry.
+func (r *Record) Registry() string { return *r.kind.registry.shown.Load() }
+
+// IsOfRegistry reports whether both records are of one registry, whatever its
+// name.
+func (r *Record) IsOfRegistry(s *Record) bool { return r.kind.registry == s.kind.registry }
+
+// Service returns the name of the ServiceEntry of an instance or of a service,
+// "" for any other resource.
+func (r *Record) Service() string {
+	if r.of == nil {
+		return ""
+	}
+	return r.of.name
+}
+
+// Instances returns the endpoints of a service's ServiceEntry.
+func (r *Record) Instances() iter.Seq[*Record] {
+	return func(yield func(*Record) bool) {
+		if r.parts == nil {
+			return
+		}
+		for _, b := range r.parts.blocks {
+			for _, i := range b.records {
+				if !yield(i) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Hosts returns the hosts of a ServiceEntry, nil for any other kind.
 func (r *Record) Hosts() []string {
 	if r.Collection() != collection.ServiceEntry {
 		return nil
 	}
-	return encode.Hosts(r.spec())
+	return encode.Hosts(r.Spec())
 }
 
 // Endpoints returns the number of instances of a service, 0 for any other
@@ -168,7 +201,8 @@ func (r *Record) address() string { return r.buf[r.addressAt:][:r.addressLen] }
 
 func (r *Record) metadata() []byte { return readOnly(r.buf[:r.specAt]) }
 
-func (r *Record) spec() []byte { return readOnly(r.buf[r.specAt:]) }
+// Spec returns the encoded body, which must not be modified.
+func (r *Record) Spec() []byte { return readOnly(r.buf[r.specAt:]) }
 
 // tail returns what follows the spec of an instance: its label.
 func (r *Record) tail() []byte {
@@ -181,10 +215,11 @@ func (r *Record) tail() []byte {
 // visible reports whether the resource exists in a shape. In the inline shape,
 // instances are endpoints of their service.
 func (r *Record) visible(s encode.Shape) bool {
-	return r != nil && !r.is(isTombstone) && (s == encode.Workload || !r.isInstance())
+	return r != nil && !r.is(isTombstone) && (s == encode.Workload || !r.IsInstance())
 }
 
-func (r *Record) isInstance() bool { return r.of != nil && r.parts == nil }
+// IsInstance reports whether the record is an instance of a service.
+func (r *Record) IsInstance() bool { return r.of != nil && r.parts == nil }
 
 // size returns the bytes that count towards the registry's limit.
 func (r *Record) size() int { return len(r.buf) }

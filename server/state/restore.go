@@ -168,7 +168,7 @@ func (d *DB) ParseSaved(run []byte) (Saved, error) {
 		r.addressAt, r.addressLen = uint32(addressAt), uint16(addressLen)
 		if typ == savedEntry {
 			r.parts = &composition{}
-			if hosts := encode.Hosts(r.spec()); !r.is(ownAddress) && len(hosts) > 0 {
+			if hosts := encode.Hosts(r.Spec()); !r.is(ownAddress) && len(hosts) > 0 {
 				it.host = hosts[0]
 			}
 		}
@@ -410,7 +410,7 @@ func (l *loader) link() {
 		selector, label := d.selector(name)
 		c.of = &service{registry: l.registries[it.registry], name: strings.Clone(name), selector: selector, label: label}
 		c.parts.selector = selector
-		d.claimHosts(entryID{c.of.registry, c.of.name}, encode.Hosts(c.spec()))
+		d.claimHosts(entryID{c.of.registry, c.of.name}, encode.Hosts(c.Spec()))
 		if it.host != "" {
 			c.of.host = strings.Clone(it.host)
 			d.countHost(c.of.host, 1)
@@ -427,7 +427,7 @@ func (l *loader) link() {
 		}
 		if it.service == "" {
 			if take(it, true) && c.Collection() == collection.ServiceEntry {
-				d.claimHosts(entryID{l.registries[it.registry], strings.Clone(c.Name())}, encode.Hosts(c.spec()))
+				d.claimHosts(entryID{l.registries[it.registry], strings.Clone(c.Name())}, encode.Hosts(c.Spec()))
 			}
 			return
 		}
@@ -534,7 +534,7 @@ func (l *loader) enterLocked() {
 	d := l.d
 	for _, t := range d.tables {
 		for _, s := range shapesOf(t) {
-			t.logs[s].slots = slices.Grow(t.logs[s].slots, len(t.index))
+			t.logs[s].Grow(len(t.index))
 		}
 	}
 	l.each(func(it *savedItem) {

@@ -82,7 +82,7 @@ func newBlock(records []*Record) *block {
 	return b
 }
 
-func (r *Record) endpointSize() int { return encode.SizeEndpoint(len(r.spec()) + len(r.tail())) }
+func (r *Record) endpointSize() int { return encode.SizeEndpoint(len(r.Spec()) + len(r.tail())) }
 
 // append appends the encoded endpoints.
 func (b *block) append(out []byte) []byte {
@@ -90,7 +90,7 @@ func (b *block) append(out []byte) []byte {
 		return append(out, *kept...)
 	}
 	for _, r := range b.records {
-		out = encode.AppendEndpoint(out, r.spec(), r.tail())
+		out = encode.AppendEndpoint(out, r.Spec(), r.tail())
 	}
 	return out
 }
@@ -112,7 +112,7 @@ func order(a, b *Record) int {
 		return c
 	}
 	return cmp.Or(
-		slices.Compare(encode.PortNumbers(a.spec()), encode.PortNumbers(b.spec())),
+		slices.Compare(encode.PortNumbers(a.Spec()), encode.PortNumbers(b.Spec())),
 		strings.Compare(a.Name(), b.Name()),
 	)
 }

@@ -1375,7 +1375,7 @@ func TestHandover(t *testing.T) {
 	for name, k := range map[string]Kind{
 		"ns/web-1": {collection.WorkloadEntry, encode.Workload}, "ns/web": {Collection: collection.ServiceEntry}, "ns/r": {Collection: routes},
 	} {
-		if res, ok := e.Get(k, name); !ok || e.RegistryOf(res) != "b" {
+		if res, ok := e.Get(k, name); !ok || res.Registry() != "b" {
 			t.Errorf("%s is not of registry b", name)
 		}
 	}

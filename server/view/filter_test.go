@@ -324,3 +324,39 @@ func BenchmarkShards(b *testing.B) {
 		})
 	}
 }
+
+// A selection that has missed removals reads everything again, and has as
+// changed only what is.
+func TestSelectionReadsAgain(t *testing.T) {
+	db := newDB(t, state.Options{Tombstones: 2})
+	apply(db, service(t, "ns/web", "web.example.org"), instance(t, "ns/web", "ns/web-1", "10.0.0.1"), service(t, "ns/api", "api.example.org"))
+	for i := range 5 {
+		apply(db, service(t, fmt.Sprintf("ns/gone-%d", i), fmt.Sprintf("gone-%d.example.org", i)))
+	}
+	k := Kind{Collection: entries, Shape: encode.Workload}
+	s := newSelection(db, Filter{Namespaces: []string{"ns"}})
+	var c state.Cursor
+	names := 0
+	for range s.Changes(k, &c) {
+		names++
+	}
+	if names != 7 {
+		t.Fatalf("%d names", names)
+	}
+	// The entry of web is another record, and the same to sinks that have its
+	// instances apart.
+	apply(db, instance(t, "ns/web", "ns/web-1", "10.0.0.2"), service(t, "ns/api", "api2.example.org"))
+	for i := range 5 {
+		apply(db, remove(fmt.Sprintf("ns/gone-%d", i)))
+	}
+	before := s.Revision()
+	s.follow()
+	if n := s.Revision() - before; n != 6 {
+		t.Errorf("%d changes, want five removals and one of ns/api", n)
+	}
+	if r, ok := s.Get(k, "ns/web"); !ok {
+		t.Error("ns/web is gone")
+	} else if now, _ := db.Get(k, "ns/web"); now != r {
+		t.Error("the selection has an older record of ns/web")
+	}
+}

@@ -17,9 +17,9 @@ import (
 // goroutine.
 type View struct {
 	db      *state.DB
-	filters []state.Filter
+	filters []Filter
 	data    data
-	part    *state.Selection // data of a view with filters, else nil
+	part    *selection // data of a view with filters, else nil
 
 	mu    sync.Mutex
 	pages map[pagesKey]*pages   // guarded by mu
@@ -28,7 +28,7 @@ type View struct {
 	narrower *narrower // shared with the views that were made of this one
 }
 
-// data is what a view shows: a [state.DB], or a [state.Selection] of it.
+// data is what a view shows: a [state.DB], or a [selection] of it.
 type data interface {
 	Changes(k state.Kind, c *state.Cursor) iter.Seq[state.Change]
 	Get(k state.Kind, name string) (*state.Record, bool)
@@ -41,9 +41,6 @@ type data interface {
 // Kind is a collection in the shape of some sinks.
 type Kind = state.Kind
 
-// Filter selects what a view shows.
-type Filter = state.Filter
-
 // New returns a view of all of the state, or of the part that all filters
 // select.
 func New(db *state.DB, filters ...Filter) *View {
@@ -52,7 +49,7 @@ func New(db *state.DB, filters ...Filter) *View {
 		narrower: &narrower{of: make(map[string]*shared)},
 	}
 	if len(filters) > 0 {
-		v.part = db.Select(filters...)
+		v.part = newSelection(db, filters...)
 		v.data = v.part
 	}
 	return v
@@ -325,7 +322,7 @@ func (s *Subscription) changed(c *state.Change) {
 // A view with filters wakes its readers while it runs only.
 func (v *View) Run(ctx context.Context) {
 	if v.part != nil {
-		v.part.Run(ctx, v.Follow)
+		v.part.run(ctx, v.Follow)
 		return
 	}
 	for {

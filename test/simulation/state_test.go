@@ -422,7 +422,7 @@ func (w *model) configure() {
 // restart goes on with a state that is restored from what is saved.
 func (w *model) restart() {
 	was := w.expect()
-	number := func(r *state.Record) int { return slices.Index(w.names, w.db.RegistryOf(r)) }
+	number := func(r *state.Record) int { return slices.Index(w.names, r.Registry()) }
 	var run []byte
 	for _, coll := range collection.All() {
 		for c := range w.db.Claims(coll, &state.ClaimsCursor{}) {
