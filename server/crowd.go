@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"sync"
@@ -29,7 +30,8 @@ type crowd struct {
 	perPeer, streams int
 	log              *slog.Logger
 	refused          *prometheus.CounterVec
-	open             atomic.Int64 // streams
+	open             atomic.Int64  // streams
+	sockets          atomic.Uint64 // connections to unix sockets so far
 	intake           *intake
 	budget           *budget
 
@@ -74,6 +76,25 @@ func (c *crowd) refuse(limit string, value int, peer string) {
 	}
 }
 
+// peerName is the address of a peer as text.
+type peerName string
+
+// Network implements [net.Addr].
+func (peerName) Network() string { return "" }
+
+// String implements [net.Addr].
+func (p peerName) String() string { return string(p) }
+
+// socketConn is a connection to a unix socket. All that connect there count as
+// one address, and each connection has a name of its own.
+type socketConn struct {
+	net.Conn
+	name peerName
+}
+
+// RemoteAddr implements [net.Conn].
+func (c socketConn) RemoteAddr() net.Addr { return c.name }
+
 // crowdListener limits the connections per peer.
 type crowdListener struct {
 	net.Listener
@@ -87,6 +108,9 @@ func (l crowdListener) Accept() (net.Conn, error) {
 		conn, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
+		}
+		if local := conn.LocalAddr(); local.Network() == "unix" {
+			conn = socketConn{conn, peerName(fmt.Sprintf("unix:%s#%d", local, l.crowd.sockets.Add(1)))}
 		}
 		host, ok := stream.HostOf(conn.RemoteAddr())
 		if !ok {

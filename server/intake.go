@@ -50,7 +50,7 @@ const (
 // wake them takes the time of others.
 type hostPace struct {
 	connections, streams, headers, frames *rate.Limiter
-	data, turns                           pace
+	data, turns, queries                  pace
 	open                                  int          // connections, guarded by intake.mu
 	live                                  atomic.Int64 // streams
 }
@@ -111,6 +111,7 @@ func (n *intake) paceOf(host string) *hostPace {
 			streams: rate.NewLimiter(hostStreamRate, hostStreamBurst),
 			data:    pace{every: time.Second / dataRate, burst: dataBurst},
 			turns:   pace{every: time.Second / turnRate, burst: turnBurst},
+			queries: pace{every: time.Second / queryRate, burst: queryBurst},
 		}
 		n.hosts[host] = h
 	}
@@ -139,7 +140,7 @@ type intakeCredentials struct {
 func (c intakeCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	n := c.intake
 	host, ok := stream.HostOf(raw.RemoteAddr())
-	if !ok { // a unix socket: its users are trusted with the machine
+	if !ok {
 		return c.TransportCredentials.ServerHandshake(raw)
 	}
 	pace := n.paceOf(host)

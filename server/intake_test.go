@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -16,7 +15,6 @@ import (
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/credentials/insecure"
@@ -435,8 +433,8 @@ func TestNetworks(t *testing.T) {
 	if got, ok := stream.HostOf(&net.UnixAddr{Name: "@"}); ok {
 		t.Errorf("a unix socket counts as %s", got)
 	}
-	n := newIntake(1<<20, 100, func(string) {}, func(string, string) {})
-	crowd := &crowd{perPeer: 2, peers: map[string]int{}, intake: n, refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "x"}, []string{"limit"}), log: slog.New(slog.DiscardHandler)}
+	crowd := newTestCrowd(2)
+	n := crowd.intake
 	queue := make(chan net.Conn, 4)
 	for i := range 3 {
 		queue <- from{host: fmt.Sprintf("2001:db8::%d", i)}

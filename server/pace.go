@@ -25,6 +25,9 @@ const (
 	// change may wake, 2 µs of a processor each. For 10,000 streams changes of
 	// half a second come together.
 	turnRate, turnBurst, crowded = 20_000, 2_000, 1_000
+	// queryRate is how many requests an admin port answers, with a refusal too,
+	// 0.1 ms of a processor each at least.
+	queryRate, queryBurst = 100, 200
 )
 
 // frameCost is what a frame of a request costs besides its bytes, in bytes: a

@@ -130,8 +130,8 @@ const maxHeaders = 64 << 10
 func (s *Server) servePort(ctx context.Context, p *port) error {
 	defer p.gate.Close()
 	if p.Field == fieldAdmin {
-		a := admin.New(source{s}, admin.Options{Gatherer: s.options.Metrics, Pprof: s.config().Admin.Pprof, Log: s.log, Operator: operator{s}, Gate: p.gate, GuardProbes: s.config().Admin.GuardProbes})
-		return a.Run(ctx, p.gate.Listener(crowdListener{p.listener, s.crowd}))
+		a := admin.New(source{s}, admin.Options{Pace: s.crowd.queries, Gatherer: s.options.Metrics, Pprof: s.config().Admin.Pprof, Log: s.log, Operator: operator{s}, Gate: p.gate, GuardProbes: s.config().Admin.GuardProbes})
+		return a.Run(ctx, p.gate.Listener(queryListener{crowdListener{p.listener, s.crowd}}))
 	}
 	var streams leaving
 	elsewhere := func() bool { return p.Field == fieldXDS && s.config().Listen.MCP.Address != "" }

@@ -155,7 +155,7 @@ func (g *Gate) refuse(reason, who, address, action, why, cure string) {
 	g.audit.Record(who, address, action, AuditRefused, slog.String("listener", g.field()), slog.String("reason", reason), slog.String("why", why))
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		host = address
+		host, _, _ = strings.Cut(address, "#") // unix:PATH#NUMBER
 	}
 	if g.peers.Allow(host) {
 		g.log.Warn("a peer was refused", "peer", address, "reason", why, "cure", cure)

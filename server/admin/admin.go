@@ -40,6 +40,8 @@ type Options struct {
 	Gate *access.Gate
 	// GuardProbes makes the gate decide on /healthz and /readyz, too.
 	GuardProbes bool
+	// Pace, unless nil, is what all requests pass first.
+	Pace func(http.Handler) http.Handler
 	// Log receives errors of the HTTP server; nil discards them.
 	Log *slog.Logger
 }
@@ -51,6 +53,7 @@ type Server struct {
 	handler http.Handler
 
 	turns      *access.Turns // of requests that read
+	held       held          // answers to them
 	following  *followers
 	ending     chan struct{} // closed when Run ends
 	endStreams func()
@@ -98,6 +101,9 @@ func New(source Source, o Options) *Server {
 		s.handler = o.Gate.Handler(s.handler, func(path string) bool {
 			return !o.GuardProbes && (path == "/healthz" || path == "/readyz")
 		})
+	}
+	if o.Pace != nil {
+		s.handler = o.Pace(s.handler)
 	}
 	s.handler = secure(s.handler)
 	return s

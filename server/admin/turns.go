@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,6 +22,9 @@ const (
 	// restMost bounds the pause after a query. It is well below queryWait, so
 	// that who asks one after the other is never refused.
 	restMost = queryWait / 4
+	// maxHeld bounds the answers that are being read, in bytes: one may be
+	// larger, and then is the only one.
+	maxHeld = 32 << 20
 	// yieldEvery is how many items of a list are looked at without a pause for
 	// others.
 	yieldEvery = 256
@@ -51,6 +55,7 @@ func (s *Server) inTurn(next http.Handler) http.Handler {
 		b := &buffered{ResponseWriter: w}
 		next.ServeHTTP(b, r)
 		turn.FreeAfter(min(3*time.Since(began), restMost))
+		defer s.held.add(w, len(b.body))()
 		b.send() // a client that reads slowly keeps only its own address waiting
 	})
 }
@@ -84,6 +89,40 @@ func (b *buffered) WriteHeader(code int) { b.code = code }
 func (b *buffered) Write(p []byte) (int, error) {
 	b.body = append(b.body, p...)
 	return len(p), nil
+}
+
+// held are answers that are being read, those of each address one at a time.
+type held struct {
+	mu     sync.Mutex
+	bytes  int // guarded by mu, as the rest
+	oldest []*answer
+}
+
+type answer struct {
+	w    http.ResponseWriter
+	size int
+}
+
+// add counts an answer until it is sent. If all of them are more than maxHeld,
+// the clients that have read for longest are cut off.
+func (h *held) add(w http.ResponseWriter, size int) (sent func()) {
+	own := &answer{w, size}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for h.bytes += size; h.bytes > maxHeld && len(h.oldest) > 0; h.oldest = h.oldest[1:] {
+		// An error means that it is no connection.
+		_ = http.NewResponseController(h.oldest[0].w).SetWriteDeadline(time.Now())
+		h.bytes -= h.oldest[0].size
+	}
+	h.oldest = append(h.oldest, own)
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if i := slices.Index(h.oldest, own); i >= 0 {
+			h.oldest = slices.Delete(h.oldest, i, i+1)
+			h.bytes -= size
+		}
+	}
 }
 
 func (b *buffered) send() {

@@ -1,11 +1,16 @@
 package admin
 
 import (
+	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"iter"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -116,3 +121,74 @@ func TestBodiesAreBounded(t *testing.T) {
 		time.Sleep(time.Minute) // the turns end
 	})
 }
+
+// Answers that clients do not read are bounded together: those that were given
+// first are cut off for others, and who reads gets all of it.
+func TestAnswersAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(&slow{world: &world{}, size: 1 << 20}, Options{})
+		ctx, end := context.WithCancel(t.Context())
+		l, ended := pipes{make(chan net.Conn), ctx.Done()}, make(chan error)
+		go func() { ended <- s.Run(ctx, l) }()
+		var clients []net.Conn
+		for i := range 6 { // 7 MiB each
+			client, server := net.Pipe()
+			l.conns <- pipe{server, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 1)}
+			if _, err := io.WriteString(client, "GET /api/v1/resources?body=true HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			clients = append(clients, client)
+			time.Sleep(5 * time.Second) // its turn
+		}
+		synctest.Wait()
+		s.held.mu.Lock()
+		if s.held.bytes > maxHeld || len(s.held.oldest) != 4 {
+			t.Errorf("%d answers of %d bytes are held", len(s.held.oldest), s.held.bytes)
+		}
+		s.held.mu.Unlock()
+		for i, client := range clients {
+			resp, err := http.ReadResponse(bufio.NewReader(client), nil)
+			if err == nil {
+				_, err = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+			if cut := i < 2; (err != nil) != cut {
+				t.Errorf("client %d: %v", i, err)
+			}
+			client.Close()
+		}
+		synctest.Wait()
+		if s.held.bytes != 0 {
+			t.Errorf("%d bytes are held after all", s.held.bytes)
+		}
+		end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute) // the turns end
+	})
+}
+
+// pipes is a listener of connections in memory.
+type pipes struct {
+	conns chan net.Conn
+	done  <-chan struct{}
+}
+
+func (l pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, http.ErrServerClosed
+	}
+}
+func (pipes) Close() error   { return nil }
+func (pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+type pipe struct {
+	net.Conn
+	of netip.AddrPort
+}
+
+func (p pipe) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(p.of) }

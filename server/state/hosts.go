@@ -635,28 +635,29 @@ type Conflict struct {
 // Conflicts returns the hosts that several registries have, once for each
 // registry except the first, by host and in the order of the configuration.
 func (d *DB) Conflicts() []Conflict {
-	d.apply.Lock()
-	defer d.apply.Unlock()
 	type item struct {
-		id entryID
-		v  *verdict
+		Conflict
+		order int
 	}
 	var items []item
+	d.apply.Lock()
 	for id, v := range d.verdicts {
-		if v.host != "" {
-			items = append(items, item{id, v})
+		if v.host == "" {
+			continue
 		}
+		policy, _ := d.policyOf(v)
+		items = append(items, item{Conflict{
+			Host: v.host, Policy: policy, Registry: id.registry.name, Name: id.name, Outcome: v.state.String(),
+			Owner: v.by.registry.name, OwnerName: v.by.name,
+		}, id.registry.order})
 	}
+	d.apply.Unlock()
 	slices.SortFunc(items, func(a, b item) int {
-		return cmp.Or(strings.Compare(a.v.host, b.v.host), cmp.Compare(a.id.registry.order, b.id.registry.order), strings.Compare(a.id.name, b.id.name))
+		return cmp.Or(strings.Compare(a.Host, b.Host), cmp.Compare(a.order, b.order), strings.Compare(a.Name, b.Name))
 	})
 	out := make([]Conflict, 0, len(items))
 	for _, it := range items {
-		policy, _ := d.policyOf(it.v)
-		out = append(out, Conflict{
-			Host: it.v.host, Policy: policy, Registry: it.id.registry.name, Name: it.id.name, Outcome: it.v.state.String(),
-			Owner: it.v.by.registry.name, OwnerName: it.v.by.name,
-		})
+		out = append(out, it.Conflict)
 	}
 	return out
 }

@@ -131,7 +131,6 @@ func (l *leftOut) forget() {
 // it, as the registry or the configuration intends that, ordered by id.
 func (r *Registry) LeftOut() []Problem {
 	r.db.apply.Lock()
-	defer r.db.apply.Unlock()
 	out := make([]Problem, 0, len(r.leftOut.list))
 	for id, reason := range r.leftOut.list {
 		out = append(out, Problem{ID: id, Reason: reason, Field: fieldOf(reason)})
@@ -139,6 +138,7 @@ func (r *Registry) LeftOut() []Problem {
 	if r.leftOut.more {
 		out = append(out, Problem{ID: "more", Reason: fmt.Sprintf("more is left out than the %d that are listed", maxProblems)})
 	}
+	r.db.apply.Unlock()
 	slices.SortFunc(out, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })
 	return out
 }
@@ -388,7 +388,6 @@ func (r *Registry) sweepRefusals() {
 func (r *Registry) Problems() []Problem {
 	d := r.db
 	d.apply.Lock()
-	defer d.apply.Unlock()
 	out := make([]Problem, 0, len(r.problems)+len(r.refused)+r.shadowed)
 	for id, reason := range r.problems {
 		out = append(out, Problem{ID: id, Reason: reason})
@@ -435,6 +434,7 @@ func (r *Registry) Problems() []Problem {
 			}
 		})
 	}
+	d.apply.Unlock()
 	for i := range out {
 		if out[i].Field == "" {
 			out[i].Field = fieldOf(out[i].Reason)

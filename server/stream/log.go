@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,7 +28,8 @@ const (
 func HostOf(address net.Addr) (string, bool) {
 	p, err := netip.ParseAddrPort(address.String())
 	if err != nil {
-		return "", false
+		host, _, socket := strings.Cut(address.String(), "#") // unix:PATH#NUMBER
+		return host, socket
 	}
 	ip := p.Addr().Unmap()
 	if ip.Is4() {
