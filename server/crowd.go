@@ -38,7 +38,8 @@ type crowd struct {
 	mu    sync.Mutex
 	peers map[string]int // connections by address, guarded by mu
 
-	told access.Sparingly // refusals in the log, by limit
+	told   access.Sparingly // refusals in the log, by limit
+	lately access.Refusals
 }
 
 func newCrowd(limits *config.Limits, log *slog.Logger, reg prometheus.Registerer) *crowd {
@@ -71,6 +72,7 @@ const (
 // refuse counts a refusal, and logs at most one per limit and minute.
 func (c *crowd) refuse(limit string, value int, peer string) {
 	c.refused.WithLabelValues(limit).Inc()
+	c.lately.Note("limits."+limit, peer, fmt.Sprintf("it is set to %d", value), "")
 	if c.told.Allow(limit) {
 		c.log.Warn("a limit of connections or streams is reached; more are refused", "limit", "limits."+limit, "value", value, "peer", peer)
 	}

@@ -67,33 +67,3 @@ func heldWords(st state.Status) string {
 	}
 	return fmt.Sprintf("it holds %s since %s", what, st.HeldSince.UTC().Format(time.RFC3339))
 }
-
-// Remarks describes conditions that do not affect readiness: optional
-// registries that are not served, and removals that are held back. Without any,
-// it costs one read of a flag.
-func (s *Server) Remarks() []string {
-	select {
-	case <-s.ready:
-	default:
-		return nil
-	}
-	if !s.db.Remarkable() {
-		return nil
-	}
-	var out []string
-	for _, st := range s.db.Registries() {
-		if st.Released {
-			out = append(out, fmt.Sprintf("registry %s: optional, and served without it: the first listing is not complete: %s", st.Registry, s.unlisted(st)))
-		}
-		p := st.Protection
-		switch {
-		case p == nil:
-		case p.Pending:
-			out = append(out, fmt.Sprintf("registry %s: protected: %s, since %s, until %s; decide with isthmus accept %s or isthmus refuse %s",
-				st.Registry, p, p.Since.UTC().Format(time.RFC3339), p.Until.UTC().Format(time.RFC3339), st.Registry, st.Registry))
-		default:
-			out = append(out, fmt.Sprintf("registry %s: an operator refused what %s", st.Registry, p))
-		}
-	}
-	return out
-}

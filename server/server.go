@@ -26,6 +26,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/shard"
 	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/admin"
+	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/lastgood"
@@ -83,6 +84,7 @@ type Server struct {
 	latency *latency.Tracker
 	export  *otlp.Exporter // nil if nothing is exported
 	loads   *loadMetrics
+	wrong   *conditions.List
 	crowd   *crowd
 	access  *access.Metrics
 	audit   *access.Audit
@@ -142,6 +144,7 @@ func New(cfg config.Config, o Options) (*Server, error) {
 	if s.loads, err = newLoadMetrics(o.Metrics); err != nil {
 		return nil, err
 	}
+	s.wrong = conditions.NewList(o.Metrics, o.Log)
 	if s.export, err = newExporter(&cfg, &o); err != nil {
 		return nil, err
 	}
@@ -351,6 +354,10 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return s.db.Run(inner) })
 	group.Go(func() error {
+		s.assess(inner)
+		return nil
+	})
+	group.Go(func() error {
 		s.view.Run(inner)
 		return nil
 	})
@@ -445,26 +452,6 @@ func (s *Server) closeStore() error {
 	return s.store.Close()
 }
 
-// Restored names the registries that are served from disk, and the reason.
-// Without any, it costs one read of a flag.
-func (s *Server) Restored() []string {
-	select {
-	case <-s.ready:
-	default:
-		return nil
-	}
-	if !s.db.Restored() {
-		return nil
-	}
-	var out []string
-	for _, st := range s.db.Registries() {
-		if !st.Restored.IsZero() {
-			out = append(out, fmt.Sprintf("registry %s: restored, %s", st.Registry, s.restoredSince(st)))
-		}
-	}
-	return out
-}
-
 // restoredSince explains why a registry is restored.
 func (s *Server) restoredSince(st state.Status) string {
 	return fmt.Sprintf("it is served as it was %s ago, until its first listing is complete: %s", time.Since(st.Restored).Truncate(time.Second), s.unlisted(st))
@@ -481,22 +468,6 @@ func (s *Server) unlisted(st state.Status) string {
 		text += ": " + why
 	}
 	return text
-}
-
-// stateProblem is the problem of every registry while the last good state
-// cannot be stored.
-func (s *Server) stateProblem() (state.Problem, bool) {
-	if s.store == nil {
-		return state.Problem{}, false
-	}
-	st := s.store.Status()
-	switch {
-	case st.Writing != "":
-		return state.Problem{ID: "last good state", Reason: "it cannot be written: " + st.Writing + "; a restart would begin with an older state or none"}, true
-	case st.Reading != "":
-		return state.Problem{ID: "last good state", Reason: "at the start: " + st.Reading}, true
-	}
-	return state.Problem{}, false
 }
 
 // follow runs the supervisors in group, once all plugins have validated their
@@ -589,7 +560,7 @@ func (s *Server) notReady() []string {
 }
 
 // WaitSynced returns when every registry has completed its first listing,
-// except for optional ones that cannot be reached; see [Server.Remarks]. If ctx
+// except for optional ones that cannot be reached. If ctx
 // ends first, the error names the registries that are incomplete.
 func (s *Server) WaitSynced(ctx context.Context) error {
 	started := s.ready
@@ -632,11 +603,7 @@ func (s *Server) problems(registry string) []state.Problem {
 	if r == nil {
 		return nil
 	}
-	out := r.Problems()
-	if p, ok := s.stateProblem(); ok {
-		out = append(out, p)
-	}
-	return out
+	return r.Problems()
 }
 
 // LeftOut returns what the registries have and is not meant to be served, in
@@ -732,8 +699,8 @@ type source struct{ s *Server }
 // NotReady implements admin.Source.
 func (a source) NotReady() []string { return a.s.notReady() }
 
-// Remarks implements admin.Source.
-func (a source) Remarks() []string { return slices.Concat(a.s.Restored(), a.s.Remarks()) }
+// Conditions implements admin.Source.
+func (a source) Conditions() []conditions.Condition { return a.s.Conditions() }
 
 // Kept implements admin.Source.
 func (a source) Kept(registry string) iter.Seq[state.Kept] { return a.s.db.Kept(registry) }
@@ -755,7 +722,7 @@ func (a source) Decide(registry string, accept bool) (state.Protection, error) {
 func (a source) Overview() admin.Overview {
 	s := a.s
 	o := admin.Overview{
-		Version: s.options.Version, Started: s.started, Revision: s.db.Revision(), NotReady: s.notReady(), Remarks: a.Remarks(), Config: s.loadedConfig(),
+		Version: s.options.Version, Started: s.started, Revision: s.db.Revision(), NotReady: s.notReady(), Conditions: s.Conditions(), Config: s.loadedConfig(),
 		Sinks: slices.Concat(s.xds.Status(), s.mcp.Status()), Conflicts: s.db.Conflicts(),
 	}
 	for i := range o.Sinks {

@@ -388,8 +388,8 @@ func TestReadyIsAFlag(t *testing.T) {
 		if reasons := (source{s}).NotReady(); len(reasons) > 0 {
 			t.Error(reasons)
 		}
-		if remarks := (source{s}).Remarks(); len(remarks) > 0 {
-			t.Error(remarks)
+		if wrong := (source{s}).Conditions(); len(wrong) > 0 {
+			t.Error(wrong)
 		}
 	}); n != 0 {
 		t.Errorf("%.0f allocations", n)

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/doctor"
 	"github.com/isthmus-mesh/isthmus/server"
 	"github.com/isthmus-mesh/isthmus/server/admin"
+	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
@@ -41,7 +41,8 @@ func newDoctor() *cobra.Command {
 		Long: `Find what keeps registries, the bridge and istiod from working together. Each finding says what follows from it, and which line to change.
 
 The registries of the configuration are followed by their own plugins until each has listed what it holds, or has said why it cannot: whether
-they are reached, tokens, TLS, permissions, what is left out, and how near the limits are. No port is opened and nothing is changed, so it can
+they are reached, tokens, TLS, permissions, what is left out, and how near the limits are. A bridge that runs at the admin address of the
+configuration is asked what is wrong with it. No port is opened and nothing is changed, so it can
 run beside a bridge with the same configuration.
 
 With --mesh-config the mesh configuration in FILE is checked: istiod's own, the ConfigMap of it, or the meshConfig of an IstioOperator or of Helm values.
@@ -98,6 +99,9 @@ The exit code is 1 with findings, notes not counted.`,
 				return fmt.Errorf("--mesh-config: %w", err)
 			}
 			report.Add("mesh configuration "+name, m.Check(bridge, doctor.Version{})...)
+		}
+		if address == "" {
+			askBridge(ctx, report, &c, cfg.Listen.Admin.Address)
 		}
 		examineMesh(ctx, report, bridge, &c, istiods, address)
 		if output.value == "json" {
@@ -313,31 +317,26 @@ func undecided(cfg *config.Config, all []state.Conflict) []state.Conflict {
 	})
 }
 
-// causes are what keeps a registry from being followed, by words of the error,
-// the field that decides, and the change.
-var causes = []struct {
-	words                *regexp.Regexp
-	check, field, change string
-}{
-	{regexp.MustCompile(`(?i)x509|certificate|tls:|TLS handshake|http: server gave HTTP response`), "registry-tls", "config.tls", "config.tls: {ca_file: FILE, server_name: NAME}, or the scheme of the address"},
-	{regexp.MustCompile(`(?i)\b40[13]\b|permission denied|unauthori[sz]ed|forbidden|token|\bACL\b|authenticat`), "registry-token", "config.token_file", "config.token_file, or what the token, user or password may read"},
-	{regexp.MustCompile(`(?i)refused|no such host|timeout|unreachable|no route|deadline|dial |EOF|reset`), "registry-reach", "config.address", "config.address, or the network and firewalls between here and it"},
-}
-
 // causeOf classifies why the registry at a path of the configuration cannot be
 // followed.
 func causeOf(at, why string) (check, field, change string) {
-	for _, c := range causes {
-		if c.words.MatchString(why) {
-			return c.check, at + "." + c.field, at + "." + c.change
-		}
+	c := conditions.CauseOf(why)
+	if c.Field == "" {
+		return c.Check, at, ""
 	}
-	return "registry-down", at, ""
+	return c.Check, at + "." + c.Field, at + "." + c.Change
 }
 
 // bridgeOf describes the listeners of a configuration to the checks of istiod.
 func bridgeOf(report *doctor.Report, cfg *config.Config) doctor.Bridge {
 	var b doctor.Bridge
+	for _, c := range server.CheckCertificates(cfg) {
+		severity := doctor.Failure
+		if c.Severity != conditions.Critical {
+			severity = doctor.Warning
+		}
+		report.Add("", doctor.Finding{Check: string(c.Kind), Severity: severity, Subject: c.Subject, Problem: c.Problem, Change: c.Cure})
+	}
 	for _, l := range cfg.Listen.All() {
 		if l.Field == "listen.admin" || l.Field == "listen.mcp" {
 			continue
@@ -370,6 +369,17 @@ const settleSinks = 5 * time.Second
 // be acknowledged, in a large mesh.
 const settleRejected = 30 * time.Second
 
+// askBridge reports what a bridge at the configured admin address says is wrong.
+// There may be none, and it may not let this caller in.
+func askBridge(ctx context.Context, report *doctor.Report, c *client, address string) {
+	if address == "" || strings.HasSuffix(address, ":0") {
+		return
+	}
+	if wrong, err := doctor.ReadConditions(ctx, getter(c, address)); err == nil {
+		report.Add(fmt.Sprintf("bridge %s: it reports nothing that is wrong", address), doctor.CheckConditions(wrong)...)
+	}
+}
+
 // examineMesh asks the running bridge and istiods.
 func examineMesh(ctx context.Context, report *doctor.Report, b doctor.Bridge, c *client, istiods []string, address string) {
 	unreached := func(subject string, err error, change string) {
@@ -382,14 +392,14 @@ func examineMesh(ctx context.Context, report *doctor.Report, b doctor.Bridge, c 
 		if err == nil {
 			served, err = doctor.ReadServed(ctx, get, later.List)
 		}
-		var registries []doctor.Registry
+		var wrong []doctor.Condition
 		if err == nil {
-			registries, err = doctor.ReadRegistries(ctx, get)
+			wrong, err = doctor.ReadConditions(ctx, get)
 		}
 		if err != nil {
 			unreached("bridge "+address, err, "--address: the address after admin= in the line \"serving\" of the bridge's log")
 		} else {
-			report.Add(fmt.Sprintf("bridge %s: %s, none of them stale or protected", address, doctor.Count(len(registries), "registry", "registries")), doctor.CheckRegistries(registries)...)
+			report.Add(fmt.Sprintf("bridge %s: it reports nothing that is wrong", address), doctor.CheckConditions(wrong)...)
 			report.Add(fmt.Sprintf("bridge %s: %s, each has acknowledged what it was sent", address, doctor.Count(len(later.List), "sink", "sinks")), doctor.CheckSinks(before, later, settleSinks)...)
 		}
 	}

@@ -93,8 +93,8 @@ the configuration that would change it (none where only the registry can), and r
 				writeProblems(cmd.ErrOrStderr(), s.Problems())
 				return &exitError{exitTimeout, fmt.Errorf("the registries did not list what they hold within %s (--timeout):\n%w", timeout, err)}
 			}
-			for _, remark := range s.Remarks() {
-				fmt.Fprintln(cmd.ErrOrStderr(), remark)
+			for _, c := range s.Assess() {
+				fmt.Fprintln(cmd.ErrOrStderr(), c)
 			}
 			if rejected {
 				return writeRejected(cmd.OutOrStdout(), append(s.Problems(), s.LeftOut()...))

@@ -103,6 +103,12 @@ func explainText(e *admin.Explanation, now time.Time) string {
 	for _, s := range e.Summary {
 		line(0, "  %s", s)
 	}
+	if len(e.Conditions) > 0 {
+		line(0, "\nwrong now")
+		for _, c := range e.Conditions {
+			line(1, "%s", c)
+		}
+	}
 	for _, r := range e.Registries {
 		line(0, "\nregistry %s (%s, %s)", r.Registry, r.Adapter, r.Phase)
 		if r.Error != "" {

@@ -125,10 +125,11 @@ resources. To see it at work, run:
 	root.AddCommand(
 		newServe(), newDemo(), newWatch(), newVerify(), newDump(), newImport(), newDiff(), newValidate(),
 		newDoctor(), newMeshConfig(),
-		newAccept(), newRefuse(), newExplain(),
+		newRemovals(), newExplain(),
 		newBench(), newAdapter(), newPlugin(), newVersion(), newDocs(),
 		newHealthcheck(), newLogLevel(), newMan(),
 	)
+	root.AddCommand(formerDecisions()...)
 	root.InitDefaultCompletionCmd()
 	completeFlags(root)
 	return root

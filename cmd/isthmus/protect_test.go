@@ -104,13 +104,13 @@ func TestProtect(t *testing.T) {
 	wantServed(20)
 	decide := func(verb string, code int, pattern string) {
 		t.Helper()
-		d := start(t, verb, "files", "--address", address)
+		d := start(t, "removals", verb, "files", "--address", address)
 		got := d.wait()
 		if text := strings.TrimSpace(strings.Join(append(d.stdout.seen, d.stderr.seen...), "\n")); got != code || !regexp.MustCompile(pattern).MatchString(text) {
 			t.Errorf("%s ended with %d and wrote %s; want %d and %s", verb, got, text, code, pattern)
 		}
 	}
-	decide("accept", exitFailed, `registry files: nothing is held back`)
+	decide("allow", exitFailed, `registry files: nothing is held back`)
 
 	t.Run("in a running stream", func(t *testing.T) {
 		write(3)
@@ -118,18 +118,18 @@ func TestProtect(t *testing.T) {
 		await(t, admin+"/api/v1/registries", `"phase": "protected"`, `"services": 3,\s*"instances": 3,`)
 		held := heldServices(t, admin)
 		wantServed(3 + held)
-		await(t, admin+"/readyz", fmt.Sprintf(`^ready\nregistry files: protected: would remove %d of 20 services, %[1]d endpoints, since \S+Z, until \S+Z; decide with isthmus accept files or isthmus refuse files\n$`, held))
+		await(t, admin+"/readyz", fmt.Sprintf(`^ready\nregistry files: removal-paused: a removal that looks like an accident is paused until \S+Z: it would remove %d of 20 services, %[1]d endpoints, since \S+Z\. .* isthmus removals allow files\. .*isthmus removals keep files .*\n$`, held))
 		await(t, admin+"/api/v1/registries", fmt.Sprintf(`"protection": \{\s*"pending": true,\s*"services": %d,\s*"of": 20,\s*"endpoints": %[1]d`, held))
 		await(t, admin+"/", "protected", fmt.Sprintf("would remove %d of 20 services, %[1]d endpoints", held))
 		await(t, admin+"/metrics", `(?m)^isthmus_registry_protected\{registry="files"\} 1$`, fmt.Sprintf(`(?m)^isthmus_registry_kept\{registry="files"\} %d$`, 2*held))
-		await(t, admin+"/api/v1/kept?registry=files&limit=5", fmt.Sprintf(`"total": %d`, 2*held), `"reason": "the registry removed it together with most of its services; the removal is held back"`, `"since": "20`, `"until": "20`)
+		await(t, admin+"/api/v1/removals?registry=files&limit=5", fmt.Sprintf(`"total": %d`, 2*held), `"reason": "the registry removed it together with most of its services; the removal is held back"`, `"since": "20`, `"until": "20`)
 		write(12)
 		await(t, admin+"/api/v1/registries", `"services": 12,\s*"instances": 12,`)
 		if left := heldServices(t, admin); left == 0 || left > 8 {
 			t.Errorf("%d services are held back, want some of the 8 that are not there", left)
 		} else {
 			wantServed(12 + left)
-			await(t, admin+"/api/v1/kept", fmt.Sprintf(`"total": %d`, 2*left))
+			await(t, admin+"/api/v1/removals", fmt.Sprintf(`"total": %d`, 2*left))
 		}
 		write(20)
 		p.find(p.stderr, `level=INFO msg="the registry has everything again whose removal was held back"`)
@@ -154,17 +154,21 @@ func TestProtect(t *testing.T) {
 		}
 		p.find(p.stderr, `msg="a removal looks like an accident and is held back" registry=files services=19 of=20`)
 		wantServed(20)
-		decide("refuse", exitOK, `^registry files: refused: 19 services, 19 endpoints, 0 other resources$`)
-		decide("refuse", exitFailed, `has been refused already`)
+		decide("keep", exitOK, `^registry files: removal kept: 19 services, 19 endpoints, 0 other resources$`)
+		decide("keep", exitFailed, `has been refused already`)
 		await(t, admin+"/api/v1/registries", `"phase": "live"`, `"pending": false`)
-		await(t, admin+"/readyz", `^ready\nregistry files: an operator refused what would remove 19 of 20 services, 19 endpoints\n$`)
-		await(t, admin+"/api/v1/kept", `"total": 38`, "an operator refused the removal")
+		await(t, admin+"/readyz", `^ready\nregistry files: removal-kept: an operator kept what the registry no longer has; it would remove 19 of 20 services, 19 endpoints, since `)
+		await(t, admin+"/api/v1/removals", `"total": 38`, "an operator refused the removal")
+		list := start(t, "removals", "list", "files", "--address", address)
+		if code := list.wait(); code != exitOK || strings.Count(strings.Join(list.stdout.seen, "\n"), "an operator refused the removal") != 38 {
+			t.Errorf("removals list ended with %d and wrote %q", code, list.stdout.seen)
+		}
 		write(4) // three are back
-		await(t, admin+"/api/v1/kept", `"total": 32`)
+		await(t, admin+"/api/v1/removals", `"total": 32`)
 		wantServed(20)
-		decide("accept", exitOK, `^registry files: accepted: 16 services, 16 endpoints, 0 other resources$`)
+		decide("allow", exitOK, `^registry files: removal allowed: 16 services, 16 endpoints, 0 other resources$`)
 		wantServed(4)
-		await(t, admin+"/api/v1/kept", `"total": 0`)
+		await(t, admin+"/api/v1/removals", `"total": 0`)
 	})
 
 	t.Run("another origin decides nothing", func(t *testing.T) {
@@ -188,7 +192,7 @@ func TestProtect(t *testing.T) {
 		}
 	})
 
-	for _, args := range [][]string{{"accept"}, {"accept", "files", "--address", "nowhere"}} {
+	for _, args := range [][]string{{"removals", "allow"}, {"removals", "allow", "files", "--address", "nowhere"}, {"removals", "list", "a", "b"}} {
 		if code := start(t, args...).wait(); code != exitUsage {
 			t.Errorf("isthmus %q ended with %d, want %d", args, code, exitUsage)
 		}
@@ -221,8 +225,8 @@ func TestRestartAgainstEmptyRegistries(t *testing.T) {
 		}
 		p.findAll(p.stderr, held("dc1", large), held("dc2", small))
 		await(t, "http://"+w.api+"/api/v1/registries", `(?s)"name": "dc1".*"phase": "protected".*"name": "dc2".*"phase": "protected"`)
-		await(t, "http://"+w.api+"/api/v1/kept", fmt.Sprintf(`"total": %d`, 2*(large+small)), "a complete listing was without it and most other services")
-		await(t, "http://"+w.api+"/readyz", `^ready\nregistry dc1: protected: .*\nregistry dc2: protected: .*\n$`)
+		await(t, "http://"+w.api+"/api/v1/removals", fmt.Sprintf(`"total": %d`, 2*(large+small)), "a complete listing was without it and most other services")
+		await(t, "http://"+w.api+"/readyz", `^ready\nregistry dc1: removal-paused: .*\nregistry dc2: removal-paused: .*\n$`)
 		fresh := w.sink()
 		fresh.until(2 * (large + small))
 		if diff := cmp.Diff(before, fresh.have); diff != "" {
@@ -235,17 +239,17 @@ func TestRestartAgainstEmptyRegistries(t *testing.T) {
 		w.stop(p, end)
 		p = w.serve()
 		wantKept()
-		d := start(t, "refuse", "dc1", "--address", w.api)
+		d := start(t, "removals", "keep", "dc1", "--address", w.api)
 		if code := d.wait(); code != exitOK {
-			t.Errorf("refuse ended with %d and wrote %q", code, d.stderr.seen)
+			t.Errorf("removals keep ended with %d and wrote %q", code, d.stderr.seen)
 		}
 	}
 	// One is back, and one is meant to be empty.
 	w.write("dc2", "services.yaml", fileServices(small))
 	p.find(p.stderr, `msg="the registry has everything again whose removal was held back" registry=dc2`)
-	d := start(t, "accept", "dc1", "--address", w.api)
-	if code := d.wait(); code != exitOK {
-		t.Errorf("accept ended with %d and wrote %q", code, d.stderr.seen)
+	d := start(t, "accept", "dc1", "--address", w.api) // the former name
+	if code := d.wait(); code != exitOK || !strings.Contains(strings.Join(append(d.stdout.seen, d.stderr.seen...), "\n"), "isthmus removals allow") {
+		t.Errorf("accept ended with %d and wrote %q, %q", code, d.stdout.seen, d.stderr.seen)
 	}
 	for _, op := range old.until(2 * large) {
 		if !strings.HasPrefix(op, "remove ServiceEntry dc1/") && !strings.HasPrefix(op, "remove WorkloadEntry dc1/") {
@@ -288,7 +292,7 @@ registries:
 	p.findAll(p.stderr,
 		`level=WARN msg="the registry is optional and its first listing is not complete; its types are served without it" registry=extra`,
 		`level=WARN msg="a required registry holds its types; nothing of them is served to a sink that connects" registry=files held_since=\S+ held="?\[`)
-	await(t, admin+"/readyz", `^registry files: the first listing is not complete: degraded: .*; it holds .* since \S+Z\n$`)
+	await(t, admin+"/readyz", `^registry files: the first listing is not complete: degraded: .*; it holds .* since \S+Z\n`)
 	await(t, admin+"/metrics", `(?m)^isthmus_held\{collection="networking.istio.io/ServiceEntry"\} 1$`)
 	_, body := get(t, admin+"/api/v1/registries")
 	var all struct {
@@ -327,14 +331,14 @@ registries:
 	if err := os.WriteFile(filepath.Join(dir, "services.yaml"), []byte(fileServices(2)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	await(t, admin+"/readyz", `^ready\nregistry extra: optional, and served without it: the first listing is not complete: degraded: .*connection refused`)
+	await(t, admin+"/readyz", `(?m)^ready\n(?s:.*)^registry extra: serves-without: it is optional, and served without it, as the first listing is not complete: degraded: .*connection refused`)
 	await(t, admin+"/metrics", `(?m)^isthmus_held\{collection="networking.istio.io/ServiceEntry"\} 0$`)
 	if got := len(served(t, admin)); got != 4 {
 		t.Errorf("%d resources are served, want those of 2 services", got)
 	}
 	dump := start(t, "dump", "--config", file)
 	if code := dump.wait(); code != exitOK || strings.Count(strings.Join(dump.stdout.seen, "\n"), "kind: ServiceEntry") != 2 ||
-		!strings.Contains(strings.Join(dump.stderr.seen, "\n"), "registry extra: optional, and served without it") {
+		!strings.Contains(strings.Join(dump.stderr.seen, "\n"), "registry extra: serves-without: it is optional, and served without it") {
 		t.Errorf("dump ended with %d and wrote %q, %q", code, dump.stdout.seen, dump.stderr.seen)
 	}
 	p.signal(syscall.SIGTERM)

@@ -88,6 +88,9 @@ bridge cannot be asked.`,
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s is valid: %d %s\n", source.name, len(cfg.Registries), n)
 		}
+		for _, c := range server.CheckCertificates(&cfg) {
+			fmt.Fprintf(cmd.ErrOrStderr(), "isthmus: warning: %s: %s. %s %s\n", c.Subject, c.Problem, c.Affects, c.Cure)
+		}
 		for _, gap := range cfg.Gaps(shard.Set{}) {
 			fmt.Fprintf(cmd.ErrOrStderr(), "isthmus: warning: the views of the listeners leave a gap: %s\n", gap)
 		}

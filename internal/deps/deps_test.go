@@ -95,6 +95,7 @@ var rules = []rule{
 		tests:  []string{"plugin/proto/...", "internal/testenv/...", "internal/testresource"},
 	},
 	{folder: "server/stream", own: []string{"server/view", "internal/clip"}, others: []string{"google.golang.org/grpc/...", "github.com/prometheus/client_golang/...", "golang.org/x/time/rate"}},
+	{folder: "server/conditions", others: []string{"github.com/prometheus/client_golang/..."}},
 	{folder: "server/latency", others: []string{"github.com/prometheus/client_golang/...", "go.opentelemetry.io/otel/..."}},
 	{folder: "server/otlp", others: []string{"github.com/prometheus/client_golang/...", "go.opentelemetry.io/...", "google.golang.org/grpc/..."}},
 	{folder: "server/servertest", own: []string{"plugin/collection", "plugin/proto/...", "server/encode", "server/state", "server/view", "server/stream", "internal/testresource"}, others: anyone},
@@ -121,7 +122,7 @@ var rules = []rule{
 		folder: "server/owns", own: []string{"plugin/collection", "server/config", "server/encode", "translate"}, others: []string{"google.golang.org/protobuf/...", "istio.io/api/..."},
 	},
 	{
-		folder: "server/admin", own: []string{"server/access", "server/state", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
+		folder: "server/admin", own: []string{"server/access", "server/conditions", "server/state", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
 		tests: []string{"server/view"},
 	},
 	{

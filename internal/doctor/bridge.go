@@ -339,42 +339,44 @@ func Unsettled(before, later []Sink) bool {
 	return false
 }
 
-// Registry is a registry of a bridge, as its admin API describes it.
-type Registry struct {
-	Name       string `json:"name"`
-	Phase      string `json:"phase"`
-	Error      string `json:"error"`
-	Protection *struct {
-		Pending   bool      `json:"pending"`
-		Services  int       `json:"services"`
-		Of        int       `json:"of"`
-		Endpoints int       `json:"endpoints"`
-		Until     time.Time `json:"until"`
-	} `json:"protection"`
+// Condition is something that is wrong with a running bridge, as its admin API
+// describes it.
+type Condition struct {
+	Kind     string    `json:"condition"`
+	Severity string    `json:"severity"`
+	Subject  string    `json:"subject"`
+	Since    time.Time `json:"since"`
+	Problem  string    `json:"problem"`
+	Affects  string    `json:"affects"`
+	Cure     string    `json:"cure"`
+	Link     string    `json:"link"`
 }
 
-// ReadRegistries reads the registries of a bridge.
-func ReadRegistries(ctx context.Context, get Getter) ([]Registry, error) {
+// ReadConditions reads what is wrong with a bridge.
+func ReadConditions(ctx context.Context, get Getter) ([]Condition, error) {
 	var list struct {
-		Items []Registry `json:"items"`
+		Items []Condition `json:"items"`
 	}
-	err := read(ctx, get, "/api/v1/registries", &list)
+	err := read(ctx, get, "/api/v1/conditions", &list)
 	return list.Items, err
 }
 
-// CheckRegistries returns what is wrong with the registries of a bridge.
-func CheckRegistries(registries []Registry) (found []Finding) {
-	for _, r := range registries {
-		add := func(check, problem, change string) {
-			found = append(found, Finding{Check: check, Severity: Failure, Subject: "registry " + r.Name + " of the bridge", Problem: problem, Change: change})
+// CheckConditions returns what is wrong with a bridge, but for its sinks, which
+// [CheckSinks] looks at more closely.
+func CheckConditions(conditions []Condition) (found []Finding) {
+	for _, c := range conditions {
+		if strings.HasPrefix(c.Subject, "sink") || c.Kind == "no-sinks" {
+			continue
 		}
-		if r.Error != "" {
-			add("bridge-stale", fmt.Sprintf("it is %s, and what is served of it may be old: %s", r.Phase, r.Error), "")
+		severity := map[string]Severity{"critical": Failure, "warning": Warning}[c.Severity]
+		if severity == "" {
+			severity = Note
 		}
-		if p := r.Protection; p != nil && p.Pending {
-			add("bridge-protected", fmt.Sprintf("a removal looks like an accident and is held back until %s: %d of %s, %s", p.Until.UTC().Format(time.RFC3339), p.Services, Count(p.Of, "service", "services"), Count(p.Endpoints, "endpoint", "endpoints")),
-				fmt.Sprintf("isthmus accept %s if the registry is right, isthmus refuse %s if it is not", r.Name, r.Name))
-		}
+		found = append(found, Finding{
+			Check: c.Kind, Severity: severity, Subject: c.Subject + " of the bridge",
+			Problem: fmt.Sprintf("%s, since %s. %s", strings.TrimSuffix(c.Problem, "."), c.Since.UTC().Format(time.RFC3339), c.Affects),
+			Change:  strings.TrimSpace(c.Cure + "\n" + c.Link),
+		})
 	}
 	return found
 }

@@ -125,8 +125,8 @@ func same(a, b fs.FileInfo) bool {
 type keys interface {
 	// get returns the configuration in use.
 	get() *tls.Config
-	// expires returns when the certificate in use ends.
-	expires() time.Time
+	// valid returns from when until when the certificate in use is valid.
+	valid() (from, until time.Time)
 	// fault returns why what is in use is not the newest, nil if it is.
 	fault() error
 	// generation returns a number that changes with the authorities of clients.
@@ -367,5 +367,7 @@ func tlsConfig(c config.ListenerTLS, pair tls.Certificate) *tls.Config {
 
 func (*files) close() {}
 
-// expires returns when the certificate in use ends.
-func (f *files) expires() time.Time { return f.pair.get().Leaf.NotAfter }
+func (f *files) valid() (from, until time.Time) {
+	leaf := f.pair.get().Leaf
+	return leaf.NotBefore, leaf.NotAfter
+}

@@ -152,6 +152,7 @@ var (
 // minute. Who is what was verified of the peer.
 func (g *Gate) refuse(reason, who, address, action, why, cure string) {
 	g.m.refused.WithLabelValues(g.field(), reason).Inc()
+	g.m.lately.Note(g.listener, address, why, cure)
 	g.audit.Record(who, address, action, AuditRefused, slog.String("listener", g.field()), slog.String("reason", reason), slog.String("why", why))
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

@@ -12,6 +12,7 @@ type Metrics struct {
 	refused *prometheus.CounterVec
 	reviews *prometheus.CounterVec
 	expiry  *prometheus.Desc
+	lately  Refusals
 
 	mu    sync.Mutex
 	gates map[*Gate]struct{} // guarded by mu
@@ -60,7 +61,8 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	defer m.mu.Unlock()
 	for g := range m.gates {
 		if p := g.policy.Load(); p.tls != nil {
-			ch <- prometheus.MustNewConstMetric(m.expiry, prometheus.GaugeValue, float64(p.tls.expires().Unix()), g.listener)
+			_, until := p.tls.valid()
+			ch <- prometheus.MustNewConstMetric(m.expiry, prometheus.GaugeValue, float64(until.Unix()), g.listener)
 			g.checkFiles(p)
 		}
 	}

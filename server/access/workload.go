@@ -27,11 +27,11 @@ type workload struct {
 	ended chan struct{} // closed when the API is no longer followed
 	begun chan struct{} // closed with the first certificate
 
-	mu    sync.Mutex
-	tls   *tls.Config // guarded by mu, as the rest; nil before begun is closed
-	ends  time.Time   // of the certificate
-	count int         // of updates
-	cause error       // why there is nothing newer
+	mu           sync.Mutex
+	tls          *tls.Config // guarded by mu, as the rest; nil before begun is closed
+	begins, ends time.Time   // of the certificate
+	count        int         // of updates
+	cause        error       // why there is nothing newer
 }
 
 func newWorkload(c config.ListenerTLS) (*workload, error) {
@@ -65,10 +65,10 @@ func (w *workload) get() *tls.Config {
 	return w.tls
 }
 
-func (w *workload) expires() time.Time {
+func (w *workload) valid() (from, until time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.ends
+	return w.begins, w.ends
 }
 
 func (w *workload) generation() int {
@@ -115,7 +115,7 @@ func (w *workload) OnX509ContextUpdate(x *workloadapi.X509Context) {
 	if w.tls == nil {
 		close(w.begun)
 	}
-	w.tls, w.ends, w.cause = out, pair.Leaf.NotAfter, nil
+	w.tls, w.begins, w.ends, w.cause = out, pair.Leaf.NotBefore, pair.Leaf.NotAfter, nil
 	w.count++
 }
 

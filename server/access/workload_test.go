@@ -203,7 +203,10 @@ func TestWorkloadAPI(t *testing.T) {
 	}
 
 	// Certificate and authorities are renewed.
-	expires := func() time.Time { return g.policy.Load().tls.expires() }
+	expires := func() time.Time {
+		_, until := g.policy.Load().tls.valid()
+		return until
+	}
 	before := expires()
 	api.set(svid(t, own, "spiffe://mesh.example.org/isthmus", 2*time.Hour, newAuthority(t, "third.example.org")), nil)
 	testwait.Eventually(t, patience, "the renewed certificate", func() (string, bool) { return expires().String(), expires().After(before) })

@@ -75,15 +75,20 @@ func New(source Source, o Options) *Server {
 	mux.HandleFunc("GET /api/v1/sinks", s.sinks)
 	mux.HandleFunc("GET /api/v1/changes", s.changes)
 	mux.HandleFunc("GET /api/v1/status", s.status)
+	mux.HandleFunc("GET /api/v1/conditions", s.conditions)
 	mux.HandleFunc("GET /api/v1/explain", s.explain)
 	if o.Operator != nil {
 		mux.Handle("/api/v1/reload", action(func(w http.ResponseWriter, r *http.Request) { reload(w, r, o.Operator) }))
 		mux.Handle("/api/v1/loglevel", action(func(w http.ResponseWriter, r *http.Request) { logLevel(w, r, o.Operator) }))
 		mux.Handle("/api/v1/compare", action(func(w http.ResponseWriter, r *http.Request) { compare(w, r, o.Operator) }))
 	}
-	mux.HandleFunc("GET /api/v1/kept", s.kept)
-	mux.Handle("/api/v1/registries/{registry}/accept", action(s.decide(true)))
-	mux.Handle("/api/v1/registries/{registry}/refuse", action(s.decide(false)))
+	mux.HandleFunc("GET /api/v1/removals", s.removals)
+	mux.Handle("/api/v1/registries/{registry}/removals/allow", action(s.decide(true)))
+	mux.Handle("/api/v1/registries/{registry}/removals/keep", action(s.decide(false)))
+	// The names of the release before.
+	mux.HandleFunc("GET /api/v1/kept", former("/api/v1/removals", s.removals))
+	mux.Handle("/api/v1/registries/{registry}/accept", action(former("/api/v1/registries/NAME/removals/allow", s.decide(true))))
+	mux.Handle("/api/v1/registries/{registry}/refuse", action(former("/api/v1/registries/NAME/removals/keep", s.decide(false))))
 	mux.HandleFunc("/api/", s.noSuchCall)
 	if o.Gatherer != nil {
 		mux.Handle("GET /metrics", promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
@@ -167,11 +172,14 @@ func secure(next http.Handler) http.Handler {
 }
 
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
+	code, lines := http.StatusOK, []string{"ready"}
 	if reasons := s.source.NotReady(); len(reasons) > 0 {
-		writeText(w, http.StatusServiceUnavailable, strings.Join(reasons, "\n")+"\n")
-		return
+		code, lines = http.StatusServiceUnavailable, reasons
 	}
-	writeText(w, http.StatusOK, strings.Join(append([]string{"ready"}, s.source.Remarks()...), "\n")+"\n")
+	for _, c := range s.source.Conditions() {
+		lines = append(lines, c.String())
+	}
+	writeText(w, code, strings.Join(lines, "\n")+"\n")
 }
 
 func writeText(w http.ResponseWriter, code int, text string) {

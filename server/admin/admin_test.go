@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
@@ -58,7 +59,8 @@ func (w *world) Changes() iter.Seq[state.Event] { return slices.Values(w.changes
 func (w *world) Changed() <-chan struct{}       { return w.changed }
 func (w *world) Samples() []state.Sample        { return w.samples }
 
-func (w *world) Remarks() []string { return w.overview.Remarks }
+func (w *world) Conditions() []conditions.Condition { return w.overview.Conditions }
+
 func (w *world) Kept(registry string) iter.Seq[state.Kept] {
 	return func(yield func(state.Kept) bool) {
 		for _, k := range w.kept {
@@ -106,9 +108,22 @@ func TestHealth(t *testing.T) {
 	if code, body, _ := get(t, s, "/readyz"); code != 200 || body != "ready\n" {
 		t.Errorf("/readyz = %d %q", code, body)
 	}
-	w.overview.Remarks = []string{"registry dc1: restored"}
-	if code, body, _ := get(t, s, "/readyz"); code != 200 || body != "ready\nregistry dc1: restored\n" {
-		t.Errorf("/readyz with a restored registry = %d %q", code, body)
+	wrong := conditions.New(conditions.RegistryNotLive, "registry dc1", time.Now(), "connection refused")
+	w.overview.Conditions = []conditions.Condition{wrong}
+	if code, body, _ := get(t, s, "/readyz"); code != 200 || body != "ready\n"+wrong.String()+"\n" {
+		t.Errorf("/readyz with a dead registry = %d %q", code, body)
+	}
+	if got := getJSON[list[conditions.Condition]](t, s, "/api/v1/conditions"); got.Total != 1 || got.Items[0].Link != wrong.Link || got.Items[0].Problem != wrong.Problem {
+		t.Errorf("/api/v1/conditions = %+v", got)
+	}
+	_, page, _ := get(t, s, "/")
+	for _, want := range []string{`class="banner warn"`, "1 thing is wrong", wrong.Problem, wrong.Cure, wrong.Link} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if strings.Contains(page, `class="banner good"`) {
+		t.Error("the page says that all is well")
 	}
 }
 
@@ -116,7 +131,9 @@ func TestHealth(t *testing.T) {
 type blind struct{ Source }
 
 func (blind) NotReady() []string { return nil }
-func (blind) Remarks() []string  { return nil }
+
+// Conditions implements Source.
+func (blind) Conditions() []conditions.Condition { return nil }
 
 // A probe asks for nothing that takes long to collect.
 func TestProbesCollectNothing(t *testing.T) {
@@ -318,7 +335,7 @@ func TestListsAreNeverNull(t *testing.T) {
 func TestErrorsAreJSON(t *testing.T) {
 	s := New(&world{}, Options{})
 	for path, want := range map[string]string{
-		"/api/v1/things":              `404 there is no /api/v1/things; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/kept, /api/v1/explain`,
+		"/api/v1/things":              `404 there is no /api/v1/things; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/removals, /api/v1/conditions, /api/v1/explain`,
 		"/api/v1/services?nmae=x":     `400 unknown query parameter "nmae"; there are registry, q, limit, after`,
 		"/api/v1/sinks?q=x":           `400 unknown query parameter "q"; there is none`,
 		"/api/v1/resources?limit=0":   `400 limit=0: must be a number from 1 to 1000`,

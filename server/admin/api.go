@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 )
@@ -146,6 +147,15 @@ func (s *Server) registries(w http.ResponseWriter, r *http.Request) {
 	}
 	items := s.source.Overview().Registries
 	writeJSON(w, http.StatusOK, list[Registry]{Items: nonNil(items), Total: len(items)})
+}
+
+func (s *Server) conditions(w http.ResponseWriter, r *http.Request) {
+	if _, err := parseQuery(r.URL.Query()); err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	items := s.source.Conditions()
+	writeJSON(w, http.StatusOK, list[conditions.Condition]{Items: nonNil(items), Total: len(items)})
 }
 
 func (s *Server) sinks(w http.ResponseWriter, r *http.Request) {
@@ -284,10 +294,10 @@ func nonNil[T any](s []T) []T {
 func (s *Server) noSuchCall(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		writeError(w, http.StatusMethodNotAllowed, "this call is read-only: use GET; POST is for /api/v1/reload, /api/v1/compare, /api/v1/loglevel, /api/v1/registries/NAME/accept and /api/v1/registries/NAME/refuse")
+		writeError(w, http.StatusMethodNotAllowed, "this call is read-only: use GET; POST is for /api/v1/reload, /api/v1/compare, /api/v1/loglevel, /api/v1/registries/NAME/removals/allow and /api/v1/registries/NAME/removals/keep")
 		return
 	}
-	writeError(w, http.StatusNotFound, fmt.Sprintf("there is no %s; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/kept, /api/v1/explain", r.URL.Path))
+	writeError(w, http.StatusNotFound, fmt.Sprintf("there is no %s; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/removals, /api/v1/conditions, /api/v1/explain", r.URL.Path))
 }
 
 func writeError(w http.ResponseWriter, code int, reason string) {

@@ -10,23 +10,32 @@ import (
 // decision is the answer to a decision.
 type decision struct {
 	Registry string           `json:"registry"`
-	Decision string           `json:"decision"` // accepted or refused
-	On       state.Protection `json:"on"`       // what was held back
+	Decision string           `json:"decision"` // allowed or kept
+	On       state.Protection `json:"on"`       // what was paused
 }
 
-// decide accepts or refuses what is held back of a registry's removals.
-func (s *Server) decide(accept bool) http.HandlerFunc {
+// former returns the handler of a call under its name of the release before.
+func former(name string, next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Deprecation", "@1795392000") // RFC 9745
+		w.Header().Set("Link", "<"+name+`>; rel="successor-version"`)
+		next(w, r)
+	}
+}
+
+// decide allows a registry's paused removals, or keeps what they are about.
+func (s *Server) decide(allow bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if _, err := parseQuery(r.URL.Query()); err != nil {
 			writeError(w, http.StatusBadRequest, err.Error())
 			return
 		}
-		d := decision{Registry: r.PathValue("registry"), Decision: "refused"}
-		if accept {
-			d.Decision = "accepted"
+		d := decision{Registry: r.PathValue("registry"), Decision: "kept"}
+		if allow {
+			d.Decision = "allowed"
 		}
 		var err error
-		switch d.On, err = s.source.Decide(d.Registry, accept); {
+		switch d.On, err = s.source.Decide(d.Registry, allow); {
 		case errors.Is(err, ErrNoRegistry):
 			writeError(w, http.StatusNotFound, err.Error())
 		case err != nil:
@@ -37,8 +46,8 @@ func (s *Server) decide(accept bool) http.HandlerFunc {
 	}
 }
 
-// kept lists what is served although its registry no longer has it.
-func (s *Server) kept(w http.ResponseWriter, r *http.Request) {
+// removals lists what is served although its registry no longer has it.
+func (s *Server) removals(w http.ResponseWriter, r *http.Request) {
 	q, err := parseQuery(r.URL.Query(), "registry", "collection", "q", "limit", "after")
 	if err != nil {
 		writeError(w, http.StatusBadRequest, err.Error())

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
@@ -27,23 +28,24 @@ func TestDecide(t *testing.T) {
 		text         string // part of the answer
 		called       string
 	}{
-		"accept":              {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON}, code: 200, text: `"decision": "accepted"`, called: "dc1 true"},
-		"refuse":              {path: "dc1/refuse", header: map[string]string{"Content-Type": asJSON + "; charset=utf-8"}, code: 200, text: `"services": 7`, called: "dc1 false"},
-		"the page itself":     {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON, "Origin": "http://example.com", "Sec-Fetch-Site": "same-origin"}, code: 200, called: "dc1 true"},
-		"no registry":         {path: "dc9/accept", header: map[string]string{"Content-Type": asJSON}, err: ErrNoRegistry, code: 404, text: "/api/v1/registries", called: "dc9 true"},
-		"nothing held back":   {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON}, err: state.ErrNothingKept, code: 409, text: "nothing is held back", called: "dc1 true"},
-		"no content type":     {path: "dc1/accept", code: 415, text: "Content-Type: application/json"},
-		"a form":              {path: "dc1/accept", header: map[string]string{"Content-Type": "application/x-www-form-urlencoded"}, code: 415},
-		"plain text":          {path: "dc1/accept", header: map[string]string{"Content-Type": "text/plain"}, code: 415},
-		"another origin":      {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON, "Origin": "http://evil.example"}, code: 403, text: "another origin"},
-		"an opaque origin":    {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON, "Origin": "null"}, code: 403},
-		"cross-site":          {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON, "Sec-Fetch-Site": "cross-site"}, code: 403},
-		"same site":           {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON, "Sec-Fetch-Site": "same-site"}, code: 403},
-		"get":                 {path: "dc1/accept", method: http.MethodGet, code: 405, text: "use POST"},
+		"allow":               {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON}, code: 200, text: `"decision": "allowed"`, called: "dc1 true"},
+		"the former name":     {path: "dc1/accept", header: map[string]string{"Content-Type": asJSON}, code: 200, text: `"decision": "allowed"`, called: "dc1 true"},
+		"keep":                {path: "dc1/removals/keep", header: map[string]string{"Content-Type": asJSON + "; charset=utf-8"}, code: 200, text: `"services": 7`, called: "dc1 false"},
+		"the page itself":     {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON, "Origin": "http://example.com", "Sec-Fetch-Site": "same-origin"}, code: 200, called: "dc1 true"},
+		"no registry":         {path: "dc9/removals/allow", header: map[string]string{"Content-Type": asJSON}, err: ErrNoRegistry, code: 404, text: "/api/v1/registries", called: "dc9 true"},
+		"nothing held back":   {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON}, err: state.ErrNothingKept, code: 409, text: "nothing is held back", called: "dc1 true"},
+		"no content type":     {path: "dc1/removals/allow", code: 415, text: "Content-Type: application/json"},
+		"a form":              {path: "dc1/removals/allow", header: map[string]string{"Content-Type": "application/x-www-form-urlencoded"}, code: 415},
+		"plain text":          {path: "dc1/removals/allow", header: map[string]string{"Content-Type": "text/plain"}, code: 415},
+		"another origin":      {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON, "Origin": "http://evil.example"}, code: 403, text: "another origin"},
+		"an opaque origin":    {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON, "Origin": "null"}, code: 403},
+		"cross-site":          {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON, "Sec-Fetch-Site": "cross-site"}, code: 403},
+		"same site":           {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON, "Sec-Fetch-Site": "same-site"}, code: 403},
+		"get":                 {path: "dc1/removals/allow", method: http.MethodGet, code: 405, text: "use POST"},
 		"another decision":    {path: "dc1/reboot", header: map[string]string{"Content-Type": asJSON}, code: 405},
-		"a parameter":         {path: "dc1/accept?force=true", header: map[string]string{"Content-Type": asJSON}, code: 400, text: "force"},
-		"preflight":           {path: "dc1/accept", method: http.MethodOptions, header: map[string]string{"Origin": "http://evil.example"}, code: 405},
-		"put, another origin": {path: "dc1/accept", method: http.MethodPut, header: map[string]string{"Content-Type": asJSON}, code: 405},
+		"a parameter":         {path: "dc1/removals/allow?force=true", header: map[string]string{"Content-Type": asJSON}, code: 400, text: "force"},
+		"preflight":           {path: "dc1/removals/allow", method: http.MethodOptions, header: map[string]string{"Origin": "http://evil.example"}, code: 405},
+		"put, another origin": {path: "dc1/removals/allow", method: http.MethodPut, header: map[string]string{"Content-Type": asJSON}, code: 405},
 	} {
 		t.Run(name, func(t *testing.T) {
 			called := ""
@@ -84,7 +86,7 @@ func TestKept(t *testing.T) {
 	s := New(w, Options{})
 	var got []string
 	for after := ""; ; {
-		page := getJSON[list[state.Kept]](t, s, "/api/v1/kept?registry=dc2&limit=7&after="+url.QueryEscape(after))
+		page := getJSON[list[state.Kept]](t, s, "/api/v1/removals?registry=dc2&limit=7&after="+url.QueryEscape(after))
 		if page.Total != 125 || len(page.Items) > 7 {
 			t.Fatalf("total %d, %d items", page.Total, len(page.Items))
 		}
@@ -108,14 +110,14 @@ func TestKept(t *testing.T) {
 func TestHeldIsShown(t *testing.T) {
 	now := time.Now()
 	s := New(&world{overview: Overview{
-		Remarks: []string{"registry dc1: protected: <b>"},
+		Conditions: []conditions.Condition{conditions.New(conditions.RemovalPaused, "registry dc1", now, "protected: <b>")},
 		Registries: []Registry{
 			{Plugin: Plugin{Registry: "dc1", Phase: supervisor.PhaseProtected}, Served: Served{Required: true, Protection: &state.Protection{Pending: true, Services: 11, Of: 20, Endpoints: 22, Since: now.Add(-time.Minute), Until: now.Add(9 * time.Minute)}}},
 			{Plugin: Plugin{Registry: "dc2", Phase: supervisor.PhaseSyncing}, Served: Served{Holds: []string{"networking.istio.io/ServiceEntry", "networking.istio.io/WorkloadEntry"}, HeldSince: now.Add(-50 * time.Second)}},
 			{Plugin: Plugin{Registry: "dc3", Phase: supervisor.PhaseDegraded}, Served: Served{Released: true, Protection: &state.Protection{Services: 3, Of: 9}}, Error: "connection refused"},
 		},
 	}}, Options{})
-	if code, body, _ := get(t, s, "/readyz"); code != 200 || body != "ready\nregistry dc1: protected: <b>\n" {
+	if code, body, _ := get(t, s, "/readyz"); code != 200 || !strings.HasPrefix(body, "ready\nregistry dc1: removal-paused: protected: <b>, since ") {
 		t.Errorf("/readyz = %d %q", code, body)
 	}
 	_, page, _ := get(t, s, "/")

@@ -15,10 +15,11 @@
 //	/api/v1/sinks
 //	/api/v1/changes        ?registry= ?collection= ?q= ?limit= ?after=, newest first
 //	/api/v1/explain        ?host=: from the registries to the sinks
-//	/api/v1/kept           ?registry= ?collection= ?q= ?limit= ?after=
+//	/api/v1/conditions     what is wrong now
+//	/api/v1/removals       ?registry= ?collection= ?q= ?limit= ?after=
 //
-//	POST /api/v1/registries/NAME/accept
-//	POST /api/v1/registries/NAME/refuse
+//	POST /api/v1/registries/NAME/removals/allow
+//	POST /api/v1/registries/NAME/removals/keep
 //
 // There is no access control: the address is loopback unless configured, and
 // nothing shown is a secret. A web page of another origin cannot make a browser

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
@@ -28,6 +29,9 @@ type Explanation struct {
 	// empty unless the process has some only and not the host's.
 	Shard     string `json:"shard,omitempty"`
 	OwnShards string `json:"own_shards,omitempty"`
+	// Conditions are what is wrong with the bridge, its sinks, and the
+	// registries of the host: all of them if no registry has it.
+	Conditions []conditions.Condition `json:"conditions"`
 }
 
 // ExplainedRegistry is what one registry has of a host.
@@ -139,11 +143,11 @@ func (e *Explanation) explain() {
 			}
 			if len(c.Kept) > 0 {
 				k := c.Kept[0]
-				until := "until somebody accepts it"
+				until := "until somebody allows its removal"
 				if !k.Until.IsZero() {
 					until = "until " + k.Until.UTC().Format("15:04:05 UTC")
 				}
-				say("Registry %s no longer has %s of %s, which is still served (%s), %s: isthmus accept %s removes it now, isthmus refuse %s keeps it.",
+				say("Registry %s no longer has %s of %s, which is still served (%s), %s: isthmus removals allow %s removes it now, isthmus removals keep %s keeps it.",
 					r.Registry, countOf(c.KeptCount, "resource", "resources"), c.Name, k.Reason, until, r.Registry, r.Registry)
 			}
 		}
@@ -300,6 +304,25 @@ const maxHostQuery = 512
 // explanation asks the source and writes the summary.
 func (s *Server) explanation(r *http.Request, host string) Explanation {
 	e := s.source.Explain(r.Context(), strings.TrimSuffix(strings.ToLower(strings.TrimSpace(host)), "."))
+	e.Conditions = e.concerning(s.source.Conditions())
 	e.explain()
 	return e
+}
+
+// concerning returns the conditions that may be why the host is not as it
+// should be.
+func (e *Explanation) concerning(all []conditions.Condition) []conditions.Condition {
+	out, found := []conditions.Condition{}, false
+	without := make(map[string]bool) // registries that do not have it
+	for i := range e.Registries {
+		r := &e.Registries[i]
+		has := len(r.Services)+len(r.Claims) > 0
+		without["registry "+r.Registry], found = !has, found || has
+	}
+	for _, c := range all {
+		if !found || !without[c.Subject] {
+			out = append(out, c)
+		}
+	}
+	return out
 }

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
@@ -36,12 +37,19 @@ var templates = func() map[string]*template.Template {
 				Registry Registry
 			}{now, r}
 		},
+		"conditionsAt": func(now time.Time, l []conditions.Condition) any {
+			return struct {
+				Now  time.Time
+				List []conditions.Condition
+			}{now, l}
+		},
 		"listAt": func(now time.Time, l []stream.SubscriptionStatus) any {
 			return struct {
 				Now  time.Time
 				List []stream.SubscriptionStatus
 			}{now, l}
 		},
+		"worst": worst, "severityClass": severityClass, "short": short,
 		"phaseClass": phaseClass, "current": isCurrent, "sinkState": sinkState, "sinkName": sinkName, "change": changeText, "health": healthText, "pretty": pretty,
 	}).ParseFS(web, "web/layout.html"))
 	out := make(map[string]*template.Template)
@@ -129,7 +137,7 @@ func (s *Server) page(name, title string, fill func(d *pageData, r *http.Request
 		d := &pageData{Overview: s.source.Overview(), Now: time.Now(), Title: title, Live: "poll", Query: r.URL.Query()}
 		d.Root = strings.Repeat("../", strings.Count(r.URL.EscapedPath(), "/")-1)
 		d.count()
-		d.Pages = []navigation{{".", "Overview", 0}, {"registries", "Registries", 0}, {"services", "Services", 0}, {"sinks", "Sinks", 0}, {"changes", "Changes", 0}, {"problems", "Problems", d.ProblemCount}}
+		d.Pages = []navigation{{".", "Overview", len(d.Conditions)}, {"registries", "Registries", 0}, {"services", "Services", 0}, {"sinks", "Sinks", 0}, {"changes", "Changes", 0}, {"problems", "Problems", d.ProblemCount}}
 		if fill != nil {
 			if err := fill(d, r); err != nil {
 				writeText(w, http.StatusBadRequest, err.Error()+"\n")
@@ -383,6 +391,32 @@ func plural(v any, one, more string) string {
 		return "1 " + one
 	}
 	return text + " " + more
+}
+
+// worst returns the class of the worst of conditions, which come first.
+func worst(all []conditions.Condition) string { return severityClass(all[0].Severity) }
+
+func severityClass(s conditions.Severity) string {
+	switch s {
+	case conditions.Critical:
+		return "bad"
+	case conditions.Warning:
+		return "warn"
+	default:
+		return "faint"
+	}
+}
+
+// short returns the class of a number that should be all of another.
+func short(n, of int) string {
+	switch {
+	case n == of:
+		return ""
+	case n == 0:
+		return "bad"
+	default:
+		return "warn"
+	}
 }
 
 func phaseClass(p supervisor.Phase) string {

@@ -90,7 +90,7 @@ func TestExplainSummary(t *testing.T) {
 		"no registry": {Explanation{}, "The configuration has no registry; add one under registries."},
 		"protected": {
 			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Claims: []state.Claim{{Name: "ns/web", Outcome: "served", KeptCount: 2, Kept: []state.Kept{{Reason: "swept", Until: until}}}}}}},
-			"Registry dc1 no longer has 2 resources of ns/web, which is still served (swept), until 03:04:05 UTC: isthmus accept dc1 removes it now, isthmus refuse dc1 keeps it.",
+			"Registry dc1 no longer has 2 resources of ns/web, which is still served (swept), until 03:04:05 UTC: isthmus removals allow dc1 removes it now, isthmus removals keep dc1 keeps it.",
 		},
 		"filtered": {
 			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Services: []ExplainedService{{Key: "web", Steps: []ExplainedStep{{Rule: "translate.relabel.services[0]", Text: "left out by translate.relabel.services[0]"}}}}}}},

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
@@ -18,9 +19,9 @@ type Source interface {
 	// NotReady returns the reasons why /readyz answers 503, empty if it does
 	// not. It is called often and must be cheap.
 	NotReady() []string
-	// Remarks says what a person should know although /readyz says 200, in
-	// words; mostly there is nothing. It is asked as often.
-	Remarks() []string
+	// Conditions returns what is wrong now, the worst first; mostly nothing is.
+	// It is called as often.
+	Conditions() []conditions.Condition
 	// Overview returns everything but the lists below.
 	Overview() Overview
 	// Services yields each service of each registry once, in any order.
@@ -53,16 +54,16 @@ var ErrNoRegistry = errors.New("there is no registry of this name; /api/v1/regis
 
 // Overview is the state of the bridge.
 type Overview struct {
-	Version    string           // of the program
-	Config     Config           // in force
-	Started    time.Time        // of the bridge
-	Revision   state.Revision   // number of changes of the state
-	NotReady   []string         // reasons why /readyz answers 503
-	Remarks    []string         // what a person should know besides
-	State      State            // last good state on disk
-	Registries []Registry       // in the order of the configuration
-	Conflicts  []state.Conflict // hosts that several registries have
-	Sinks      []stream.Status  // connected ones
+	Version    string                 // of the program
+	Config     Config                 // in force
+	Started    time.Time              // of the bridge
+	Revision   state.Revision         // number of changes of the state
+	NotReady   []string               // reasons why /readyz answers 503
+	Conditions []conditions.Condition // what is wrong now, the worst first
+	State      State                  // last good state on disk
+	Registries []Registry             // in the order of the configuration
+	Conflicts  []state.Conflict       // hosts that several registries have
+	Sinks      []stream.Status        // connected ones
 }
 
 // State is the status of the last good state on disk.

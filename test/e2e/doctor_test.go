@@ -83,9 +83,9 @@ func TestDoctorIstiod(t *testing.T) {
 		bridge.Configure(t, services(2))
 		bridge.WaitPhase(t, "a", "protected")
 		found := bridge.Doctor(t, "--address", bridge.Admin)
-		checks(t, found, "bridge-protected")
-		says(t, found, "bridge-protected", "10 of 12 services")
-		says(t, found, "bridge-protected", "change: isthmus accept a if the registry is right, isthmus refuse a if it is not")
+		checks(t, found, "removal-paused")
+		says(t, found, "removal-paused", "10 of 12 services")
+		says(t, found, "removal-paused", "isthmus removals allow a")
 	})
 
 	t.Run("rejected", func(t *testing.T) {

@@ -74,7 +74,7 @@ func TestEmptyConsulIsHeldBack(t *testing.T) {
 		now := isthmus.Endpoints(t)
 		return fmt.Sprint(now), len(now) == 21
 	})
-	if out := isthmus.Decide(t, "accept", registryName); !strings.Contains(out, "accepted: 20 services, 60 endpoints") {
+	if out := isthmus.Decide(t, "allow", registryName); !strings.Contains(out, "removal allowed: 20 services, 60 endpoints") {
 		t.Errorf("accept printed %s", out)
 	}
 	if diff := cmp.Diff(map[string]int{"consul/web": 1}, isthmus.Endpoints(t)); diff != "" {
@@ -119,7 +119,7 @@ func TestRestartAgainstEmptyConsul(t *testing.T) {
 	if diff := cmp.Diff(before, isthmus.Endpoints(t)); diff != "" {
 		t.Errorf("with half of the services back, served (-before +after):\n%s", diff)
 	}
-	if out := isthmus.Decide(t, "accept", registryName); !strings.Contains(out, "accepted: 10 services, 30 endpoints") {
+	if out := isthmus.Decide(t, "allow", registryName); !strings.Contains(out, "removal allowed: 10 services, 30 endpoints") {
 		t.Errorf("accept printed %s", out)
 	}
 	isthmus.WaitPhase(t, registryName, "live")

@@ -89,7 +89,7 @@ func TestEmptiedNacosIsHeldBack(t *testing.T) {
 				r := isthmus.Registry(t, "nacos")
 				return fmt.Sprintf("%+v", r), r.Instances == 0
 			})
-			if out := isthmus.Decide(t, "accept", "nacos"); !strings.Contains(out, "accepted") {
+			if out := isthmus.Decide(t, "allow", "nacos"); !strings.Contains(out, "removal allowed") {
 				t.Errorf("accept printed %s", out)
 			}
 			for name, n := range endpoints() {

@@ -396,12 +396,12 @@ func (i *Server) Endpoints(t testing.TB) map[string]int {
 	return out
 }
 
-// Decide runs `isthmus accept` or `isthmus refuse`, and returns its output.
+// Decide runs `isthmus removals VERB`, and returns its output.
 func (i *Server) Decide(t testing.TB, verb, registry string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), i.binary, verb, registry, "--address", i.Admin).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), i.binary, "removals", verb, registry, "--address", i.Admin).CombinedOutput()
 	if err != nil {
-		t.Fatalf("isthmus %s %s: %v: %s", verb, registry, err, out)
+		t.Fatalf("isthmus removals %s %s: %v: %s", verb, registry, err, out)
 	}
 	return string(out)
 }
