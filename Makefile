@@ -165,13 +165,14 @@ mutation: ## plant defects, look whether the validator finds them, write docs/mu
 ROUNDS ?= 100
 WORLDS ?= 12
 UNTIL  ?= 0
+FLAPS  ?= 10m
 FOR    ?= 2h
 SIM    ?= {services: 10000, instances: 10, changes_per_second: 16}
 
 .PHONY: chaos
 chaos: tools ## every fault ROUNDS times together with the runs before, in WORLDS worlds side by side, each beside 100,000 endpoints, until UNTIL; writes docs/reliability.md
 	$(GO) test -count=1 -run '^TestChaos$$' -timeout 48h -v ./test/reliability -faults . -rounds $(ROUNDS) -worlds $(WORLDS) -parallel $(WORLDS) -until $(UNTIL) \
-		-frozen 30s -lasts 3s -write -sim '$(SIM)'
+		-frozen 30s -lasts 3s -flaps $(FLAPS) -write -sim '$(SIM)'
 
 .PHONY: constant-work
 constant-work: tools ## what an outage, a restart of 10,000 instances and a storm of 1,000 sinks cost; writes docs/reliability.md

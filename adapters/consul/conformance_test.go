@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
@@ -50,5 +51,13 @@ func TestConformance(t *testing.T) {
 			Cut:     func(context.Context) error { gate.Shut(); return nil },
 			Restore: func(context.Context) error { gate.Open(t); return nil },
 		}},
+		Flaps: &plugintest.Flaps{
+			Config: json.RawMessage(fmt.Sprintf(`{"address": "http://%s", "remove_grace": "6s"}`, gate.Addr)), Grace: 6 * time.Second,
+			Cut:     func(context.Context) error { gate.Shut(); return nil },
+			Restore: func(context.Context) error { gate.Open(t); return nil },
+			Host:    "web.service.consul",
+			Join:    func(_ context.Context, n int) error { server.Register(t, web(n, 80)); return nil },
+			Leave:   func(_ context.Context, n int) error { server.Deregister(t, "web-"+strconv.Itoa(n)); return nil },
+		},
 	})
 }

@@ -5,16 +5,19 @@ import (
 	"errors"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/hashicorp/consul/api"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
+	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
 // protocolKey is the key of a service's metadata that holds the protocol of its
 // service-defaults entry.
 const protocolKey = "protocol"
+
+// defaultsPart ends the name of the part that follows service-defaults.
+const defaultsPart = " service-defaults"
 
 // defaultsTries is how many server errors in a row of one kind of facts the
 // watches wait for before they do without.
@@ -31,8 +34,10 @@ type facts struct {
 	ready   chan struct{}
 	missing int // guarded by scope.mu, like the rest: kinds not read yet
 	// protocols are those of service-defaults entries, by service in lower
-	// case, as Consul compares these names.
+	// case, as Consul compares these names; grace retains what is missing after
+	// an outage.
 	protocols map[string]string
+	grace     *plugin.Grace
 	// trustDomain is that of Connect, only if sidecars are published.
 	trustDomain string
 }
@@ -52,7 +57,7 @@ func (s *scope) followFacts(ctx context.Context) {
 	if s.peer != "" {
 		return // the entries are those of the peer, which does not state them
 	}
-	s.fact(ctx, s.id+" service-defaults", false, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
+	s.fact(ctx, s.id+defaultsPart, false, func(c *api.Client, q *api.QueryOptions) (any, *api.QueryMeta, error) {
 		var entries []struct{ Name, Protocol string }
 		meta, err := c.Raw().Query("/v1/config/service-defaults", &entries, q)
 		if err != nil {
@@ -66,7 +71,7 @@ func (s *scope) followFacts(ctx context.Context) {
 		}
 		return defaults{protocols, meta.ResultsFilteredByACLs && !s.config.AcceptFiltered}, meta, nil
 	}, func(answer any) {
-		s.setProtocols(ctx, answer.(defaults)) //nolint:forcetypeassert // as made above
+		s.setProtocols(answer.(defaults)) //nolint:forcetypeassert // as made above
 	})
 	if s.sidecars == nil {
 		return
@@ -131,55 +136,48 @@ func (s *scope) fact(ctx context.Context, part string, required bool, call senso
 	})
 }
 
-// setProtocols applies an answer. What it lacks is kept while something missing
-// may come back: Consul filtered it, or there was an outage a moment ago.
-func (s *scope) setProtocols(ctx context.Context, d defaults) {
-	s.mu.Lock()
-	var changed []string
-	held := time.Duration(0)
-	if !s.lastOutage.IsZero() {
-		held = time.Duration(s.config.RemoveGrace) - time.Since(s.lastOutage)
-	}
-	missing := false
-	for name, protocol := range s.facts.protocols {
-		if _, there := d.protocols[name]; there {
-			continue
-		}
-		if d.filtered || held > 0 {
-			d.protocols[name] = protocol
-			missing = true
-		} else {
-			changed = append(changed, name)
-		}
-	}
+// protocols is the catalog of service-defaults entries: services by the name of
+// the entry, with its protocol as metadata.
+type protocols struct {
+	plugin.Catalog // only Set and Remove are called
+
+	s *scope
+}
+
+// Set implements [plugin.Catalog].
+func (p protocols) Set(entry registry.Service, _ []registry.Instance) {
+	p.s.setProtocol(entry.Key.Name, entry.Meta[protocolKey])
+}
+
+// Remove implements [plugin.Catalog].
+func (p protocols) Remove(key registry.Key) { p.s.setProtocol(key.Name, "") }
+
+// setProtocols applies an answer. What it lacks is retained as instances are.
+func (s *scope) setProtocols(d defaults) {
+	g := s.facts.grace
+	g.Back()
 	for name, protocol := range d.protocols {
-		if s.facts.protocols[name] != protocol {
-			changed = append(changed, name)
-		}
+		g.Set(registry.Service{Key: registry.Key{Name: name}, Meta: map[string]string{protocolKey: protocol}}, nil)
 	}
-	s.facts.protocols = d.protocols
+	if d.filtered {
+		g.Doubt()
+		return
+	}
+	g.RemoveOthers(func(key registry.Key) bool { return d.protocols[key.Name] != "" })
+}
+
+// setProtocol applies the protocol of a name in lower case; "" is none.
+func (s *scope) setProtocol(name, protocol string) {
+	s.mu.Lock()
+	s.facts.protocols[name] = protocol
 	if s.sidecars == nil {
-		for _, name := range changed {
-			for _, w := range s.named[name] {
-				w.begin()
-			}
+		for _, w := range s.named[name] {
+			w.begin()
 		}
 	}
 	s.mu.Unlock()
 	if s.sidecars != nil {
-		s.sidecars.tell(changed...)
-	}
-	if missing && held > 0 {
-		s.wg.Go(func() { // ends with ctx
-			if !plugin.Pause(ctx, held, nil) {
-				return
-			}
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if end := s.senses[s.id+" service-defaults"]; end != nil {
-				end(errPoked)
-			}
-		})
+		s.sidecars.tell(name)
 	}
 }
 

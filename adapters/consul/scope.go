@@ -73,9 +73,6 @@ type scope struct {
 	// epoch counts possible changes of the server. An index is valid only in
 	// its epoch: one above the server's would block for the whole wait.
 	epoch uint64
-	// lastOutage is when the registry last became unreachable, or reachable,
-	// for what is no service.
-	lastOutage time.Time
 	// lost is set while the listing fails with an outage: its retries find the
 	// end of it for all watches.
 	lost bool
@@ -127,7 +124,7 @@ func newScope(a *Adapter, st *state, catalog plugin.Catalog, number int, at loca
 		arrived:   st.listing.Expect(),
 		gate:      make(chan struct{}),
 		listing:   make(chan struct{}, 1),
-		facts:     facts{ready: make(chan struct{})},
+		facts:     facts{ready: make(chan struct{}), protocols: map[string]string{}},
 		watches:   map[string]*watch{},
 		named:     map[string][]*watch{},
 		unaskable: map[string]bool{},
@@ -143,6 +140,7 @@ func newScope(a *Adapter, st *state, catalog plugin.Catalog, number int, at loca
 		}
 		st.set(id+" grace", s.located(&fault{kind: faultHeld, err: err}))
 	})
+	s.facts.grace = plugin.NewGrace(protocols{s: s}, time.Duration(a.config.RemoveGrace), nil)
 	switch {
 	case peer != "":
 		close(s.facts.ready)
@@ -161,8 +159,9 @@ func (s *scope) run(ctx context.Context) {
 	s.slot = s.clients.acquire()
 	defer s.clients.release(s.slot)
 	defer s.wg.Wait()
-	// Owned by the scope, which waits for it; ends with ctx.
+	// Owned by the scope, which waits for them; they end with ctx.
 	s.wg.Go(func() { s.grace.Run(ctx) })
+	s.wg.Go(func() { s.facts.grace.Run(ctx) })
 	s.followFacts(ctx)
 	s.serveRests(ctx)
 	var (
@@ -616,6 +615,7 @@ func (s *scope) currentEpoch() uint64 {
 func (s *scope) newEpoch(outage bool) {
 	if outage {
 		s.grace.Away()
+		s.facts.grace.Away()
 		if s.sidecars != nil {
 			s.sidecars.question()
 		}
@@ -623,14 +623,12 @@ func (s *scope) newEpoch(outage bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.epoch++
-	if outage {
-		s.lastOutage = time.Now()
-	}
 	s.clients.turns.do(func(p *plan.Plan) []*plan.Turn { return p.AskAll(s.number) })
 }
 
 // recovered ends an outage. The clock of what is retained of a service goes on
-// with the next answer about it, which a query that waits would delay.
+// with the next answer about it, which a query that waits would delay, and so
+// does that of service-defaults.
 func (s *scope) recovered() {
 	s.grace.Back()
 	s.grace.Doubt()
@@ -640,6 +638,9 @@ func (s *scope) recovered() {
 		if _, retained := s.grace.Retained(w.key); retained || s.sidecars != nil {
 			w.begin()
 		}
+	}
+	if end := s.senses[s.id+defaultsPart]; end != nil {
+		end(errPoked)
 	}
 }
 

@@ -265,7 +265,8 @@ func (r *run) take(res result) {
 			fault, err = faultName, fmt.Errorf("%s: %w", q.question, err)
 		}
 		r.faults.Set(q.String(), fault, fmt.Errorf("%w; what is known is kept", err))
-		changed = q.fail() || !q.answered
+		q.fail(now)
+		changed = !q.answered
 		q.due = now.Add(q.retry.Next())
 	default:
 		r.faults.Clear(q.String())
@@ -313,7 +314,7 @@ func (r *run) pause(q *query, a *answer, now time.Time) time.Duration {
 	d += 2*plugin.Jitter(d/10) - d/10
 	if !q.since.IsZero() && !q.confirmed {
 		// Asked again when remove_grace is over.
-		d = min(d, max(q.since.Add(time.Duration(r.config.RemoveGrace)).Sub(now), time.Second))
+		d = min(d, max(q.since.Add(q.paused+time.Duration(r.config.RemoveGrace)).Sub(now), time.Second))
 	}
 	return d
 }

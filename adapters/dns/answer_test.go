@@ -155,8 +155,8 @@ func FuzzRead(f *testing.F) {
 }
 
 // TestGrace shows when an answer that there is nothing is believed: if all
-// answers say so for long enough, and at once of one type of address if there
-// is the other.
+// answers say so for long enough, in which the time of failures does not count,
+// and at once of one type of address if there is the other.
 func TestGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const grace = time.Minute
@@ -165,7 +165,7 @@ func TestGrace(t *testing.T) {
 		step := func(q *query, a *answer, after time.Duration) {
 			time.Sleep(after) //nolint:forbidigo // fake time
 			if a == nil {
-				q.fail()
+				q.fail(time.Now())
 				return
 			}
 			q.take(a, time.Now(), grace)
@@ -192,8 +192,8 @@ func TestGrace(t *testing.T) {
 		step(v4, none, grace-time.Second)
 		step(v4, nil, 0)
 		step(v4, none, time.Second)
-		want("no name, but an error in between", 1, true, false)
-		step(v4, none, grace)
+		want("no name, and an error in between, which does not count", 1, true, false)
+		step(v4, none, time.Second)
 		want("no name for long enough", 0, false, false)
 		step(v6, none, time.Second)
 		want("of both types", 0, true, true)

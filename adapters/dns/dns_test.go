@@ -463,13 +463,17 @@ func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
 	server := testcoredns.Start(t, testcoredns.Config{Zones: []string{zone}})
-	records := func(n int) []string {
+	records := func(n int, more ...int) []string {
 		all := []string{"_db._tcp SRV 0 0 5432 db", "db A 10.3.0.1"}
 		for i := range n {
 			all = append(all, fmt.Sprintf("web A 10.1.0.%d", i+1))
 		}
+		for _, i := range more {
+			all = append(all, fmt.Sprintf("web A 10.1.0.%d", i))
+		}
 		return all
 	}
+	var joined []int
 	server.SetZone(t, zone, records(2)...)
 	config, err := json.Marshal(map[string]any{
 		"servers": []string{server.Addr}, "names": []any{"web.example.org:80", map[string]any{"name": "_db._tcp.example.org"}}, "min_ttl": "1s",
@@ -496,6 +500,20 @@ func TestConformance(t *testing.T) {
 				Name:    "an error code",
 				Cut:     func(context.Context) error { server.Fail(t, "web.example.org", "SERVFAIL"); return nil },
 				Restore: func(context.Context) error { server.Fail(t, "web.example.org", ""); return nil },
+			},
+		},
+		Flaps: &plugintest.Flaps{
+			Grace:   6 * time.Second,
+			Cut:     func(context.Context) error { server.Fail(t, "web.example.org", "SERVFAIL"); return nil },
+			Restore: func(context.Context) error { server.Fail(t, "web.example.org", ""); return nil },
+			Host:    "web.example.org",
+			Join: func(ctx context.Context, n int) error {
+				joined = append(joined, n)
+				return server.TrySetZone(ctx, zone, records(2, joined...)...)
+			},
+			Leave: func(ctx context.Context, _ int) error {
+				joined = nil
+				return server.TrySetZone(ctx, zone, records(2, joined...)...)
 			},
 		},
 	})

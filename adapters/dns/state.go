@@ -43,8 +43,11 @@ type query struct {
 	answered bool
 	// since is when the first of answers in a row came that say that there is
 	// nothing; zero if the last one does not. confirmed reports that they did
-	// so for long enough.
+	// so for long enough, in which the time of failures does not count: stopped
+	// is since when there is no answer, and paused the sum before.
 	since     time.Time
+	stopped   time.Time
+	paused    time.Duration
 	confirmed bool
 }
 
@@ -55,32 +58,32 @@ func (q *query) take(a *answer, now time.Time, grace time.Duration) (changed boo
 	q.failed, q.answered, q.kind = false, true, a.kind
 	switch a.kind {
 	case found:
-		q.since, q.confirmed = time.Time{}, false
+		q.since, q.paused, q.confirmed = time.Time{}, 0, false
 		changed = q.known == nil || !q.known.equal(a)
 		q.known = a
 	case unproven:
-		q.since, q.confirmed = time.Time{}, false
+		q.since, q.paused, q.confirmed = time.Time{}, 0, false
 	default:
 		if q.since.IsZero() {
 			q.since = now
 		}
-		if q.confirmed = q.confirmed || now.Sub(q.since) >= grace; q.confirmed {
+		if !q.stopped.IsZero() {
+			q.paused += now.Sub(q.stopped)
+		}
+		if q.confirmed = q.confirmed || now.Sub(q.since)-q.paused >= grace; q.confirmed {
 			q.known = nil
 		}
 	}
+	q.stopped = time.Time{}
 	return changed || q.answered != before.answered || q.kind != before.kind || q.confirmed != before.confirmed || q.since != before.since || (q.known == nil) != (before.known == nil)
 }
 
-// fail records that there was no answer, and reports whether that changes what
-// is known.
-func (q *query) fail() (changed bool) {
+// fail records that there was no answer: the clock of remove_grace stops.
+func (q *query) fail(now time.Time) {
 	q.failed = true
-	// The time of remove_grace begins anew: not every answer said so.
-	changed = !q.since.IsZero() && !q.confirmed
-	if changed {
-		q.since = time.Time{}
+	if !q.since.IsZero() && q.stopped.IsZero() {
+		q.stopped = now
 	}
-	return changed
 }
 
 // pair is what is known of a name by its queries, of one type or of A and AAAA.

@@ -621,10 +621,7 @@ func TestConformance(t *testing.T) {
 	if err := register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	config, err := json.Marshal(map[string]any{"endpoints": []string{"http://" + gate.Addr}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := json.RawMessage(fmt.Sprintf(`{"endpoints": ["http://%s"]}`, gate.Addr))
 	endpoints := func(want int) func(*plugintest.World) error {
 		return func(w *plugintest.World) error { return w.WantInstances("web.etcd", want) }
 	}
@@ -647,6 +644,18 @@ func TestConformance(t *testing.T) {
 					server.RestartEmpty(t)
 					return register(ctx)
 				},
+			},
+		},
+		Flaps: &plugintest.Flaps{
+			Config: json.RawMessage(fmt.Sprintf(`{"endpoints": ["http://%s"], "remove_grace": "6s"}`, gate.Addr)), Grace: 6 * time.Second,
+			Cut:     func(context.Context) error { gate.Shut(); return nil },
+			Restore: func(context.Context) error { gate.Open(t); return nil },
+			Host:    "web.etcd",
+			Join: func(ctx context.Context, n int) error {
+				return server.TryPut(ctx, key("web", fmt.Sprint("web-", n)), value(n))
+			},
+			Leave: func(ctx context.Context, n int) error {
+				return server.TryDelete(ctx, key("web", fmt.Sprint("web-", n)))
 			},
 		},
 	})

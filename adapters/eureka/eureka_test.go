@@ -533,15 +533,14 @@ func TestConformance(t *testing.T) {
 	gate.Open(t)
 	all := []testeureka.Instance{web(1), web(2), {App: "DB_MAIN", ID: "db", IP: "10.3.0.1", Port: 5432}}
 	server.RegisterListed(t, all...)
-	config, err := json.Marshal(map[string]any{"servers": []string{"http://" + gate.Addr + "/eureka"}, "interval": "1s"})
-	if err != nil {
-		t.Fatal(err)
+	config := func(grace string) json.RawMessage {
+		return json.RawMessage(fmt.Sprintf(`{"servers": ["http://%s/eureka"], "interval": "1s", "remove_grace": %q}`, gate.Addr, grace))
 	}
 	endpoints := func(want int) func(*plugintest.World) error {
 		return func(w *plugintest.World) error { return w.WantInstances("web.eureka", want) }
 	}
 	plugintest.Conformance(t, plugintest.Config{
-		Config: config, Adapter: "eureka", Within: within,
+		Config: config("2m"), Adapter: "eureka", Within: within,
 		Changes: []plugintest.Change{
 			{Name: "scaled out", MaxUpserts: 1, Want: endpoints(3), Do: func(ctx context.Context) error { return server.TryRegister(ctx, web(3)) }},
 			{Name: "scaled in", Want: endpoints(2), Do: func(ctx context.Context) error { return server.TryDeregister(ctx, "WEB", "web-3") }},
@@ -561,6 +560,14 @@ func TestConformance(t *testing.T) {
 					return nil
 				},
 			},
+		},
+		Flaps: &plugintest.Flaps{
+			Config: config("6s"), Grace: 6 * time.Second,
+			Cut:     func(context.Context) error { gate.Shut(); return nil },
+			Restore: func(context.Context) error { gate.Open(t); return nil },
+			Host:    "web.eureka",
+			Join:    func(ctx context.Context, n int) error { return server.TryRegister(ctx, web(n)) },
+			Leave:   func(ctx context.Context, n int) error { return server.TryDeregister(ctx, "WEB", fmt.Sprint("web-", n)) },
 		},
 	})
 }

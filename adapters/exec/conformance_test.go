@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
@@ -39,12 +40,17 @@ func TestConformance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "state.json")
+			several, joined := 2, []int(nil)
 			write := func(web int) func(context.Context) error {
 				return func(context.Context) error {
+					several = web
 					services := []map[string]any{{"name": "api", "instances": []any{map[string]any{"address": "192.0.2.100", "port": 9000}}}, {"name": "web"}}
 					instances := []any{}
 					for i := range web {
 						instances = append(instances, map[string]any{"id": fmt.Sprint(i), "address": fmt.Sprintf("192.0.2.%d", i+1), "port": 8080})
+					}
+					for _, i := range joined {
+						instances = append(instances, map[string]any{"id": fmt.Sprint(i), "address": fmt.Sprintf("192.0.2.%d", i), "port": 8080})
 					}
 					services[1]["instances"] = instances
 					b, err := json.Marshal(services)
@@ -63,6 +69,11 @@ func TestConformance(t *testing.T) {
 			c := config(script(t, followerProgram), file)
 			c["env"] = map[string]string{"PATH": os.Getenv("PATH")}
 			raw, err := json.Marshal(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c["remove_grace"] = "6s"
+			flapping, err := json.Marshal(c)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -91,6 +102,17 @@ func TestConformance(t *testing.T) {
 					// As the changes above left it.
 					Restore: write(1),
 				}},
+				Flaps: &plugintest.Flaps{
+					Config: flapping, Grace: 6 * time.Second,
+					Cut:     func(context.Context) error { return os.Remove(file) },
+					Restore: func(ctx context.Context) error { return write(several)(ctx) },
+					Host:    "web.conformance",
+					Join: func(ctx context.Context, n int) error {
+						joined = append(joined, n)
+						return write(several)(ctx)
+					},
+					Leave: func(context.Context, int) error { joined = nil; return nil },
+				},
 			})
 		})
 	}

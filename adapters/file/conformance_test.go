@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
@@ -43,6 +44,10 @@ func TestConformance(t *testing.T) {
 		}
 		return nil
 	}
+	const empty = "services:\n- name: joined\n  instances:\n"
+	joined := empty
+	gone := func(context.Context) error { return os.Rename(dir, dir+".gone") }
+	back := func(context.Context) error { return os.Rename(dir+".gone", dir) }
 	plugintest.Conformance(t, plugintest.Config{
 		Config:  conf,
 		Adapter: "file",
@@ -87,8 +92,19 @@ func TestConformance(t *testing.T) {
 		},
 		Outages: []plugintest.Outage{{
 			Name: "a directory that is gone", Want: reach("10.0.0.2"),
-			Cut:     func(context.Context) error { return os.Rename(dir, dir+".gone") },
-			Restore: func(context.Context) error { return os.Rename(dir+".gone", dir) },
+			Cut: gone, Restore: back,
 		}},
+		Flaps: &plugintest.Flaps{
+			Grace: 6 * time.Second, // more than it has, which is none
+			Cut:   gone, Restore: back, Host: "joined.conformance",
+			Join: func(ctx context.Context, n int) error {
+				joined += fmt.Sprintf("  - {address: 10.0.0.%d, port: 80}\n", n)
+				return put("joined.yaml", joined)(ctx)
+			},
+			Leave: func(context.Context, int) error {
+				joined = empty
+				return os.WriteFile(filepath.Join(dir+".gone", "joined.yaml"), []byte(joined), 0o644)
+			},
+		},
 	})
 }

@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testnacos"
@@ -25,6 +28,20 @@ func TestConformance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	gate := testenv.NewGate(t, server.GRPC)
+	gate.Open(t)
+	port := func(addr string) (n int) {
+		_, text, _ := strings.Cut(addr, ":")
+		n, _ = strconv.Atoi(text)
+		return n
+	}
+	flapping, err := json.Marshal(map[string]any{
+		"servers": []string{server.Addr}, "protocol": "grpc", "grpc_port_offset": port(gate.Addr) - port(server.Addr), "remove_grace": "6s",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	joined := []testnacos.Instance{up(1), up(2)}
 	instances := func(n int) func(*plugintest.World) error {
 		return func(w *plugintest.World) error {
 			entries := w.Names(collection.ServiceEntry)
@@ -76,8 +93,23 @@ func TestConformance(t *testing.T) {
 				again := server.Client(t)
 				again.Register(t, "public", "DEFAULT_GROUP", "web", up(1), up(2))
 				again.Register(t, "public", "shop", "Order:v1", up(3))
+				app = again
 				return nil
 			},
 		}},
+		Flaps: &plugintest.Flaps{
+			Config: flapping, Grace: 6 * time.Second,
+			Cut:     func(context.Context) error { gate.Shut(); return nil },
+			Restore: func(context.Context) error { gate.Open(t); return nil },
+			Host:    "web.default-group.public.nacos",
+			Join: func(ctx context.Context, n int) error {
+				joined = append(joined, up(n))
+				return app.TryRegister(ctx, "public", "DEFAULT_GROUP", "web", joined...)
+			},
+			Leave: func(ctx context.Context, _ int) error {
+				joined = joined[:2]
+				return app.TryRegister(ctx, "public", "DEFAULT_GROUP", "web", joined...)
+			},
+		},
 	})
 }

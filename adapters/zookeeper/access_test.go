@@ -286,9 +286,8 @@ func TestConformance(t *testing.T) {
 		server.Put(t, "/services/web/web-1", curator(1, ""))
 	}
 	register()
-	config, err := json.Marshal(map[string]any{"servers": []string{gate.Addr}, "timeout": "4s"})
-	if err != nil {
-		t.Fatal(err)
+	config := func(grace string) json.RawMessage {
+		return json.RawMessage(fmt.Sprintf(`{"servers": [%q], "timeout": "4s", "remove_grace": %q}`, gate.Addr, grace))
 	}
 	endpoints := func(want int) func(*plugintest.World) error {
 		return func(w *plugintest.World) error {
@@ -296,7 +295,7 @@ func TestConformance(t *testing.T) {
 		}
 	}
 	plugintest.Conformance(t, plugintest.Config{
-		Config: config, Adapter: "zookeeper", Within: within,
+		Config: config("1m"), Adapter: "zookeeper", Within: within,
 		Changes: []plugintest.Change{
 			{Name: "scaled out", MaxUpserts: 1, Want: endpoints(3), Do: func(context.Context) error { server.Put(t, provider(3, ""), ""); return nil }},
 			{Name: "scaled in", Want: endpoints(2), Do: func(context.Context) error { server.Delete(t, provider(3, "")); return nil }},
@@ -316,6 +315,14 @@ func TestConformance(t *testing.T) {
 					return nil
 				},
 			},
+		},
+		Flaps: &plugintest.Flaps{
+			Config: config("6s"), Grace: 6 * time.Second,
+			Cut:     func(context.Context) error { gate.Shut(); return nil },
+			Restore: func(context.Context) error { gate.Open(t); return nil },
+			Host:    "org.example.greeter.dubbo",
+			Join:    func(_ context.Context, n int) error { server.Put(t, provider(n, ""), ""); return nil },
+			Leave:   func(_ context.Context, n int) error { server.Delete(t, provider(n, "")); return nil },
 		},
 	})
 }

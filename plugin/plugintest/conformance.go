@@ -15,6 +15,8 @@ type (
 	Change = suite.Change
 	// Outage is a time in which the registry cannot be followed.
 	Outage = suite.Outage
+	// Flaps is a registry that fails again and again.
+	Flaps = suite.Flaps
 	// World is the state received on a stream, as a bridge would hold it.
 	World = suite.World
 )

@@ -6,12 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -50,6 +53,8 @@ func TestMain(m *testing.M) {
 
 type goodConfig struct {
 	Forgets  bool              `json:"forgets,omitempty"`
+	Grace    plugin.Duration   `json:"grace,omitempty"`
+	Restarts bool              `json:"restarts,omitempty"`
 	Socket   string            `json:"socket,omitempty"`
 	Services int               `json:"services,omitempty" jsonschema:"minimum=0"`
 	Labels   map[string]string `json:"labels,omitempty"`
@@ -59,20 +64,60 @@ type goodConfig struct {
 }
 
 // good is an adapter that keeps the contract. Each line that it reads from its
-// socket is a service with that many instances: "web 3"; with less than none
-// the registry is away. One that forgets removes the service then.
+// socket is a service with that many instances, and further ones by number:
+// "web 3 101 102"; with less than none the registry is away. One that forgets
+// removes the service then, and one that restarts begins its grace period
+// again.
 type good struct{ c goodConfig }
+
+// remembering is a catalog with what was set.
+type remembering struct {
+	plugin.Catalog
+	mu  sync.Mutex // guards has
+	has map[registry.Key]plugin.Snapshot
+}
+
+func (r *remembering) Set(svc registry.Service, instances []registry.Instance) {
+	r.mu.Lock()
+	r.has[svc.Key] = plugin.Snapshot{Service: svc, Instances: instances}
+	r.mu.Unlock()
+	r.Catalog.Set(svc, instances)
+}
+
+// again is a grace in the stead of another, which begins anew.
+func (r *remembering) again(ctx context.Context, keep time.Duration) (g *plugin.Grace, end func()) {
+	g = plugin.NewGrace(r, keep, nil)
+	r.mu.Lock()
+	has := maps.Clone(r.has)
+	r.mu.Unlock()
+	for _, s := range has {
+		g.Set(s.Service, s.Instances)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { g.Run(ctx) })
+	return g, func() {
+		cancel()
+		wg.Wait()
+	}
+}
 
 func newGood(c goodConfig, _ plugin.Env) (plugin.Adapter, error) { return &good{c}, nil }
 
 func (g *good) Run(ctx context.Context, c plugin.Catalog) error {
 	fmt.Println("this must not get in the way of the handshake")
-	set := func(name string, n int) {
+	all := &remembering{Catalog: c, has: map[registry.Key]plugin.Snapshot{}}
+	grace, end := all.again(ctx, time.Duration(g.c.Grace))
+	defer func() { end() }()
+	set := func(name string, n int, more ...int) {
 		var in []registry.Instance
 		for i := range n {
+			more = append(more, i)
+		}
+		for _, i := range more {
 			in = append(in, registry.Instance{ID: fmt.Sprint(i), Address: fmt.Sprintf("10.0.0.%d", i+1), Ports: []registry.Port{{Number: 8080}}})
 		}
-		c.Set(registry.Service{Key: registry.Key{Name: name}}, in)
+		grace.Set(registry.Service{Key: registry.Key{Name: name}}, in)
 	}
 	for i := range g.c.Services {
 		set(fmt.Sprint("svc-", i), 3)
@@ -95,21 +140,31 @@ func (g *good) Run(ctx context.Context, c plugin.Catalog) error {
 		}
 		lines := bufio.NewScanner(conn)
 		for lines.Scan() {
-			var name string
-			var n int
-			if _, err := fmt.Sscan(lines.Text(), &name, &n); err != nil {
-				return err
+			fields := strings.Fields(lines.Text())
+			name := fields[0]
+			var numbers []int
+			for _, f := range fields[1:] {
+				n, err := strconv.Atoi(f)
+				if err != nil {
+					return err
+				}
+				numbers = append(numbers, n)
 			}
-			switch {
-			case n >= 0:
-				set(name, n)
+			if n := numbers[0]; n >= 0 {
+				grace.Back()
+				set(name, n, numbers[1:]...)
 				c.Degraded(nil)
-			case g.c.Forgets:
-				c.Remove(registry.Key{Name: name})
-				fallthrough
-			default:
-				c.Degraded(errors.New("cut off"))
+				continue
 			}
+			if g.c.Forgets {
+				c.Remove(registry.Key{Name: name})
+			}
+			if g.c.Restarts {
+				end()
+				grace, end = all.again(ctx, time.Duration(g.c.Grace))
+			}
+			grace.Away()
+			c.Degraded(errors.New("cut off"))
 		}
 		_ = conn.Close()
 	}
@@ -174,6 +229,49 @@ func TestOutagesFindFaults(t *testing.T) {
 			}
 			if err := check(t, "stale beats empty").Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, want one with %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// A registry that flaps: an adapter that retains what left for its grace period
+// conforms; one that begins the period again with each outage is found out, and
+// so is one that forgets.
+func TestFlaps(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"right":    "",
+		"restarts": "an outage must not start it again",
+		"forgets":  "was removed, which is in the registry",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, err := os.MkdirTemp("/tmp", "it")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.RemoveAll(dir)
+			socket, has := filepath.Join(dir, "s"), "svc-1 3"
+			now := func(ctx context.Context) error { return say(socket, has)(ctx) }
+			cfg := Config{
+				Config: fmt.Appendf(nil, `{"socket": %q, "services": 2, "grace": "6s", "forgets": %t, "restarts": %t}`, socket, name == "forgets", name == "restarts"),
+				Flaps: &Flaps{
+					Grace: 6 * time.Second, Host: "svc-1.conformance", Cut: say(socket, "svc-1 -1"), Restore: now,
+					Join: func(ctx context.Context, n int) error {
+						has += fmt.Sprint(" ", n)
+						return now(ctx)
+					},
+					Leave: func(context.Context, int) error { has = "svc-1 3"; return nil },
+				},
+			}
+			if err := self(&cfg); err != nil {
+				t.Fatal(err)
+			}
+			switch err := check(t, "the registry flaps").Run(t.Context(), cfg); {
+			case want == "" && err != nil:
+				t.Error(err)
+			case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+				t.Errorf("error %v, want one with %q", err, want)
 			}
 		})
 	}

@@ -98,8 +98,8 @@ var faults = []fault{
 
 	{name: "Consul unreachable", do: func(w *world) { w.partition(w.registries[0].gate) }},
 	{name: "Nacos unreachable", do: func(w *world) { w.partition(w.registries[1].gate) }},
-	{name: "Consul comes and goes", quick: true, do: func(w *world) { w.flap(w.registries[0].gate) }},
-	{name: "Nacos comes and goes", do: func(w *world) { w.flap(w.registries[1].gate) }},
+	{name: "Consul comes and goes", quick: true, do: func(w *world) { w.flap(w.registries[0], *consulGrace) }},
+	{name: "Nacos comes and goes", do: func(w *world) { w.flap(w.registries[1], *nacosGrace) }},
 	{name: "a proxy ends every query of Consul that waits", do: func(w *world) {
 		w.answers.pass(200 * time.Millisecond)
 		w.churn(20) // what waits already ends with a change
@@ -218,16 +218,32 @@ func (w *world) partition(gates ...*testenv.Gate) {
 	}
 }
 
-// flap has a registry come and go while it changes, as long as flaps says.
-func (w *world) flap(g *testenv.Gate) {
+// flap has a registry come and go while it changes, as long as flaps says. That
+// is no reason to serve what left at the beginning until the end.
+func (w *world) flap(r *registry, grace time.Duration) {
 	w.t.Helper()
-	for end := time.Now().Add(*flaps); time.Now().Before(end); {
-		g.Shut()
+	const leaves = perService // the churn leaves it alone
+	w.set(r, 0, leaves, true)
+	w.converge("an instance that will leave")
+	began, left, gone := time.Now(), false, false
+	for time.Since(began) < *flaps {
+		r.gate.Shut()
+		if !left {
+			left = true
+			w.set(r, 0, leaves, false)
+		}
 		w.churn(5)
 		w.pass(*lasts)
-		g.Open(w.t)
+		r.gate.Open(w.t)
 		w.churn(5)
 		w.pass(*lasts)
+		if !gone && !w.serves(r.key(0, leaves)) {
+			gone = true
+			w.t.Logf("%s comes and goes every %v: what left at the beginning is gone after %v, with a remove_grace of %v", r.name, *lasts, time.Since(began).Round(time.Second), grace)
+		}
+	}
+	if !gone && *flaps > 10*grace {
+		w.t.Errorf("%s is still served after %v of outages in a row; remove_grace is %v", r.key(0, leaves), *flaps, grace)
 	}
 }
 
@@ -346,7 +362,7 @@ func newRun(chosen []fault, before []record, keep func(*record)) *run {
 	}
 	r.record.Run = runInfo{
 		Date: time.Now().Format(time.DateOnly), Machine: machine, Seeds: [2]uint64{r.seed, r.seed},
-		Sim: *sim, Frozen: frozen.String(), Lasts: lasts.String(), ConsulGrace: consulGrace.String(), NacosGrace: nacosGrace.String(),
+		Sim: *sim, Frozen: frozen.String(), Lasts: lasts.String(), Flaps: flaps.String(), ConsulGrace: consulGrace.String(), NacosGrace: nacosGrace.String(),
 	}
 	r.record.Faults = make([]outcome, len(chosen))
 	for n, f := range chosen {

@@ -37,6 +37,7 @@ type runInfo struct {
 	Sim         string    `json:"sim"`
 	Frozen      string    `json:"frozen"`
 	Lasts       string    `json:"lasts"`
+	Flaps       string    `json:"flaps,omitempty"`
 	ConsulGrace string    `json:"consul_grace"`
 	NacosGrace  string    `json:"nacos_grace"`
 	// Dropped is written by hand: why the run does not count.
@@ -168,7 +169,7 @@ func rows(all []record) string {
 // runs is the table of the runs.
 func runs(all []record) string {
 	var b strings.Builder
-	b.WriteString("| run | commit | seeds | faults | removed wrongly | other violations | not converged | beside | stopped for | others last | remove_grace |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("| run | commit | seeds | faults | removed wrongly | other violations | not converged | beside | stopped for | come and go for | others last | remove_grace |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range all {
 		var sum outcome
 		for _, o := range r.Faults {
@@ -181,9 +182,9 @@ func runs(all []record) string {
 		if r.Run.Dropped != "" {
 			date += ", not counted: " + r.Run.Dropped
 		}
-		fmt.Fprintf(&b, "| %s | %s | %d to %d | %d | %d | %d | %d | `%s` | %s | %s | Consul %s, Nacos %s |\n",
+		fmt.Fprintf(&b, "| %s | %s | %d to %d | %d | %d | %d | %d | `%s` | %s | %s | %s | Consul %s, Nacos %s |\n",
 			date, r.Run.Commit, r.Run.Seeds[0], r.Run.Seeds[1], sum.Times, sum.Wrong, sum.Other, sum.Stuck,
-			r.Run.Sim, r.Run.Frozen, r.Run.Lasts, r.Run.ConsulGrace, r.Run.NacosGrace)
+			r.Run.Sim, r.Run.Frozen, r.Run.Flaps, r.Run.Lasts, r.Run.ConsulGrace, r.Run.NacosGrace)
 	}
 	return b.String()
 }
@@ -202,7 +203,9 @@ seconds.) The defaults are longer; with them converging takes longer, and
 nothing else changes. The time to converge is that from the end of the fault and
 of the changes until all sinks have what the registries have; it contains what
 is left of remove_grace where an instance went while its registry could not be
-followed.
+followed. Where a registry comes and goes, what left before the first of its
+outages ended is gone before the last, unless all are over sooner than ten times
+remove_grace.
 
 The disk is full, and the state cut off, as the real program sees it; that it
 can be cut off anywhere, and a large one at every 4 KiB, is shown by

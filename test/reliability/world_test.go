@@ -373,6 +373,16 @@ func (s *sink) apply(e *verify.Event) {
 	}
 }
 
+// serves reports whether any sink has an instance.
+func (w *world) serves(key string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(w.sinks, func(s *sink) bool {
+		_, has := s.instances()[key]
+		return has
+	})
+}
+
 // instances returns the revisions that the sink has, by service and address.
 func (s *sink) instances() map[string]uint64 {
 	out := make(map[string]uint64)

@@ -52,6 +52,8 @@ type Config struct {
 	Changes []Change
 	// Outages are made in order, on one stream.
 	Outages []Outage
+	// Flaps is how the registry comes and goes.
+	Flaps *Flaps
 }
 
 // Change is a change of the registry and its expected effect on the stream.
@@ -172,6 +174,16 @@ var checks = []Check{
 		lacks: func(cfg Config) string {
 			if len(cfg.Outages) == 0 {
 				return "outages of the registry"
+			}
+			return ""
+		},
+	},
+	{
+		Name: "the registry flaps", run: flaps,
+		Cure: "Count the time for which an instance is retained from the first complete answer that lacks it; an outage pauses it, and does not start it again. In Go, plugin.Grace does.",
+		lacks: func(cfg Config) string {
+			if cfg.Flaps == nil {
+				return "a registry that comes and goes"
 			}
 			return ""
 		},

@@ -59,15 +59,29 @@ func newWorld(collections []string) *World {
 // WantInstances returns an error unless the service with the host has so many
 // instances.
 func (w *World) WantInstances(host string, want int) error {
+	name := w.serviceOf(host)
+	if name == "" {
+		return fmt.Errorf("no host %s among %q", host, w.Names(collection.ServiceEntry))
+	}
+	if n := len(w.WorkloadEntries(name)); n != want {
+		return fmt.Errorf("%s has %d instances, want %d", name, n, want)
+	}
+	return nil
+}
+
+// serviceOf returns the name of the ServiceEntry with a host, or "".
+func (w *World) serviceOf(host string) string {
 	for _, name := range w.Names(collection.ServiceEntry) {
 		if slices.Contains(w.ServiceEntry(name).GetHosts(), host) {
-			if n := len(w.WorkloadEntries(name)); n != want {
-				return fmt.Errorf("%s has %d instances, want %d", name, n, want)
-			}
-			return nil
+			return name
 		}
 	}
-	return fmt.Errorf("no host %s among %q", host, w.Names(collection.ServiceEntry))
+	return ""
+}
+
+// instancesOf returns the names of the instances of a host, sorted.
+func (w *World) instancesOf(host string) []string {
+	return slices.Sorted(maps.Keys(w.WorkloadEntries(w.serviceOf(host))))
 }
 
 // Names returns the names of a collection's resources, sorted.
