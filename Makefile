@@ -11,7 +11,7 @@ PEERTIME ?= 10s
 JOBS     ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 PKGS      = $(shell $(GO) list ./... | grep -v /test/)
 # What starts several real servers at once runs on its own, after the tests of the packages, which run side by side.
-ALONE    := ^Test(Nacos|Rotation|MillionNames|EurekaMany|EtcdMany|ZooKeeperMany)$$
+ALONE    := ^Test(Container|Nacos|Rotation|MillionNames|EurekaMany|EtcdMany|ZooKeeperMany)$$
 
 # Tools are built once per version, outside the repository, so that the next fresh clone finds them.
 digest   = $(shell cat tools/$(1)/go.mod tools/$(1)/go.sum | cksum | cut -d' ' -f1)
@@ -88,7 +88,7 @@ SKIPPED = sed -n 's,.*"Action":"skip".*"Package":"\([^"]*/test/[^"]*\)"\,"Test":
 e2e: tools | $(TESTLOG) ## the end-to-end tests that make test leaves out: other servers, packaging, compose on a Docker engine, charts, a browser
 	$(GO) test -count=1 -p $(JOBS) -timeout 30m $(patsubst %,./test/%/...,$(WIDE))
 	$(GO) test -count=1 -p $(JOBS) -timeout 30m -run "^($$($(SKIPPED) | cut -d' ' -f2 | sort -u | paste -sd '|' -))$$" $$($(SKIPPED) | cut -d' ' -f1 | sort -u)
-	$(GO) test -count=1 -p $(JOBS) -timeout 30m -run '$(ALONE)' ./adapters/nacos ./adapters/eureka ./adapters/etcd ./adapters/zookeeper ./server/xds
+	$(GO) test -count=1 -p $(JOBS) -timeout 30m -run '$(ALONE)' ./cmd/isthmus ./adapters/nacos ./adapters/eureka ./adapters/etcd ./adapters/zookeeper ./server/xds
 
 $(TESTLOG):
 	$(MAKE) test

@@ -228,6 +228,7 @@ func (w *world) equal(t testing.TB) {
 // own catalog again and again. The second run of each restarts the agent and
 // refuses connections meanwhile.
 func TestConsulEveryChange(t *testing.T) {
+	testenv.Wide(t)
 	services, changes, rounds := 250, 600, 3
 	if *long {
 		services, changes, rounds = 1000, 10_000, 10

@@ -203,6 +203,7 @@ func TestSeveralServers(t *testing.T) {
 // killed, and then another one, so that there is no majority.
 func TestEnsemble(t *testing.T) {
 	testenv.SkipIfShort(t)
+	testenv.Wide(t)
 	t.Parallel()
 	servers := testzookeeper.StartEnsemble(t, 3)
 	servers[1].Put(t, provider(1, ""), "")

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 	networking "istio.io/api/networking/v1alpha3"
 
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/internal/testresource"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/plugin"
@@ -305,6 +306,7 @@ func TestFloods(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes a minute and memory")
 	}
+	testenv.Wide(t)
 	for _, tt := range []struct {
 		name, adapter string
 		flood

@@ -75,7 +75,7 @@ func MavenTool(name, folder, launcher, first string) Tool {
 // JavaArgs returns the arguments of a Java program that is to start fast, with
 // a heap of so many MiB.
 func JavaArgs(dir string, heapMB int, properties map[string]string) []string {
-	args := []string{fmt.Sprintf("-Xmx%dm", heapMB), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.io.tmpdir=" + dir}
+	args := []string{fmt.Sprintf("-Xmx%dm", heapMB), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote", "-Djava.io.tmpdir=" + dir}
 	for _, k := range slices.Sorted(maps.Keys(properties)) {
 		args = append(args, "-D"+k+"="+properties[k])
 	}

@@ -164,6 +164,15 @@ func (t Tool) Binary(tb testing.TB) string {
 	return path
 }
 
+// Wide skips a test of the main paths only: it takes minutes and shows what
+// another one on a main path shows in short, or what rarely changes.
+func Wide(tb testing.TB) {
+	tb.Helper()
+	if Main() {
+		tb.Skip("takes minutes; runs in make ci")
+	}
+}
+
 // SkipIfShort skips a test that needs real servers if -short is given, except
 // on CI (CI=true), where nothing is skipped.
 func SkipIfShort(t testing.TB) {

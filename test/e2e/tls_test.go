@@ -105,6 +105,7 @@ func TestIstiodDialsTLS(t *testing.T) {
 // connects again after each, or refuses to, and no proxy loses an endpoint.
 func TestCertificatesRotateUnderChurn(t *testing.T) {
 	testenv.SkipIfShort(t)
+	testenv.Wide(t)
 	const host = "isthmus.example.org"
 	first, second, unknown := testcert.New(t, "first"), testcert.New(t, "second"), testcert.New(t, "unknown")
 	var trusted []byte
