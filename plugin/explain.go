@@ -47,6 +47,12 @@ type recaller struct {
 }
 
 func recallWith(c Catalog, from func(registry.Key) (Snapshot, bool), retained func(registry.Key) map[string]string) {
+	if p, ok := c.(*unionPart); ok { // whose Union knows what it passed to Set
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.retained[p.i] = retained
+		return
+	}
 	if s, ok := c.(*sharded); ok {
 		c = s.catalog
 	}

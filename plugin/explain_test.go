@@ -80,9 +80,21 @@ func TestExplain(t *testing.T) {
 // What is retained although the registry lacks it says so, with its age since
 // the first answer that lacked it, outages included, and what is left.
 func TestExplainRetained(t *testing.T) {
+	for name, x := range map[string]struct {
+		id string
+		of func(*catalog) Catalog
+	}{
+		"alone":      {"b", func(c *catalog) Catalog { return c }},
+		"of a union": {"z/b", func(c *catalog) Catalog { return NewUnion(c, "zone", []string{"y", "z"}).Parts()[1] }},
+	} {
+		t.Run(name, func(t *testing.T) { testExplainRetained(t, x.id, x.of) })
+	}
+}
+
+func testExplainRetained(t *testing.T, id string, of func(*catalog) Catalog) {
 	synctest.Test(t, func(t *testing.T) {
 		s := testServer(t, nil)
-		g := NewGrace(s.catalog, time.Minute, nil)
+		g := NewGrace(of(s.catalog), time.Minute, nil)
 		svc := registry.Service{Key: registry.Key{Name: "web"}}
 		a := registry.Instance{ID: "a", Address: "10.0.0.1", Ports: []registry.Port{{Number: 80}}}
 		b := registry.Instance{ID: "b", Address: "10.0.0.2", Ports: []registry.Port{{Number: 80}}}
@@ -96,8 +108,8 @@ func TestExplainRetained(t *testing.T) {
 					}
 				}
 			}
-			if len(got) != 1 || got["b"] != want {
-				t.Errorf("explained as %q, want %q of b", got, want)
+			if len(got) != 1 || got[id] != want {
+				t.Errorf("explained as %q, want %q of %s", got, want, id)
 			}
 		}
 		g.Set(svc, []registry.Instance{a, b})

@@ -14,7 +14,7 @@ import (
 func EqualInstances(a, b []registry.Instance) bool {
 	return slices.EqualFunc(a, b, func(a, b registry.Instance) bool {
 		return a.ID == b.ID && a.Address == b.Address && a.Health == b.Health && a.Check == b.Check && a.Disabled == b.Disabled &&
-			a.Locality == b.Locality && a.Cluster == b.Cluster && a.Node == b.Node &&
+			a.Locality == b.Locality && a.Cluster == b.Cluster && a.ServiceAccount == b.ServiceAccount && a.Node == b.Node &&
 			(a.Weight == nil) == (b.Weight == nil) && (a.Weight == nil || *a.Weight == *b.Weight) &&
 			slices.Equal(a.Ports, b.Ports) && slices.Equal(a.Tags, b.Tags) && maps.Equal(a.Meta, b.Meta)
 	})

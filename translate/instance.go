@@ -236,10 +236,19 @@ func (c *call) instance(inst *registry.Instance, name string) (Encoded, bool) {
 // configured one.
 func (c *call) serviceAccount(inst *registry.Instance) string {
 	o := &c.t.o
-	if o.ServiceAccountKey == "" {
-		return o.ServiceAccount
+	account := ""
+	if o.ServiceAccountKey != "" {
+		account = inst.Meta[o.ServiceAccountKey]
 	}
-	account := inst.Meta[o.ServiceAccountKey]
+	namespace, name, _ := strings.Cut(inst.ServiceAccount, "/")
+	switch {
+	case account == "" && name != "" && namespace != c.head.namespace:
+		// Istio takes the identity to be of the namespace of the resource.
+		c.once("service accounts", fmt.Sprintf("its instances have service accounts of the namespace %s, and its resources are in %s: served with %s; set translate.namespace to {{.Namespace}}", quote(namespace), quote(c.head.namespace), quote(o.ServiceAccount)))
+		return o.ServiceAccount
+	case account == "":
+		account = name
+	}
 	switch {
 	case account == "":
 		return o.ServiceAccount
@@ -317,6 +326,7 @@ func (t *Translator) fingerprint(inst *registry.Instance) uint64 {
 		x = combine(x, hashString(inst.Node))
 		x = combine(x, uint64(inst.Health))
 	}
+	x = combine(x, hashString(inst.ServiceAccount))
 	return combine(x, hashString(inst.Cluster))
 }
 
@@ -373,6 +383,7 @@ func compareInstances(a, b *registry.Instance) int {
 		cmp.Compare(a.Locality.Zone, b.Locality.Zone),
 		cmp.Compare(a.Locality.SubZone, b.Locality.SubZone),
 		cmp.Compare(a.Cluster, b.Cluster),
+		cmp.Compare(a.ServiceAccount, b.ServiceAccount),
 		slices.Compare(meta(a.Meta), meta(b.Meta)),
 		slices.Compare(a.Tags, b.Tags),
 	)

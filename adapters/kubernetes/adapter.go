@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,12 +21,12 @@ import (
 // server has, are looked at.
 const rediscover = time.Minute
 
-// Adapter follows one cluster. New makes one.
+// Adapter follows one cluster, or one for each context. New makes one.
 type Adapter struct {
 	config Config
 	env    plugin.Env
 
-	login      *login        // nil if no program is needed
+	runs       []*run        // one for each cluster
 	ends       time.Duration // see client.ends
 	rediscover time.Duration
 }
@@ -43,22 +44,48 @@ func New(c Config, env plugin.Env) (plugin.Adapter, error) {
 		return nil, err
 	}
 	a := &Adapter{config: c, env: env, rediscover: rediscover}
-	// What a pod is given may come later; what is configured is there.
-	if c.KubeconfigFile != "" || c.Server != "" {
-		k, err := c.cluster()
-		if err != nil {
+	for _, of := range c.clusters() {
+		r := &run{Adapter: a, config: of, log: env.Log, revisions: map[string]string{}}
+		if len(c.Contexts) > 0 {
+			r.log = env.Log.With(slog.String("context", of.Context))
+		}
+		if err := r.prepare(); err != nil {
+			a.stop()
 			return nil, err
 		}
-		if _, err := k.tlsConfig(); err != nil {
-			return nil, err
-		}
-		if k.exec != nil {
-			if a.login, err = startLogin(c.Exec, k); err != nil {
-				return nil, &plugin.FieldError{Field: "exec", Reason: err.Error()}
-			}
-		}
+		a.runs = append(a.runs, r)
 	}
 	return a, nil
+}
+
+// prepare reads what the configuration of a cluster names, and starts the
+// helper of its login.
+func (r *run) prepare() error {
+	if r.config.KubeconfigFile == "" && r.config.Server == "" {
+		return nil // what a pod is given may come later
+	}
+	k, err := r.config.cluster()
+	if err != nil {
+		return err
+	}
+	if _, err := k.tlsConfig(); err != nil {
+		return err
+	}
+	if k.exec != nil {
+		if r.login, err = startLogin(r.config.Exec, k); err != nil {
+			return &plugin.FieldError{Field: "exec", Reason: err.Error()}
+		}
+	}
+	return nil
+}
+
+// stop ends the helpers.
+func (a *Adapter) stop() {
+	for _, r := range a.runs {
+		if r.login != nil {
+			r.login.stop()
+		}
+	}
 }
 
 // namespaces returns the namespaces to follow as parts of paths, "" for all.
@@ -92,9 +119,12 @@ type follower interface {
 	identity() string
 }
 
-// run is the state of one Run.
+// run follows one cluster.
 type run struct {
 	*Adapter
+	config  Config // with the context of the cluster
+	login   *login // nil if no program is needed
+	log     *slog.Logger
 	catalog plugin.Catalog
 
 	server    atomic.Pointer[string] // of the latest session
@@ -105,23 +135,43 @@ type run struct {
 // Run follows the registry until ctx ends, and then returns nil. No failure of
 // the cluster ends it.
 func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
-	if a.login != nil {
-		defer a.login.stop()
-	}
-	r := &run{Adapter: a, catalog: catalog, revisions: map[string]string{}}
-	hint := "namespaces, labels and select"
+	defer a.stop()
 	if a.config.Follow == followIstio {
 		to, ok := catalog.(plugin.Publisher)
 		if !ok {
 			return errors.New("BUG: the catalog takes no resources in Istio's words")
 		}
-		r.catalog = &publisher{Publisher: to}
-		hint += ", and revision"
+		catalog = &publisher{Publisher: to}
 	}
+	catalogs := []plugin.Catalog{catalog}
+	if len(a.config.Contexts) > 0 {
+		catalogs = plugin.NewUnion(catalog, "context", a.config.Contexts).Parts()
+	}
+	errs := make([]error, len(a.runs))
+	var all sync.WaitGroup
+	for i, r := range a.runs {
+		r.catalog = catalogs[i]
+		// Owned by Run; ends with ctx.
+		all.Go(func() { errs[i] = r.run(ctx) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// hints are what to check if nothing is listed at first.
+var hints = map[string]string{
+	followServices: "namespaces, labels and select",
+	followExports:  "namespaces, labels, select, and the ServiceExports",
+	followImports:  "namespaces, labels and select",
+	followIstio:    "namespaces, labels, select and revision",
+}
+
+// run follows the cluster until ctx ends.
+func (r *run) run(ctx context.Context) error {
 	w := plugin.Watch{
 		Follow:      r.follow,
-		RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty,
-		Hint: hint,
+		RemoveGrace: time.Duration(r.config.RemoveGrace), MinShare: r.config.MinShare, AcceptEmpty: r.config.AcceptEmpty,
+		Hint: hints[r.config.Follow],
 		Detail: func() string {
 			if server := r.server.Load(); server != nil {
 				return "watching " + *server
@@ -158,12 +208,12 @@ func (r *run) follow(ctx context.Context, take func(plugin.Listing)) error {
 
 // follower returns an empty follower of a session.
 func (r *run) follower(ctx context.Context, c *client) (follower, error) {
-	if r.config.Follow != followIstio {
-		return newState(r.Adapter), nil
-	}
 	found, err := r.discover(ctx, c)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case r.config.Follow == followIstio:
+		return newObjects(r.Adapter, found), nil
 	}
-	return newObjects(r.Adapter, found), nil
+	return newState(r.Adapter, found), nil
 }

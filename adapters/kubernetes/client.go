@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	kjson "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 
@@ -111,6 +111,7 @@ func (b *bounded) RoundTrip(req *http.Request) (*http.Response, error) {
 type source struct {
 	path   string // of the API, with the namespace
 	labels string
+	fields string
 	kind   string
 }
 
@@ -136,7 +137,7 @@ func (c *client) read(ctx context.Context, path string, options *metav1.ListOpti
 
 // list returns a page of a listing.
 func (c *client) list(ctx context.Context, s source, options metav1.ListOptions) (*page, error) {
-	options.LabelSelector = s.labels
+	options.LabelSelector, options.FieldSelector = s.labels, s.fields
 	if options.ResourceVersion == "0" {
 		options.ResourceVersion = "" // what a cache has may be old, and comes without pages
 	}
@@ -154,7 +155,7 @@ func (c *client) list(ctx context.Context, s source, options metav1.ListOptions)
 
 // watch opens a watch.
 func (c *client) watch(ctx context.Context, s source, options metav1.ListOptions) (watch.Interface, error) {
-	options.LabelSelector, options.Watch = s.labels, true
+	options.LabelSelector, options.FieldSelector, options.Watch = s.labels, s.fields, true
 	if c.ends > 0 {
 		options.TimeoutSeconds = new(int64(c.ends.Seconds()))
 	}
@@ -292,7 +293,6 @@ func (decoder) Decode(data []byte, _ *schema.GroupVersionKind, into runtime.Obje
 // for every server that is conformant from 1.35 on, and were before; of others
 // nothing is said.
 func goesBack(was, is string) bool {
-	a, errA := strconv.ParseUint(was, 10, 64)
-	b, errB := strconv.ParseUint(is, 10, 64)
-	return errA == nil && errB == nil && b < a
+	n, err := resourceversion.CompareResourceVersion(is, was)
+	return err == nil && n < 0
 }

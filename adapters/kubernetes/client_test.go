@@ -206,6 +206,35 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
+// TestPodsAway shows that pods that cannot be watched any more are listed as a
+// problem, and hold up no endpoint that leaves.
+func TestPodsAway(t *testing.T) {
+	f, server := startFake(t)
+	const forbidden = `403!{"kind":"Status","status":"Failure","message":"cannot watch pods","reason":"Forbidden","code":403}`
+	of := func(name, version string) string {
+		return strings.Replace(podJSON(name, version), `"name"`, `"resourceVersion":"3","name"`, 1)
+	}
+	f.say("pods", listing("PodList", 5, of("web-a", "v1")), forbidden)
+	f.sayWatch("pods", forbidden)
+	slice := func(endpoints string) string {
+		return `{"metadata":{"namespace":"default","name":"web-a","resourceVersion":"2","labels":{"kubernetes.io/service-name":"web"}},"addressType":"IPv4","ports":[{"port":8080}],"endpoints":[` + endpoints + `]}`
+	}
+	const one, two = `{"addresses":["10.1.0.1"],"targetRef":{"kind":"Pod","name":"web-a"}}`, `{"addresses":["10.1.0.2"],"targetRef":{"kind":"Pod","name":"web-b"}}`
+	f.say("endpointslices", listing("EndpointSliceList", 5, slice(one+","+two)))
+	f.sayWatch("endpointslices", "", eventJSON("MODIFIED", slice(one), 9))
+	c, _ := start(t, Config{Server: server, TokenFile: tokenFile(t), Pods: Pods{Labels: plugin.Globs{"version"}}})
+	c.Await(t, within, "the problem", func(h *plugintest.Held) bool {
+		return strings.Contains(h.Problems["pods"], "grant") && h.IDs("default/web") == "web-a web-b"
+	})
+	f.end()
+	c.AwaitIDs(t, within, "an endpoint that leaves", "default/web", "web-a")
+	c.Look(func(h *plugintest.Held) {
+		if h.Instances["default/web"][0].Meta["version"] != "v1" || h.Degraded != "" || len(h.Reasons) != 0 || h.Problems["pods"] == "" {
+			t.Errorf("instances %+v, degraded %q, problems %q", h.Instances, h.Reasons, h.Problems)
+		}
+	})
+}
+
 // TestPages shows that a listing is read in pages, and a watch goes on at its
 // revision, with bookmarks.
 func TestPages(t *testing.T) {
@@ -236,15 +265,15 @@ func FuzzMessages(f *testing.F) {
 	f.Add([]byte(listing("ServiceList", 5, serviceJSON("web"))), []byte(eventJSON("ADDED", sliceJSON("web-a", "10.1.0.1"), 9)))
 	f.Add([]byte(listing("ServiceEntryList", 5, `{"metadata":{"namespace":"a","name":"b"},"spec":{"hosts":["x"],"new":1}}`)), []byte(`{"type":"DELETED","object":{"metadata":{"namespace":"a","name":"b"}}}`))
 	f.Add([]byte(listing("EndpointSliceList", 5, `{"metadata":{"namespace":"a","name":"b"},"endpoints":{}}`)), []byte(`{"type":"ERROR","object":[]}`))
-	a, err := New(Config{Server: "https://192.0.2.1", TLS: plugin.TLS{InsecureSkipVerify: true}, Revision: "", Follow: followServices}, plugin.Env{})
+	a, err := New(Config{Server: "https://192.0.2.1", TLS: plugin.TLS{InsecureSkipVerify: true}, Revision: "", Follow: followServices, Pods: Pods{Labels: plugin.Globs{"*"}, ServiceAccounts: true}}, plugin.Env{})
 	if err != nil {
 		f.Fatal(err)
 	}
 	deep := strings.Repeat(`{"spec":`, 9000) + "1" + strings.Repeat("}", 9000)
 	f.Add([]byte(listing("ServiceEntryList", 5, deep)), []byte(`{"type":"ADDED","object":`+deep+`}`))
 	f.Fuzz(func(t *testing.T, listed, events []byte) {
-		for _, kind := range []string{"Service", "EndpointSlice", "networking.istio.io/ServiceEntry"} {
-			var of follower = newState(a.(*Adapter))
+		for _, kind := range []string{"Service", "EndpointSlice", "Pod", "ServiceExport", "ServiceImport", "networking.istio.io/ServiceEntry"} {
+			var of follower = newState(a.(*Adapter), nil)
 			if strings.Contains(kind, "/") {
 				of = newObjects(a.(*Adapter), nil)
 			}

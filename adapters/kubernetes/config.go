@@ -17,18 +17,20 @@ import (
 // Config is the config block of a registry of type kubernetes. Missing fields
 // default to DefaultConfig.
 type Config struct {
-	Follow string `json:"follow,omitempty" jsonschema:"enum=services,enum=istio" jsonschema_description:"What of the cluster is followed: services, with their endpoints; or istio, Istio's own kinds, which are published as they are. Default: services."`
+	Follow string `json:"follow,omitempty" jsonschema:"enum=services,enum=exports,enum=imports,enum=istio" jsonschema_description:"What of the cluster is followed: services, with their endpoints; exports, those that a ServiceExport of their name exports; imports, ServiceImports, with the endpoints that were brought into the cluster; or istio, Istio's own kinds, which are published as they are. Default: services."`
 
 	KubeconfigFile string     `json:"kubeconfig_file,omitempty" jsonschema_description:"Kubeconfig with the server and the user, read again for every session. Default: none; server, token_file and tls hold, whose defaults are those of a pod in the cluster."`
 	Context        string     `json:"context,omitempty" jsonschema_description:"Context of the kubeconfig. Default: its current one."`
+	Contexts       []string   `json:"contexts,omitempty" jsonschema_description:"Several contexts of the kubeconfig in place of context, each a cluster of its own. A service that several have under one namespace and name is one service with the endpoints of all."`
 	Exec           string     `json:"exec,omitempty" jsonschema_description:"Path of the program that a user of the kubeconfig may get tokens of, as for EKS, GKE and AKS: /usr/local/bin/aws-iam-authenticator. Its name must be that of the kubeconfig's. Default: none."`
 	Server         string     `json:"server,omitempty" jsonschema_description:"URL of the API server. Default: https://kubernetes.default.svc."`
 	TokenFile      string     `json:"token_file,omitempty" jsonschema_description:"File that holds the token of a service account, read again for every request. Default: that of the pod, unless tls has a client certificate."`
 	TLS            plugin.TLS `json:"tls,omitempty" jsonschema_description:"TLS towards the server. Default: the authority that the pod is given."`
 
 	Namespaces []string         `json:"namespaces,omitempty" jsonschema_description:"Namespaces to follow, each with requests of its own, for which a Role in each suffices. Default: all, which takes a ClusterRole."`
-	Labels     string           `json:"labels,omitempty" jsonschema_description:"Selector by labels of Services, or of the resources of Istio, as kubectl has it: app in (a,b),!canary. Default: all."`
+	Labels     string           `json:"labels,omitempty" jsonschema_description:"Selector by labels of Services, of ServiceImports, or of the resources of Istio, as kubectl has it: app in (a,b),!canary. Default: all."`
 	Select     plugin.Selection `json:"select,omitempty" jsonschema_description:"Which of them to follow, by namespace/name."`
+	Pods       Pods             `json:"pods,omitempty" jsonschema_description:"What endpoints get of their pods, which are then watched too. Default: nothing."`
 	Revision   string           `json:"revision,omitempty" jsonschema_description:"For follow: istio, the revision (label istio.io/rev) whose resources are published, and those without the label. Default: all."`
 
 	Timeout     plugin.Duration `json:"timeout,omitempty" jsonschema_description:"How long a request may take, and how long a server may be silent on an open connection, 1s to 10m. Default: 30s."`
@@ -37,9 +39,20 @@ type Config struct {
 	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Say true where a cluster without any endpoint, or without any resource of Istio, is right. Otherwise an empty one removes nothing."`
 }
 
+// Pods is what endpoints get of their pods.
+type Pods struct {
+	Labels          plugin.Globs `json:"labels,omitempty" jsonschema_description:"Globs (* any run, ? one character, [a-z] one of), or regular expressions behind a ~, for the labels of pods that become metadata of their endpoints. Those with a meaning to Istio need owns.labels. Default: none."`
+	ServiceAccounts bool         `json:"service_accounts,omitempty" jsonschema_description:"Whether an endpoint has the service account of its pod, if that has a sidecar (label security.istio.io/tlsMode: istio): clients then use mutual TLS to it."`
+}
+
+// watched reports whether pods are watched.
+func (p Pods) watched() bool { return len(p.Labels) > 0 || p.ServiceAccounts }
+
 // Values of Config.Follow.
 const (
 	followServices = "services"
+	followExports  = "exports"
+	followImports  = "imports"
 	followIstio    = "istio"
 )
 
@@ -67,8 +80,8 @@ func (c Config) Validate() error {
 	bad := func(field, format string, args ...any) {
 		errs = append(errs, &plugin.FieldError{Field: field, Reason: fmt.Sprintf(format, args...)})
 	}
-	if !slices.Contains([]string{"", followServices, followIstio}, c.Follow) {
-		bad("follow", "%q is none of services, istio", c.Follow)
+	if !slices.Contains([]string{"", followServices, followExports, followImports, followIstio}, c.Follow) {
+		bad("follow", "%q is none of services, exports, imports, istio", c.Follow)
 	}
 	if c.KubeconfigFile != "" {
 		for field, set := range map[string]bool{"server": c.Server != "", "token_file": c.TokenFile != "", "tls": c.TLS != plugin.TLS{}} {
@@ -77,10 +90,21 @@ func (c Config) Validate() error {
 			}
 		}
 	} else {
-		for field, set := range map[string]bool{"context": c.Context != "", "exec": c.Exec != ""} {
+		for field, set := range map[string]bool{"context": c.Context != "", "contexts": len(c.Contexts) > 0, "exec": c.Exec != ""} {
 			if set {
 				bad(field, "is for a kubeconfig; set kubeconfig_file")
 			}
+		}
+	}
+	if c.Context != "" && len(c.Contexts) > 0 {
+		bad("context", "contexts is set too; keep one of them")
+	}
+	for i, context := range c.Contexts {
+		at := fmt.Sprintf("contexts[%d]", i)
+		if context == "" {
+			bad(at, "is empty; name a context of the kubeconfig")
+		} else if slices.Contains(c.Contexts[:i], context) {
+			bad(at, "%q is listed twice", context)
 		}
 	}
 	if c.Exec != "" && !filepath.IsAbs(c.Exec) {
@@ -99,6 +123,10 @@ func (c Config) Validate() error {
 		}
 	}
 	errs = append(errs, c.Select.Check("select")...)
+	errs = append(errs, c.Pods.Labels.Check("pods.labels")...)
+	if c.Pods.watched() && (c.Follow == followImports || c.Follow == followIstio) {
+		bad("pods", "is for follow: services and exports")
+	}
 	if c.Revision != "" && c.Follow != followIstio {
 		bad("revision", "is for follow: istio")
 	}
@@ -121,13 +149,30 @@ func checkServer(field, server string) []error {
 	return errs
 }
 
-// access returns what the adapter needs of its machine.
-func (c Config) access() plugin.Access {
-	k, err := c.cluster()
-	if err != nil {
-		return plugin.Access{AnyPort: true} // New says what is wrong
+// clusters returns a configuration for each cluster.
+func (c Config) clusters() (all []Config) {
+	for _, context := range c.Contexts {
+		of := c
+		of.Context, of.Contexts = context, nil
+		all = append(all, of)
 	}
-	return k.access()
+	if len(all) == 0 {
+		return []Config{c}
+	}
+	return all
+}
+
+// access returns what the adapter needs of its machine.
+func (c Config) access() (a plugin.Access) {
+	for _, of := range c.clusters() {
+		k, err := of.cluster()
+		if err != nil {
+			return plugin.Access{AnyPort: true} // New says what is wrong
+		}
+		one := k.access()
+		a.Read, a.Ports = append(a.Read, one.Read...), append(a.Ports, one.Ports...)
+	}
+	return a
 }
 
 // cluster returns the server and the user that the configuration names, files

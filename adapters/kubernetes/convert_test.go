@@ -171,7 +171,7 @@ func TestEndpoints(t *testing.T) {
 		"of no Service":       {"", []string{`{"metadata":{"namespace":"default","name":"a"},"endpoints":[{"addresses":["10.1.0.1"]}]}`}, ""},
 		"without a namespace": {"", []string{`{"metadata":{"name":"a"},"endpoints":[{"addresses":["10.1.0.1"]}]}`}, ""},
 	} {
-		s := newState(&Adapter{})
+		s := newState(&Adapter{}, nil)
 		touched := map[registry.Key]bool{}
 		for _, o := range x.slices {
 			s.put("EndpointSlice", objectOf(t, s, "EndpointSlice", o), touched)
@@ -200,7 +200,7 @@ func TestEndpoints(t *testing.T) {
 // TestKept shows that an object that cannot be read keeps what it said, and
 // that this is listed until it can.
 func TestKept(t *testing.T) {
-	s := newState(&Adapter{})
+	s := newState(&Adapter{}, nil)
 	touched := map[registry.Key]bool{}
 	s.put("Service", objectOf(t, s, "Service", serviceJSON("web")), touched)
 	s.put("EndpointSlice", objectOf(t, s, "EndpointSlice", sliceJSON("web-a", "10.1.0.1")), touched)

@@ -1,9 +1,14 @@
-// Package kubernetes is the adapter that follows a Kubernetes cluster.
+// Package kubernetes is the adapter that follows Kubernetes clusters.
 //
 // # What it follows
 //
-// Either Services with their EndpointSlices, which become services and
-// instances, or Istio's own kinds, which are published as they are.
+// Either Services with their EndpointSlices, all or those that are exported,
+// or ServiceImports with theirs, which become services and instances, or
+// Istio's own kinds, which are published as they are. Of Pods it keeps what
+// their endpoints get.
+//
+// Each context is a cluster of its own, with a session and retention of its
+// own; plugin.Union combines what they say.
 //
 // # How it watches
 //

@@ -2,12 +2,10 @@ package kubernetes
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"iter"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,59 +20,14 @@ import (
 	_ "istio.io/api/networking/v1alpha3" // registers the messages of objects
 	_ "istio.io/api/networking/v1beta1"
 	_ "istio.io/api/security/v1beta1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/plugin/registry"
 )
 
-// istioVersions are the versions that a kind may be served in, best first. The
-// messages of all are the same.
-var istioVersions = []string{"v1", "v1beta1", "v1alpha3", "v1alpha1"}
-
 // revisionLabel is the label by which a resource is for one istiod.
 const revisionLabel = "istio.io/rev"
-
-// discover returns the sources of Istio's kinds that the server has now.
-func (a *Adapter) discover(ctx context.Context, c *client) ([]source, error) {
-	groups := map[string]bool{}
-	for _, name := range collection.All() {
-		group, _, _ := strings.Cut(name, "/")
-		groups[group] = true
-	}
-	paths := map[string]string{} // by collection
-	for _, group := range slices.Sorted(maps.Keys(groups)) {
-		for _, version := range istioVersions {
-			base := "/apis/" + group + "/" + version
-			var list metav1.APIResourceList
-			err := c.read(ctx, base, nil, &list)
-			if apierrors.IsNotFound(err) {
-				continue
-			}
-			if err != nil {
-				return nil, fmt.Errorf("which kinds there are: %w", err)
-			}
-			if list.Kind != "APIResourceList" {
-				return nil, fmt.Errorf("the answer to %s is no list of kinds, but of kind %q", base, plugin.Excerpt(list.Kind))
-			}
-			for _, r := range list.APIResources {
-				name, _ := collection.OfKind(group+"/"+version, r.Kind)
-				if name != "" && paths[name] == "" && r.Namespaced && !strings.Contains(r.Name, "/") && slices.Contains(r.Verbs, "watch") {
-					paths[name] = base + "%s/" + r.Name
-				}
-			}
-		}
-	}
-	var all []source
-	for _, name := range slices.Sorted(maps.Keys(paths)) {
-		for _, ns := range a.config.namespaces() {
-			all = append(all, source{path: strings.Replace(paths[name], "%s", ns, 1), labels: a.config.Labels, kind: name})
-		}
-	}
-	return all, nil
-}
 
 // objects is what the cluster has of Istio's kinds: an object is a service with
 // one instance, which is the object. So what is believed of a listing is the
@@ -191,11 +144,6 @@ func (o *objects) tell(catalog plugin.Catalog) {
 		text = fmt.Sprintf("%d resources are of another revision than config.revision", n)
 	}
 	catalog.LeftOut("config.revision", text)
-	text = ""
-	if len(o.found) == 0 {
-		text = "the cluster has none of Istio's kinds; they are looked for every minute"
-	}
-	catalog.Problem("kinds", text)
 }
 
 // identity implements follower.
@@ -218,6 +166,9 @@ func (p *publisher) Set(svc registry.Service, instances []registry.Instance) {
 		return // a service that Grace keeps always has its instance
 	}
 	res, note := resource(svc.Key, instances[0].Meta[inMeta])
+	if len(instances) > 1 && note == "" {
+		note = "several contexts have it, of which the first is published; leave it out of the others by select, or make a registry of each context"
+	}
 	p.note(svc.Key, note)
 	p.Publish(res)
 }

@@ -97,7 +97,7 @@ func wantLeast(t *testing.T, c *plugintest.Catalog) {
 	})
 }
 
-func pod(name, address string, ready bool) (spec, status string) {
+func podOf(name, address string, ready bool) (spec, status string) {
 	head := fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, labels: {app: live}}\n", name)
 	return head + "spec: {nodeName: n1, containers: [{name: c, image: c}]}\n",
 		head + fmt.Sprintf("status: {phase: Running, podIP: %[1]s, podIPs: [{ip: %[1]s}], conditions: [{type: Ready, status: %[2]q}]}\n", address, map[bool]string{true: "True", false: "False"}[ready])
@@ -132,7 +132,7 @@ spec: {selector: {app: live}, ports: [{name: http, port: 80, targetPort: 8080}, 
 			_, dns := h.Services["default/dns"]
 			return h.IDs("default/outside") == "db.example.org" && strings.Contains(h.LeftOut["ports"], "default/dns 53/UDP") && !dns
 		})
-		spec, status := pod("live-1", "10.2.0.1", true)
+		spec, status := podOf("live-1", "10.2.0.1", true)
 		k.Apply(t, spec)
 		k.ApplyStatus(t, status)
 		c.AwaitInstance(t, within, "a pod", "default/live", "live-1", func(i registry.Instance) bool {
@@ -147,10 +147,10 @@ spec: {selector: {app: live}, ports: [{name: http, port: 80, targetPort: 8080}, 
 				t.Errorf("the service is %s", got)
 			}
 		})
-		_, status = pod("live-1", "10.2.0.1", false)
+		_, status = podOf("live-1", "10.2.0.1", false)
 		k.ApplyStatus(t, status)
 		c.AwaitInstance(t, within, "not ready", "default/live", "live-1", func(i registry.Instance) bool { return i.Health == registry.HealthCritical && !i.Disabled })
-		_, status = pod("live-1", "10.2.0.1", true)
+		_, status = podOf("live-1", "10.2.0.1", true)
 		k.ApplyStatus(t, status)
 		c.AwaitInstance(t, within, "ready again", "default/live", "live-1", func(i registry.Instance) bool { return i.Health == registry.HealthPassing })
 		k.Delete(t, spec, "gracePeriodSeconds=3600")
@@ -226,6 +226,7 @@ spec: {selector: {app: live}, ports: [{name: http, port: 80, targetPort: 8080}, 
 		})
 	})
 
+	t.Run("pods", func(t *testing.T) { testPods(t, k, config) })
 	t.Run("access", func(t *testing.T) { testAccess(t, k) })
 	t.Run("login", func(t *testing.T) { testLogin(t, k) })
 	t.Run("istio", func(t *testing.T) { testIstio(t, k, config) })
@@ -302,15 +303,15 @@ func testAccess(t *testing.T, k *testkube.Server) {
 		t.Fatal(err)
 	}
 	// As in a pod, but for the paths.
-	pod := Config{Server: k.URL, TokenFile: file, TLS: plugin.TLS{CAFile: k.CAFile}}
+	pod := Config{Server: k.URL, TokenFile: file, TLS: plugin.TLS{CAFile: k.CAFile}, Pods: Pods{Labels: plugin.Globs{"version"}}}
 	c, stop := start(t, pod)
 	defer stop()
 	mesh := pod
-	mesh.Follow, mesh.AcceptEmpty = followIstio, true
+	mesh.Follow, mesh.AcceptEmpty, mesh.Pods = followIstio, true, Pods{}
 	i, stopMesh := start(t, mesh)
 	defer stopMesh()
 	c.Await(t, within, "without rights", func(h *plugintest.Held) bool {
-		return strings.Contains(h.Degraded, "may not list endpointslices, services") && strings.Contains(h.Degraded, "system:serviceaccount:isthmus:isthmus") && strings.Contains(h.Degraded, "grant")
+		return strings.Contains(h.Degraded, "may not list endpointslices, pods, services") && strings.Contains(h.Degraded, "system:serviceaccount:isthmus:isthmus") && strings.Contains(h.Degraded, "grant")
 	})
 	i.Await(t, within, "without rights", func(h *plugintest.Held) bool {
 		return strings.Contains(h.Degraded, "virtualservices") && strings.Contains(h.Degraded, "peerauthentications")
@@ -323,7 +324,7 @@ func testAccess(t *testing.T, k *testkube.Server) {
 	// A Role is enough for one namespace.
 	narrow := k.ServiceAccount(t, "isthmus", "narrow")
 	k.Apply(t, strings.ReplaceAll(strings.ReplaceAll(grant(t, "rbac-namespace.yaml"), "name: isthmus, namespace: isthmus", "name: narrow, namespace: isthmus"), "namespace: shop", "namespace: default"))
-	one := Config{KubeconfigFile: k.KubeconfigOf(t, map[string]any{"token": narrow}), Namespaces: []string{"default"}}
+	one := Config{KubeconfigFile: k.KubeconfigOf(t, map[string]any{"token": narrow}), Namespaces: []string{"default"}, Pods: pod.Pods}
 	n, stopNarrow := start(t, one)
 	n.AwaitIDs(t, within, "with a Role", "default/web", web2)
 	stopNarrow()
@@ -502,7 +503,9 @@ func TestBare(t *testing.T) {
 	t.Parallel()
 	k := testkube.Start(t, testkube.Config{})
 	t.Run("cut at each point", func(t *testing.T) { testCut(t, k) })
+	t.Run("login of a pinned executable", func(t *testing.T) { testPinned(t, k) })
 	t.Run("kinds", func(t *testing.T) { testKinds(t, k) })
+	t.Run("services of several clusters", func(t *testing.T) { testMultiCluster(t, k) })
 }
 
 // testKinds follows a cluster that gets Istio's kinds only later.
@@ -612,6 +615,14 @@ func testCut(t *testing.T, k *testkube.Server) {
 	}
 }
 
+// heap returns the size of what is in use.
+func heap() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
 // TestKubernetesMany shows that 10,000 Services with 10 endpoints each are
 // followed within bounds of memory, and that a change among them is one
 // service.
@@ -625,12 +636,6 @@ func TestKubernetesMany(t *testing.T) {
 	begin := time.Now()
 	k.Load(t, services, each)
 	t.Logf("created in %v", time.Since(begin).Round(time.Second))
-	heap := func() uint64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
 	before := heap()
 	begin = time.Now()
 	c, _ := start(t, Config{KubeconfigFile: k.Kubeconfig, Select: plugin.Selection{Exclude: plugin.Globs{"default/kubernetes"}}})

@@ -12,12 +12,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"sync"
 	"time"
 
 	"golang.org/x/oauth2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	clientauth "k8s.io/client-go/pkg/apis/clientauthentication/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd/api"
@@ -76,12 +76,9 @@ func startLogin(path string, k *cluster) (*login, error) {
 		if err != nil {
 			return nil, err
 		}
-		info.Spec.Cluster = &clientauth.Cluster{
-			Server: t.Server, TLSServerName: t.TLSServerName, InsecureSkipTLSVerify: t.InsecureSkipTLSVerify,
-			CertificateAuthorityData: t.CertificateAuthorityData, ProxyURL: t.ProxyURL, DisableCompression: t.DisableCompression,
-		}
-		if t.Config != nil {
-			info.Spec.Cluster.Config = runtime.RawExtension{Object: t.Config}
+		info.Spec.Cluster = &clientauth.Cluster{}
+		if err := clientauth.Convert_clientauthentication_Cluster_To_v1_Cluster(t, info.Spec.Cluster, nil); err != nil {
+			return nil, err
 		}
 	}
 	text, err := json.Marshal(info)
@@ -89,9 +86,11 @@ func startLogin(path string, k *cluster) (*login, error) {
 		return nil, err
 	}
 	c.Env = append(c.Env, "KUBERNETES_EXEC_INFO="+string(text))
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
+	self := "/proc/self/exe" // what runs, also if it is a sealed copy in memory
+	if runtime.GOOS != "linux" {
+		if self, err = os.Executable(); err != nil {
+			return nil, err
+		}
 	}
 	l := &login{of: k.exec, cmd: exec.Command(self, os.Args[1:]...)} //nolint:gosec // which is this program
 	l.cmd.Env = append(os.Environ(), loginKey+"=1")

@@ -73,8 +73,23 @@ type endpointSlice struct {
 	} `json:"ports"`
 }
 
-// ofService is the label by which an EndpointSlice names its Service.
-const ofService = "kubernetes.io/service-name"
+// The labels by which an EndpointSlice names its Service, or its ServiceImport
+// and the cluster that the endpoints are in.
+const (
+	ofService = "kubernetes.io/service-name"
+	ofImport  = "multicluster.kubernetes.io/service-name"
+	ofCluster = "multicluster.kubernetes.io/source-cluster"
+)
+
+// exportObject is the part of a ServiceExport that matters.
+type exportObject struct {
+	Status struct {
+		Conditions []struct{ Type, Status, Message string }
+	}
+}
+
+// export is a ServiceExport, converted: why it counts for nothing, or "".
+type export string
 
 // service is a Service, converted.
 type service struct {
@@ -96,43 +111,48 @@ type part struct {
 // one goroutine at a time.
 type state struct {
 	*Adapter
+	found    []source
 	leftOut  plugin.Unselected
 	services map[name]*service
 	slices   map[name]*part
 	parts    map[name]map[name]*part // slices, by Service
 	others   map[name]string         // service.other
+	exports  map[name]export
+	pods     *pods // nil if they are not watched
 	// bad is why an object cannot be read, by kind and name.
 	bad map[string]string
 	// cluster is the UID of the Service that every cluster has.
 	cluster string
 }
 
-func newState(a *Adapter) *state {
-	return &state{
-		Adapter: a, services: map[name]*service{}, slices: map[name]*part{}, parts: map[name]map[name]*part{},
-		others: map[name]string{}, bad: map[string]string{},
+func newState(a *Adapter, found []source) *state {
+	s := &state{
+		Adapter: a, found: found, services: map[name]*service{}, slices: map[name]*part{}, parts: map[name]map[name]*part{},
+		others: map[name]string{}, exports: map[name]export{}, bad: map[string]string{},
 	}
+	if a.config.Pods.watched() {
+		s.pods = newPods(a.config.Pods)
+	}
+	return s
 }
 
 // sources implements follower.
-func (s *state) sources() (all []source) {
-	for _, ns := range s.config.namespaces() {
-		all = append(all,
-			source{path: "/api/v1" + ns + "/services", labels: s.config.Labels, kind: "Service"},
-			source{path: "/apis/discovery.k8s.io/v1" + ns + "/endpointslices", kind: "EndpointSlice"})
-	}
-	return all
-}
+func (s *state) sources() []source { return s.found }
 
 // read implements follower.
-func (*state) read(kind string, o *object) {
+func (s *state) read(kind string, o *object) {
 	if o.raw == nil {
 		return
 	}
-	if kind == "Service" {
+	switch kind {
+	case "EndpointSlice":
+		readInto(o, s.part)
+	case "ServiceExport":
+		readInto(o, (*exportObject).export)
+	case "Pod":
+		readInto(o, s.pods.convert)
+	default:
 		readInto(o, (*serviceObject).service)
-	} else {
-		readInto(o, (*endpointSlice).part)
 	}
 }
 
@@ -159,6 +179,13 @@ func (s *state) put(kind string, o *object, touched map[registry.Key]bool) {
 		s.putService(n, v, touched)
 	case *part:
 		s.putSlice(n, v, touched)
+	case export:
+		if was, ok := s.exports[n]; !ok || was != v {
+			s.exports[n] = v
+			touched[n.key()] = true
+		}
+	case *pod:
+		s.touchSlices(s.pods.put(n, v), touched)
 	}
 }
 
@@ -215,16 +242,38 @@ func (s *state) removeService(n name) {
 	delete(s.others, n)
 }
 
+// export converts a ServiceExport.
+func (o *exportObject) export() export {
+	for _, c := range o.Status.Conditions {
+		if c.Type == "Valid" && c.Status == "False" {
+			return export(cmp.Or(plugin.Excerpt(c.Message), "it is not valid"))
+		}
+	}
+	return ""
+}
+
 // part converts an EndpointSlice.
-func (o *endpointSlice) part() *part {
-	return &part{service: name{o.Metadata.Namespace, o.Metadata.Labels[ofService]}, family: o.AddressType, instances: o.instances()}
+func (s *state) part(o *endpointSlice) *part {
+	p := &part{service: name{o.Metadata.Namespace, o.Metadata.Labels[ofService]}, family: o.AddressType, instances: o.instances()}
+	if s.config.Follow == followImports {
+		p.service.name = o.Metadata.Labels[ofImport]
+		if cluster := o.Metadata.Labels[ofCluster]; cluster != "" {
+			for i := range p.instances {
+				in := &p.instances[i]
+				in.ID, in.Cluster = cluster+"/"+in.ID, cluster
+			}
+		}
+	}
+	return p
 }
 
 func (s *state) putSlice(n name, p *part, touched map[registry.Key]bool) {
-	s.removeSlice(n, touched)
 	if p.service.name == "" || !s.config.Select.Match(p.service.String()) || !s.env.Wants(p.service.key()) {
+		s.removeSlice(n, touched)
 		return
 	}
+	s.pods.refer(n, p) // first, so that pods that are in both stay known
+	s.removeSlice(n, touched)
 	s.slices[n] = p
 	of := s.parts[p.service]
 	if of == nil {
@@ -241,6 +290,7 @@ func (s *state) removeSlice(n name, touched map[registry.Key]bool) {
 		return
 	}
 	delete(s.slices, n)
+	s.pods.release(n, p)
 	of := s.parts[p.service]
 	if delete(of, n); len(of) == 0 {
 		delete(s.parts, p.service)
@@ -251,13 +301,44 @@ func (s *state) removeSlice(n name, touched map[registry.Key]bool) {
 // remove implements follower.
 func (s *state) remove(kind string, n name, touched map[registry.Key]bool) {
 	s.badly(kind+" "+n.String(), nil)
-	if kind == "Service" {
+	switch kind {
+	case "EndpointSlice":
+		s.removeSlice(n, touched)
+	case "ServiceExport":
+		delete(s.exports, n)
+		touched[n.key()] = true
+	case "Pod":
+		s.pods.remove(n)
+	default:
 		s.removeService(n)
 		s.leftOut.Forget(n.String())
 		touched[n.key()] = true
-		return
 	}
-	s.removeSlice(n, touched)
+}
+
+// touchSlices adds the services of some EndpointSlices.
+func (s *state) touchSlices(slices []name, touched map[registry.Key]bool) {
+	for _, n := range slices {
+		if p := s.slices[n]; p != nil {
+			touched[p.service.key()] = true
+		}
+	}
+}
+
+// unexported returns why a Service is not exported, "" if it is, or need not
+// be.
+func (s *state) unexported(n name, svc *service) string {
+	if s.config.Follow != followExports {
+		return ""
+	}
+	why, ok := s.exports[n]
+	switch {
+	case !ok:
+		return "there is no ServiceExport"
+	case svc.external != "":
+		return "a Service of type ExternalName cannot be exported"
+	}
+	return string(why)
 }
 
 // key returns the key of a service.
@@ -290,7 +371,7 @@ func (s *state) changed(keys iter.Seq[registry.Key]) plugin.Listing {
 	l := plugin.Listing{Problems: maps.Clone(s.bad)}
 	for key := range keys {
 		n := name{key.Namespace, key.Name}
-		if svc := s.services[n]; svc != nil {
+		if svc := s.services[n]; svc != nil && s.unexported(n, svc) == "" {
 			l.Services = append(l.Services, plugin.Snapshot{Service: svc.Service, Instances: s.instances(n, svc)})
 		} else {
 			l.Removed = append(l.Removed, key)
@@ -328,6 +409,7 @@ func (s *state) instances(n name, svc *service) []registry.Instance {
 	for _, p := range mine {
 		for _, in := range p.instances {
 			if was, ok := byID[in.ID]; !ok || serves(in) && !serves(was) {
+				s.pods.describe(n.namespace, &in)
 				byID[in.ID] = in
 			}
 		}
@@ -391,20 +473,35 @@ func appProtocol(said string) string {
 // tell implements follower.
 func (s *state) tell(catalog plugin.Catalog) {
 	s.leftOut.Tell(catalog, "select", "")
-	const most = 5
-	text := ""
-	if len(s.others) > 0 {
-		var some []string
-		for _, n := range slices.SortedFunc(maps.Keys(s.others), func(a, b name) int { return cmp.Compare(a.String(), b.String()) }) {
-			if len(some) == most {
-				some = append(some, "...")
-				break
+	catalog.LeftOut("ports", few("ports of %d Services are not TCP, which no ServiceEntry can have: %s", s.others))
+	if s.config.Follow == followExports {
+		why := map[name]string{}
+		for n := range s.exports {
+			if svc := s.services[n]; svc == nil {
+				why[n] = "there is no such Service, or it is left out"
+			} else if text := s.unexported(n, svc); text != "" {
+				why[n] = text
 			}
-			some = append(some, n.String()+" "+s.others[n])
 		}
-		text = fmt.Sprintf("ports of %d Services are not TCP, which no ServiceEntry can have: %s", len(s.others), strings.Join(some, "; "))
+		catalog.LeftOut("exports", few("%d ServiceExports count for nothing: %s", why))
 	}
-	catalog.LeftOut("ports", text)
+}
+
+// few returns a text with the number of names, and what is said of the first.
+func few(format string, all map[name]string) string {
+	const most = 5
+	var some []string
+	for _, n := range slices.SortedFunc(maps.Keys(all), func(a, b name) int { return cmp.Compare(a.String(), b.String()) }) {
+		if len(some) == most {
+			some = append(some, "...")
+			break
+		}
+		some = append(some, n.String()+" "+all[n])
+	}
+	if len(some) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(format, len(all), strings.Join(some, "; "))
 }
 
 // identity implements follower.

@@ -81,19 +81,16 @@ func (r *run) session(ctx context.Context, k *cluster, c *client, f follower, ta
 			return err
 		}
 		if !bytes.Equal(now.text, k.text) {
-			r.env.Log.Info("the kubeconfig has changed; everything is listed again")
+			r.log.Info("the kubeconfig has changed; everything is listed again")
 			return nil
 		}
 		s.calm()
-		if r.config.Follow != followIstio {
-			continue
-		}
 		found, err := r.discover(ctx, c)
 		if err != nil {
 			continue // the feeds say so
 		}
 		if !slices.Equal(found, f.sources()) {
-			r.env.Log.Info("the cluster has other kinds of Istio than before; everything is listed again", slog.Int("kinds", len(found)))
+			r.log.Info("the cluster has other kinds than before; everything is listed again", slog.Int("kinds", len(found)))
 			return nil
 		}
 	}
@@ -216,7 +213,7 @@ func (f *feed) failed(ctx context.Context, err error) {
 	case ctx.Err() != nil:
 		return
 	case expired(err):
-		f.session.env.Log.Info("the revision to go on from has expired; the resource is listed again", slog.String("resource", f.path), slog.Any("err", err))
+		f.session.log.Info("the revision to go on from has expired; the resource is listed again", slog.String("resource", f.path), slog.Any("err", err))
 		return
 	case apierrors.IsUnauthorized(err):
 		select {
@@ -336,7 +333,7 @@ func (f *feed) change(revision string, apply func(touched map[registry.Key]bool)
 		s.listedLocked(nil)
 	default:
 		s.takeLocked(s.changed(maps.Keys(touched)))
-		if len(touched) > 0 && f.kind != "EndpointSlice" { // which is never left out
+		if len(touched) > 0 && f.kind != "EndpointSlice" && f.kind != "Pod" { // which are never left out
 			s.tell(s.catalog)
 		}
 	}
@@ -362,8 +359,13 @@ func (s *session) listedLocked(lost error) {
 		s.run.identity = is
 	}
 	if l.Lost = lost; lost != nil {
-		s.env.Log.Info("the cluster has lost data", slog.Any("err", lost))
+		s.log.Info("the cluster has lost data", slog.Any("err", lost))
 	}
+	text := ""
+	if len(s.feeds) == 0 {
+		text = "the cluster has none of the kinds that are followed; they are looked for every minute"
+	}
+	s.catalog.Problem("kinds", text)
 	s.tell(s.catalog)
 	s.takeLocked(l)
 }
@@ -383,12 +385,16 @@ func (s *session) takeLocked(l plugin.Listing) {
 }
 
 // awayLocked reports why something cannot be followed: the first reason by
-// text, with everything that is forbidden.
+// text, with everything that is forbidden. Pods that were listed once are no
+// part of it: what they add to endpoints holds up none that leaves.
 func (s *session) awayLocked() {
 	var texts, forbidden, names []string
+	pods := ""
 	for _, f := range s.feeds {
 		switch {
 		case f.fault == nil:
+		case f.kind == "Pod" && f.names != nil:
+			pods = explain(f.fault).Error() + "; endpoints keep what is known of their pods, and new ones have nothing of theirs"
 		case apierrors.IsForbidden(f.fault):
 			forbidden, names = append(forbidden, explain(f.fault).Error()), append(names, path.Base(f.path))
 		default:
@@ -399,6 +405,7 @@ func (s *session) awayLocked() {
 		slices.Sort(names)
 		texts = append(texts, fmt.Sprintf("it may not list %s: %s", strings.Join(slices.Compact(names), ", "), slices.Min(forbidden)))
 	}
+	s.catalog.Problem("pods", pods)
 	was := s.away
 	if s.away = ""; len(texts) > 0 {
 		s.away = *s.server.Load() + ": " + slices.Min(texts)

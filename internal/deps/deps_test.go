@@ -61,7 +61,7 @@ var rules = []rule{
 	},
 	{
 		folder: "adapters/kubernetes", own: []string{"plugin", "plugin/registry", "plugin/collection"}, others: anyone,
-		tests: []string{"plugin/plugintest", "internal/testenv/..."},
+		tests: []string{"plugin/plugintest", "plugin/proto/...", "server/supervisor", "internal/testenv/..."},
 	},
 	{
 		folder: "adapters/zookeeper", own: []string{"plugin", "plugin/registry", "internal/dubbo"}, others: anyone,

@@ -93,6 +93,9 @@ type Instance struct {
 	// Cluster is the registry's grouping of instances within the service (Nacos
 	// cluster).
 	Cluster string
+	// ServiceAccount is the identity by which the instance takes mutual TLS, as
+	// "namespace/name" of Kubernetes, or "".
+	ServiceAccount string
 	// Node is the machine or agent that the instance is registered on.
 	Node string
 }

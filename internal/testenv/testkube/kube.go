@@ -57,6 +57,14 @@ var (
 		},
 		Get: getMonitoringCRDs,
 	}
+	// MultiClusterCRDsTool is the same of services of several clusters.
+	MultiClusterCRDsTool = testenv.Tool{
+		Name: "mcs-crds", Program: "crds.yaml",
+		Version: func(root string) (string, error) {
+			return testenv.PinnedVersion(filepath.Join(root, "tools", mcsFolder, "go.mod"), mcsModule)
+		},
+		Get: getMultiClusterCRDs,
+	}
 )
 
 // kubeTool is a program of tools/kube. It is told its version, by which clients
@@ -103,14 +111,28 @@ const (
 	monitoringModule = "github.com/prometheus-operator/prometheus-operator"
 )
 
+const (
+	mcsFolder = "mcs-api"
+	mcsModule = "sigs.k8s.io/mcs-api"
+)
+
 func getMonitoringCRDs(ctx context.Context, root, path string) error {
-	dir, err := moduleDir(ctx, root, monitoringFolder, monitoringModule)
+	return getCRDs(ctx, root, path, monitoringFolder, monitoringModule, "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml", "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml")
+}
+
+func getMultiClusterCRDs(ctx context.Context, root, path string) error {
+	return getCRDs(ctx, root, path, mcsFolder, mcsModule, "config/crd/multicluster.x-k8s.io_serviceexports.yaml", "config/crd/multicluster.x-k8s.io_serviceimports.yaml")
+}
+
+// getCRDs joins files of a module that a folder of tools pins.
+func getCRDs(ctx context.Context, root, path, folder, module string, files ...string) error {
+	dir, err := moduleDir(ctx, root, folder, module)
 	if err != nil {
 		return err
 	}
 	var all []byte
-	for _, plural := range []string{"servicemonitors", "prometheusrules"} {
-		b, err := os.ReadFile(filepath.Join(dir, "example", "prometheus-operator-crd", "monitoring.coreos.com_"+plural+".yaml"))
+	for _, file := range files {
+		b, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(file)))
 		if err != nil {
 			return err
 		}
@@ -313,6 +335,12 @@ func (k *Server) finish(t testing.TB) {
 func (k *Server) ApplyIstio(t testing.TB) {
 	t.Helper()
 	k.applyKinds(t, IstioCRDsTool)
+}
+
+// ApplyMultiCluster adds ServiceExport and ServiceImport (KEP-1645).
+func (k *Server) ApplyMultiCluster(t testing.TB) {
+	t.Helper()
+	k.applyKinds(t, MultiClusterCRDsTool)
 }
 
 // applyKinds adds custom resource definitions and waits until their kinds are
