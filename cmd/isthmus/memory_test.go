@@ -3,49 +3,20 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // container is what a container has by default, see deploy.
 const container = 1 << 30
-
-// group is a memory cgroup of [container] bytes.
-type group struct{ dir, peak string }
-
-// newGroup returns nil if the test may not make one.
-func newGroup(t *testing.T) *group {
-	t.Helper()
-	for _, v := range []struct{ mount, limit, peak string }{
-		{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"},
-		{"/sys/fs/cgroup", "memory.max", "memory.peak"},
-	} {
-		dir := filepath.Join(v.mount, fmt.Sprint("isthmus-test-", os.Getpid()))
-		if os.Mkdir(dir, 0o755) != nil {
-			continue
-		}
-		t.Cleanup(func() {
-			testwait.Eventually(t, patience, "no process in the cgroup", func() (string, bool) {
-				err := os.Remove(dir)
-				return fmt.Sprint(err), err == nil || errors.Is(err, fs.ErrNotExist)
-			})
-		})
-		if err := os.WriteFile(filepath.Join(dir, v.limit), []byte(strconv.Itoa(container)), 0); err == nil {
-			return &group{dir, filepath.Join(dir, v.peak)}
-		}
-	}
-	return nil
-}
 
 // TestContainer starts the bridge without any limits in its file where there
 // is 1 GiB, and has one registry list 250,000 services of 2 kB, far more than
@@ -77,15 +48,13 @@ registries:
 `, dir, filepath.Dir(path), strings.TrimPrefix(adapter, "isthmus-adapter-"), floodLarge)), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			g := newGroup(t)
+			g := testenv.NewCgroup(t, container)
 			b := &flooded{t: t}
 			if b.log, err = os.Create(filepath.Join(dir, "log")); err != nil {
 				t.Fatal(err)
 			}
-			b.cmd = exec.Command("sh", "-c", `[ -z "$1" ] || echo $$ > "$1/cgroup.procs" || exit; exec isthmus serve --config "$2"`, "sh", "", file)
-			if g != nil {
-				b.cmd.Args[4] = g.dir
-			} else {
+			b.cmd = g.Command("isthmus", "serve", "--config", file)
+			if g == nil {
 				t.Log("no memory cgroup can be made, so that GOMEMLIMIT stands for it")
 				b.cmd.Env = append(os.Environ(), "GOMEMLIMIT=1GiB")
 			}
@@ -131,7 +100,7 @@ registries:
 			}
 			t.Logf("bridge %d MB, all together %d MB", bridge, sum)
 			if g != nil {
-				used, err := os.ReadFile(g.peak)
+				used, err := os.ReadFile(g.Peak)
 				t.Logf("peak of the cgroup, page cache included: %s %v", bytes.TrimSpace(used), err)
 			} else if sum > container/1_000_000 {
 				t.Errorf("all processes together took %d MB", sum)

@@ -74,7 +74,7 @@ func passwords(t *testing.T, dir string) string {
 // TestLoginUnderAttack shows that an operator gets in while others send wrong
 // passwords.
 func TestLoginUnderAttack(t *testing.T) {
-	b := startBridge(t)
+	b := startBridge(t, nil)
 	b.Scale = 0.1
 	for _, a := range attacks {
 		if a.name != "passwords" {

@@ -30,13 +30,15 @@ import (
 // target is what the attacker's process knows.
 type target struct {
 	XDS, TLS, MCP, Admin string
+	// XDS6 is of IPv6, "" if there is none.
+	XDS6 string
 	// CA is of the TLS listener; Good, Other and Expired are certificates of
 	// clients, as files: the right one, of another authority, and ended.
 	Good, Other, Expired pair
 	// Scale is 1 for the long form, less for the short one.
 	Scale float64
-	// From is the last number of the address that calls come from, 127.0.0.x.
-	From byte
+	// From is the address that calls come from.
+	From string
 	// Burn is how many processors the burner keeps busy.
 	Burn float64
 }
@@ -58,7 +60,7 @@ var attacks = []attack{
 		parallel(100, func(i int) { streams(ctx, g, []string{g.XDS, g.XDS, g.MCP, g.TLS}[i%4], g.some(100)) })
 	}},
 	{"names", "subscriptions to 1,000,000 names on each of 4 streams", func(ctx context.Context, g *target) {
-		parallel(4, func(int) { names(ctx, g, g.some(1_000_000)) })
+		parallel(4, func(int) { names(ctx, g, g.XDS, g.some(1_000_000)) })
 	}},
 	{"large", "requests that announce 1 GB, on 64 streams of each gRPC port, and bodies of 1 GB to the admin port", func(ctx context.Context, g *target) {
 		parallel(8, func(i int) {
@@ -89,7 +91,10 @@ var attacks = []attack{
 		parallel(12, func(i int) { headers(ctx, g, i) })
 	}},
 	{"deaf", "1,000 delta sinks on 4 connections that ask for everything and read nothing", func(ctx context.Context, g *target) {
-		parallel(4, func(i int) { deaf(ctx, g, i, g.some(250)) })
+		parallel(4, func(i int) { deaf(ctx, g, i, g.some(250), askDelta) })
+	}},
+	{"deaf SotW", "1,000 SotW sinks on 4 connections that ask for everything and read nothing", func(ctx context.Context, g *target) {
+		parallel(4, func(i int) { deaf(ctx, g, i, g.some(250), askAll) })
 	}},
 	{"synced", "400 delta sinks that read and acknowledge a first sync, again and again", func(ctx context.Context, g *target) {
 		parallel(g.some(400), func(i int) { synced(ctx, g, i) })
@@ -101,7 +106,10 @@ var attacks = []attack{
 		parallel(16, func(i int) { frames(ctx, []string{g.XDS, g.MCP}[i%2], i) })
 	}},
 	{"addresses", "subscriptions to 1,000,000 names from each of 32 addresses", func(ctx context.Context, g *target) {
-		parallel(32, func(i int) { names(ctx, g.from(byte(10+i)), g.some(1_000_000)) })
+		parallel(32, func(i int) { names(ctx, g.from(fmt.Sprint("127.0.0.", 10+i)), g.XDS, g.some(1_000_000)) })
+	}},
+	{"network", "subscriptions to 1,000,000 names from each of 32 addresses of one IPv6 /64", func(ctx context.Context, g *target) {
+		parallel(32, func(i int) { names(ctx, g.from(fmt.Sprintf("2001:db8::%x", 1+i)), g.XDS6, g.some(1_000_000)) })
 	}},
 	{"types", "1,000 invented type URLs of 1 kB on each of 20 streams, opened again when they end", func(ctx context.Context, g *target) {
 		parallel(20, func(i int) { types(ctx, g, i) })
@@ -123,11 +131,17 @@ var burner = attack{"burner", "", func(ctx context.Context, g *target) {
 	})
 }}
 
-// dialer calls from an address of its own, so that the limit of connections per
-// peer does not meet the good sinks.
-var dialer = &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+// dialer calls from the attacker's address, not the good sinks', which the
+// limit of connections per peer does not meet.
+var dialer *net.Dialer
 
-var attacker = &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext}}
+func dialerFrom(address string) *net.Dialer {
+	return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+}
+
+var attacker = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+	return dialer.DialContext(ctx, network, address)
+}}}
 
 // parallel calls f for 0 to n-1 and waits.
 func parallel(n int, f func(i int)) {
@@ -154,9 +168,9 @@ func again(ctx context.Context, f func()) {
 }
 
 // from returns a target that is called from another address.
-func (g *target) from(last byte) *target {
+func (g *target) from(address string) *target {
 	other := *g
-	other.From = last
+	other.From = address
 	return &other
 }
 
@@ -165,10 +179,7 @@ func (g *target) dial(address string) (*grpc.ClientConn, error) {
 	if address == g.TLS {
 		creds = credentials.NewTLS(g.client(g.Good))
 	}
-	from := dialer
-	if g.From > 0 {
-		from = &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, g.From)}}
-	}
+	from := dialerFrom(g.From)
 	return grpc.NewClient(address, grpc.WithTransportCredentials(creds), grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 		return from.DialContext(ctx, "tcp", address)
 	}),
@@ -213,9 +224,9 @@ func streams(ctx context.Context, g *target, address string, n int) {
 	})
 }
 
-func names(ctx context.Context, g *target, n int) {
+func names(ctx context.Context, g *target, address string, n int) {
 	again(ctx, func() {
-		conn, err := g.dial(g.XDS)
+		conn, err := g.dial(address)
 		if err != nil {
 			return
 		}
@@ -404,9 +415,8 @@ func slow(ctx context.Context, g *target, i int) {
 			if err == nil {
 				_ = stream.SendMsg(&mcp.RequestResources{SinkNode: &mcp.SinkNode{Id: "hostile"}, Collection: "istio/networking/v1alpha3/serviceentries"})
 			}
-		} else if stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).StreamAggregatedResources(ctx); err == nil {
-			_ = stream.Send(&discovery.DiscoveryRequest{Node: node, TypeUrl: serviceEntry})
-			_ = stream.Send(&discovery.DiscoveryRequest{TypeUrl: workloadEntry})
+		} else {
+			_, _ = askAll(ctx, conn)
 		}
 		<-ctx.Done()
 	})
@@ -513,8 +523,8 @@ func headers(ctx context.Context, g *target, i int) {
 	})
 }
 
-// deaf opens delta streams and reads nothing of them.
-func deaf(ctx context.Context, g *target, i, n int) {
+// deaf opens streams and reads nothing of them.
+func deaf(ctx context.Context, g *target, i, n int, ask func(context.Context, *grpc.ClientConn) (grpc.ClientStream, error)) {
 	again(ctx, func() {
 		conn, err := g.dial([]string{g.XDS, g.TLS}[i%2])
 		if err != nil {
@@ -522,15 +532,27 @@ func deaf(ctx context.Context, g *target, i, n int) {
 		}
 		defer conn.Close()
 		parallel(n, func(int) {
-			stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
-			if err != nil {
-				return
+			if stream, err := ask(ctx, conn); err == nil {
+				<-stream.Context().Done()
 			}
-			_ = stream.Send(&discovery.DeltaDiscoveryRequest{Node: node, TypeUrl: serviceEntry})
-			_ = stream.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: workloadEntry})
-			<-stream.Context().Done()
 		})
 	})
+}
+
+func askDelta(ctx context.Context, conn *grpc.ClientConn) (grpc.ClientStream, error) {
+	stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return stream, errors.Join(stream.Send(&discovery.DeltaDiscoveryRequest{Node: node, TypeUrl: serviceEntry}), stream.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: workloadEntry}))
+}
+
+func askAll(ctx context.Context, conn *grpc.ClientConn) (grpc.ClientStream, error) {
+	stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).StreamAggregatedResources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return stream, errors.Join(stream.Send(&discovery.DiscoveryRequest{Node: node, TypeUrl: serviceEntry}), stream.Send(&discovery.DiscoveryRequest{TypeUrl: workloadEntry}))
 }
 
 // synced reads and acknowledges everything once, and comes back.
