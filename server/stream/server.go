@@ -380,6 +380,7 @@ func takeTurn(st Stream, sess Session, account Account, shown *view.View, req an
 	for {
 		if size, shared := sess.Room(); size > 0 {
 			if t.room = account.Room(size, shared); t.room != nil {
+				t.changed = nil // what changes until then comes with it
 				return t
 			}
 		}
@@ -391,6 +392,9 @@ func takeTurn(st Stream, sess Session, account Account, shown *view.View, req an
 			return turn{err: &Fault{codes.Unavailable, err}}
 		}
 		if m == nil {
+			if size, _ := sess.Room(); size == 0 {
+				t.changed = nil // nothing can be sent before the sink has answered
+			}
 			t.wait = wait
 			return t
 		}

@@ -148,6 +148,56 @@ func TestTurns(t *testing.T) {
 	})
 }
 
+// Changes do not wake the stream of a sink that has not answered, of either
+// variant. When it does, it gets what has changed.
+func TestUnansweredStreamsAreNotWoken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := servertest.New(t, state.Options{})
+		s := newServer(t, w, Config{})
+		var woken atomic.Int32
+		server := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			return next(srv, &inTurn{ss, func(context.Context) { woken.Add(1) }})
+		}))...)
+		s.Register(server)
+		conn, stop := servertest.Connect(t, server)
+		defer stop()
+		w.Entry("a/web", "web.a.example.org")
+		client := discovery.NewAggregatedDiscoveryServiceClient(conn)
+		all := openSotW(t, client, entriesV1)
+		delta, err := client.DeltaAggregatedResources(t.Context())
+		if err == nil {
+			err = delta.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: entriesV1})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := recv(t, all)
+		d, err := delta.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		before := woken.Load()
+		for i := range 10 {
+			w.Entry(fmt.Sprintf("a/api%d", i), fmt.Sprintf("api%d.a.example.org", i))
+			synctest.Wait()
+		}
+		if n := woken.Load() - before; n != 0 {
+			t.Errorf("ten changes woke the streams %d times", n)
+		}
+		ack(t, all, r)
+		if err := delta.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: entriesV1, ResponseNonce: d.GetNonce()}); err != nil {
+			t.Fatal(err)
+		}
+		if d, err = delta.Recv(); err != nil || len(d.GetResources()) != 10 {
+			t.Errorf("after its answer a delta sink gets %d resources, %v", len(d.GetResources()), err)
+		}
+		if r = recv(t, all); len(r.GetResources()) != 11 {
+			t.Errorf("after its answer a SotW sink gets %d resources", len(r.GetResources()))
+		}
+	})
+}
+
 // inTurn is a stream that waits for its turn.
 type inTurn struct {
 	grpc.ServerStream
