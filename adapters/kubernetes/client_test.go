@@ -206,6 +206,25 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
+// TestAwayInParts shows that what is known of EndpointSlices, which cannot be
+// listed yet, confirms no endpoint when Services can be: an endpoint that left
+// meanwhile is retained.
+func TestAwayInParts(t *testing.T) {
+	f, server := startFake(t)
+	const fault = `500!{"kind":"Status","status":"Failure","message":"etcd is slow","code":500}`
+	both := listing("EndpointSliceList", 5, sliceJSON("web-a", "10.1.0.1"), sliceJSON("web-b", "10.1.0.2"))
+	f.say("endpointslices", both, fault, fault, listing("EndpointSliceList", 9, sliceJSON("web-a", "10.1.0.1")))
+	f.sayWatch("endpointslices", "", fault)
+	f.sayWatch("services", "", fault)
+	c, _ := start(t, Config{Server: server, TokenFile: tokenFile(t), RemoveGrace: plugin.Duration(time.Hour)})
+	c.AwaitIDs(t, within, "the first list", "default/web", web2)
+	f.end()
+	c.Await(t, within, "the end of it", func(h *plugintest.Held) bool {
+		return strings.Contains(h.Degraded, "remove_grace") || h.IDs("default/web") != web2
+	})
+	wantLeast(t, c)
+}
+
 // TestPodsAway shows that pods that cannot be watched any more are listed as a
 // problem, and hold up no endpoint that leaves.
 func TestPodsAway(t *testing.T) {

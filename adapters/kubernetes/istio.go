@@ -93,6 +93,9 @@ func (o *objects) put(kind string, x *object, touched map[registry.Key]bool) {
 		return // of no server
 	}
 	key := registry.Key{Group: kind, Namespace: n.namespace, Name: n.name}
+	if was, ok := o.objects[key]; ok && was == v.text {
+		return
+	}
 	touched[key] = true
 	delete(o.objects, key)
 	delete(o.rev, key)

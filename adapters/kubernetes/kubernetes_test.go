@@ -543,12 +543,16 @@ func TestConformance(t *testing.T) {
 	if err := os.WriteFile(kubeconfig, bytes.ReplaceAll([]byte(readText(t, kubeconfig)), []byte(k.Addr), []byte(gate.Addr)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	config, err := json.Marshal(map[string]any{
-		"kubeconfig_file": kubeconfig, "exec": program, "select": map[string]any{"exclude": []string{"default/kubernetes"}},
-	})
-	if err != nil {
-		t.Fatal(err)
+	of := func(grace string) []byte {
+		b, err := json.Marshal(map[string]any{
+			"kubeconfig_file": kubeconfig, "exec": program, "select": map[string]any{"exclude": []string{"default/kubernetes"}}, "remove_grace": grace,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
 	}
+	joined := func(n int) string { return slice("default", "web", fmt.Sprint("web-", n), fmt.Sprint("10.1.2.", n)) }
 	endpoints := func(want int) func(*plugintest.World) error {
 		return func(w *plugintest.World) error { return w.WantInstances("web.default.svc.clusterset.local", want) }
 	}
@@ -556,7 +560,7 @@ func TestConformance(t *testing.T) {
 		return func(context.Context) error { k.Apply(t, slice("default", "web", "web-a", addresses...)); return nil }
 	}
 	plugintest.Conformance(t, plugintest.Config{
-		Config: config, Adapter: "kubernetes", Within: within,
+		Config: of("1m"), Adapter: "kubernetes", Within: within,
 		Changes: []plugintest.Change{
 			{Name: "scaled out", MaxUpserts: 1, Want: endpoints(3), Do: apply("10.1.0.1", "10.1.0.2", "10.1.0.3")},
 			{Name: "scaled in", Want: endpoints(2), Do: apply("10.1.0.1", "10.1.0.2")},
@@ -576,6 +580,14 @@ func TestConformance(t *testing.T) {
 					return nil
 				},
 			},
+		},
+		Flaps: &plugintest.Flaps{
+			Config: of("6s"), Grace: 6 * time.Second,
+			Cut:     func(context.Context) error { gate.Shut(); return nil },
+			Restore: func(context.Context) error { gate.Open(t); return nil },
+			Host:    "web.default.svc.clusterset.local",
+			Join:    func(_ context.Context, n int) error { k.Apply(t, joined(n)); return nil },
+			Leave:   func(_ context.Context, n int) error { k.Delete(t, joined(n), ""); return nil },
 		},
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"maps"
 	"net"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -226,6 +227,9 @@ func (s *state) putService(n name, svc *service, touched map[registry.Key]bool) 
 	if !s.env.Wants(svc.Key) || !s.leftOut.Match(s.config.Select, n.String()) {
 		return
 	}
+	if was := s.services[n]; was != nil && reflect.DeepEqual(was, svc) {
+		return
+	}
 	s.removeService(n)
 	touched[svc.Key] = true
 	if svc.other != "" {
@@ -270,6 +274,9 @@ func (s *state) part(o *endpointSlice) *part {
 func (s *state) putSlice(n name, p *part, touched map[registry.Key]bool) {
 	if p.service.name == "" || !s.config.Select.Match(p.service.String()) || !s.env.Wants(p.service.key()) {
 		s.removeSlice(n, touched)
+		return
+	}
+	if was := s.slices[n]; was != nil && was.service == p.service && was.family == p.family && plugin.EqualInstances(was.instances, p.instances) {
 		return
 	}
 	s.pods.refer(n, p) // first, so that pods that are in both stay known

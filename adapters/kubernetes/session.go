@@ -38,7 +38,9 @@ type session struct {
 	take  func(plugin.Listing)
 	feeds []*feed
 	away  string // why something cannot be followed, "" if all is
-	doubt bool   // in the latest complete listing
+	lost  error  // why data may be lost, until it is told
+	told  bool   // there was a complete listing
+	doubt bool   // in the latest one
 }
 
 // session lists and watches the sources of a follower until ctx ends, or there
@@ -54,7 +56,7 @@ func (r *run) session(ctx context.Context, k *cluster, c *client, f follower, ta
 	defer cancel()
 	if len(s.feeds) == 0 {
 		s.mu.Lock()
-		s.listedLocked(nil)
+		s.listedLocked()
 		s.mu.Unlock()
 	}
 	for _, f := range s.feeds {
@@ -269,13 +271,20 @@ func (f *feed) Replace(items []any, revision string) error {
 		}
 	}
 	f.names = names
-	f.followedLocked()
-	var lost error
 	if was := s.revisions[f.path]; goesBack(was, revision) {
-		lost = fmt.Errorf("the revision went back from %s to %s", was, revision)
+		s.lost = fmt.Errorf("the revision went back from %s to %s", was, revision)
 	}
 	s.revisions[f.path], f.revision = revision, revision
-	s.listedLocked(lost)
+	away := s.away
+	f.followedLocked()
+	switch {
+	case s.missingLocked(), away != "" && s.away == "": // there everything was told
+	case s.away != "" && s.told:
+		// What is known of another source is old, and confirms nothing.
+		s.takeLocked(s.changed(maps.Keys(touched)))
+	default:
+		s.listedLocked()
+	}
 	return nil
 }
 
@@ -329,8 +338,8 @@ func (f *feed) change(revision string, apply func(touched map[registry.Key]bool)
 	apply(touched)
 	switch {
 	case s.missingLocked():
-	case s.doubt:
-		s.listedLocked(nil)
+	case s.doubt && s.away == "":
+		s.listedLocked()
 	default:
 		s.takeLocked(s.changed(maps.Keys(touched)))
 		if len(touched) > 0 && f.kind != "EndpointSlice" && f.kind != "Pod" { // which are never left out
@@ -346,20 +355,21 @@ func (s *session) missingLocked() bool {
 }
 
 // listedLocked takes everything, once every source is listed.
-func (s *session) listedLocked(lost error) {
+func (s *session) listedLocked() {
 	if s.missingLocked() {
 		return
 	}
 	l := s.all()
-	s.doubt = l.Doubt != nil
+	s.told, s.doubt = true, l.Doubt != nil
 	if is := s.follower.identity(); is != "" {
 		if was := s.run.identity; was != "" && is != was {
-			lost = errors.New("another cluster answers: its Service default/kubernetes has another UID")
+			s.lost = errors.New("another cluster answers: its Service default/kubernetes has another UID")
 		}
 		s.run.identity = is
 	}
-	if l.Lost = lost; lost != nil {
-		s.log.Info("the cluster has lost data", slog.Any("err", lost))
+	if l.Lost = s.lost; s.lost != nil {
+		s.log.Info("the cluster has lost data", slog.Any("err", s.lost))
+		s.lost = nil
 	}
 	text := ""
 	if len(s.feeds) == 0 {
@@ -415,6 +425,6 @@ func (s *session) awayLocked() {
 	case s.away != "":
 		s.takeLocked(plugin.Listing{})
 	default:
-		s.listedLocked(nil)
+		s.listedLocked()
 	}
 }

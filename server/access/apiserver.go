@@ -3,7 +3,6 @@ package access
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -14,7 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"go.yaml.in/yaml/v3"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
 )
 
 // podDir is where a pod finds the token of its service account.
@@ -40,7 +40,7 @@ func apiServerFiles(kubeconfig string) (files []string, read func([]string) (*ap
 		return nil, nil, err
 	}
 	files = []string{kubeconfig}
-	for _, f := range []string{k.cluster.CAFile, k.user.CertFile, k.user.KeyFile} {
+	for _, f := range []string{k.cluster.CertificateAuthority, k.user.ClientCertificate, k.user.ClientKey} {
 		if f != "" {
 			files = append(files, f)
 		}
@@ -65,36 +65,14 @@ func podAddress(getenv func(string) string) (string, error) {
 
 // inPod returns the API server that a pod with these mounted files uses.
 func inPod(dir, address string) (*apiServer, error) {
-	c := kubeCluster{Server: address, CAFile: filepath.Join(dir, "ca.crt")}
-	return (&kubeconfig{cluster: c, user: kubeUser{TokenFile: filepath.Join(dir, "token")}}).server()
+	c := api.Cluster{Server: address, CertificateAuthority: filepath.Join(dir, "ca.crt")}
+	return (&kubeconfig{&c, &api.AuthInfo{TokenFile: filepath.Join(dir, "token")}}).server()
 }
 
 // kubeconfig is the part of a kubeconfig that its current context names.
 type kubeconfig struct {
-	cluster kubeCluster
-	user    kubeUser
-}
-
-type kubeCluster struct {
-	Server     string `yaml:"server"`
-	CAFile     string `yaml:"certificate-authority"`
-	CA         string `yaml:"certificate-authority-data"`
-	ServerName string `yaml:"tls-server-name"`
-	Insecure   bool   `yaml:"insecure-skip-tls-verify"`
-	Proxy      string `yaml:"proxy-url"`
-}
-
-type kubeUser struct {
-	Token     string `yaml:"token"`
-	TokenFile string `yaml:"tokenFile"`
-	CertFile  string `yaml:"client-certificate"`
-	Cert      string `yaml:"client-certificate-data"`
-	KeyFile   string `yaml:"client-key"`
-	Key       string `yaml:"client-key-data"`
-	Exec      any    `yaml:"exec"`
-	Provider  any    `yaml:"auth-provider"`
-	Username  string `yaml:"username"`
-	As        string `yaml:"as"`
+	cluster *api.Cluster
+	user    *api.AuthInfo
 }
 
 // readKubeconfig reads a kubeconfig. Its paths are relative to its directory.
@@ -103,58 +81,25 @@ func readKubeconfig(file string) (*kubeconfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all struct {
-		Current  string `yaml:"current-context"`
-		Contexts []struct {
-			Name    string `yaml:"name"`
-			Context struct {
-				Cluster string `yaml:"cluster"`
-				User    string `yaml:"user"`
-			} `yaml:"context"`
-		} `yaml:"contexts"`
-		Clusters []struct {
-			Name    string      `yaml:"name"`
-			Cluster kubeCluster `yaml:"cluster"`
-		} `yaml:"clusters"`
-		Users []struct {
-			Name string   `yaml:"name"`
-			User kubeUser `yaml:"user"`
-		} `yaml:"users"`
-	}
-	if yaml.Unmarshal(text, &all) != nil {
+	all, err := clientcmd.Load(text)
+	if err != nil {
 		// The error would repeat a part of the file, which holds secrets.
 		return nil, fmt.Errorf("%s is no kubeconfig", file)
 	}
-	k, found := new(kubeconfig), 0
-	for _, c := range all.Contexts {
-		if c.Name != all.Current {
-			continue
-		}
-		for _, x := range all.Clusters {
-			if x.Name == c.Context.Cluster {
-				k.cluster, found = x.Cluster, found|1
-			}
-		}
-		for _, x := range all.Users {
-			if x.Name == c.Context.User {
-				k.user, found = x.User, found|2
-			}
-		}
+	k := new(kubeconfig)
+	if of := all.Contexts[all.CurrentContext]; of != nil {
+		k.cluster, k.user = all.Clusters[of.Cluster], all.AuthInfos[of.AuthInfo]
 	}
-	switch u := &k.user; {
-	case found != 3:
+	switch u := k.user; {
+	case k.cluster == nil || u == nil:
 		return nil, fmt.Errorf("%s: its current-context names no cluster and user that it has", file)
-	case k.cluster.Insecure:
+	case k.cluster.InsecureSkipTLSVerify:
 		return nil, fmt.Errorf("%s: insecure-skip-tls-verify would give tokens to whoever answers; name the certificate-authority", file)
-	case k.cluster.Proxy != "" || u.As != "" || u.Username != "" || u.Exec != nil || u.Provider != nil:
+	case k.cluster.ProxyURL != "" || u.Impersonate != "" || u.Username != "" || u.Exec != nil || u.AuthProvider != nil:
 		return nil, fmt.Errorf("%s: exec, auth-provider, username, as and proxy-url are not supported; use a token, tokenFile or client-certificate", file)
 	}
-	for _, f := range []*string{&k.cluster.CAFile, &k.user.TokenFile, &k.user.CertFile, &k.user.KeyFile} {
-		if *f != "" && !filepath.IsAbs(*f) {
-			*f = filepath.Join(filepath.Dir(file), *f)
-		}
-	}
-	return k, nil
+	k.cluster.LocationOfOrigin, k.user.LocationOfOrigin = file, file
+	return k, clientcmd.ResolveLocalPaths(all)
 }
 
 // server reads the files of a kubeconfig.
@@ -164,26 +109,26 @@ func (k *kubeconfig) server() (*apiServer, error) {
 		return nil, errors.New("the server of the cluster must be https://HOST")
 	}
 	s := &apiServer{url: strings.TrimSuffix(k.cluster.Server, "/"), token: k.user.Token}
-	secure := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: k.cluster.ServerName}
-	authorities, err := dataOr(k.cluster.CA, k.cluster.CAFile)
+	secure := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: k.cluster.TLSServerName}
+	authorities, err := dataOr(k.cluster.CertificateAuthorityData, k.cluster.CertificateAuthority)
 	if err != nil {
 		return nil, fmt.Errorf("certificate-authority: %w", err)
 	}
-	if authorities != nil {
+	if len(authorities) > 0 {
 		secure.RootCAs = x509.NewCertPool()
 		if !secure.RootCAs.AppendCertsFromPEM(authorities) {
 			return nil, errors.New("certificate-authority holds no PEM certificate")
 		}
 	}
-	cert, err := dataOr(k.user.Cert, k.user.CertFile)
+	cert, err := dataOr(k.user.ClientCertificateData, k.user.ClientCertificate)
 	if err != nil {
 		return nil, fmt.Errorf("client-certificate: %w", err)
 	}
-	key, err := dataOr(k.user.Key, k.user.KeyFile)
+	key, err := dataOr(k.user.ClientKeyData, k.user.ClientKey)
 	if err != nil {
 		return nil, fmt.Errorf("client-key: %w", err)
 	}
-	if cert != nil || key != nil {
+	if len(cert) > 0 || len(key) > 0 {
 		pair, err := tls.X509KeyPair(cert, key)
 		if err != nil {
 			return nil, fmt.Errorf("client-certificate: %w", err)
@@ -206,20 +151,12 @@ func (k *kubeconfig) server() (*apiServer, error) {
 	return s, nil
 }
 
-// dataOr returns data, which is in base64, or without it the content of a file,
-// nil without either.
-func dataOr(data, file string) ([]byte, error) {
-	switch {
-	case data != "":
-		b, err := base64.StdEncoding.DecodeString(data)
-		if err != nil {
-			return nil, errors.New("is no base64")
-		}
-		return b, nil
-	case file != "":
-		return readFile(file)
+// dataOr returns data, or without it the content of a file, nil without either.
+func dataOr(data []byte, file string) ([]byte, error) {
+	if len(data) > 0 || file == "" {
+		return data, nil
 	}
-	return nil, nil
+	return readFile(file)
 }
 
 // readToken reads a file that holds a token.
