@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/url"
@@ -124,6 +125,7 @@ type root struct {
 	info   os.FileInfo // nil if it did not exist
 	write  bool
 	system bool // every plugin has it
+	fixed  bool // nothing is lost if another takes its path
 }
 
 // systemPaths are what a Go program reads of its system: the resolver's files,
@@ -136,6 +138,11 @@ var systemPaths = []string{
 	"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/null",
 }
 
+// resolverPaths are those of systemPaths that are read again and again by a
+// plugin that connects to anything. It reads the others once, before it gives
+// up its rights, or does well without them.
+var resolverPaths = []string{"/etc/resolv.conf", "/etc/hosts"}
+
 // newConfinement finds the directories of the files. The last ones are those of
 // the environment.
 func newConfinement(a Access) *confinement {
@@ -147,12 +154,16 @@ func newConfinement(a Access) *confinement {
 		c.add(path, true)
 	}
 	for _, path := range systemPaths {
-		c.addSystem(path)
+		c.addSystem(path, !a.network() || !slices.Contains(resolverPaths, path))
 	}
 	for _, path := range slices.Concat([]string{os.Getenv("SSL_CERT_FILE")}, filepath.SplitList(os.Getenv("SSL_CERT_DIR"))) {
 		if path != "" {
-			c.addSystem(path)
+			c.addSystem(path, true)
 		}
+	}
+	if a.network() {
+		// Read once by a process, and not again whatever happens to the files.
+		_, _ = x509.SystemCertPool() // without any, connections say so
 	}
 	if dir := os.Getenv(socketDirKey); dir != "" {
 		info, _ := os.Stat(dir)
@@ -164,7 +175,7 @@ func newConfinement(a Access) *confinement {
 // addSystem makes a path of the system accessible. A link to a file is followed
 // to its directory, in which a service of the system renews it; a file stays
 // the one it is, as its directory is no plugin's.
-func (c *confinement) addSystem(path string) {
+func (c *confinement) addSystem(path string, fixed bool) {
 	info, err := os.Stat(path)
 	if target, terr := filepath.EvalSymlinks(path); terr == nil && target != path && !info.IsDir() {
 		if dir := filepath.Dir(target); dir != "/" && dir != filepath.Dir(path) {
@@ -173,7 +184,7 @@ func (c *confinement) addSystem(path string) {
 		}
 	}
 	if err == nil {
-		c.roots = append(c.roots, root{path: path, info: info, system: true})
+		c.roots = append(c.roots, root{path: path, info: info, system: true, fixed: fixed})
 	}
 }
 
@@ -245,6 +256,9 @@ func (c *confinement) follow(ctx context.Context, cancel context.CancelCauseFunc
 // moved returns an errMoved if a path leads elsewhere.
 func (c *confinement) moved() error {
 	for _, r := range c.roots {
+		if r.fixed {
+			continue
+		}
 		info, err := os.Stat(r.path)
 		if err == nil && (r.info == nil || !os.SameFile(info, r.info)) {
 			return fmt.Errorf("%w: %s was replaced", errMoved, r.path)

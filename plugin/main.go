@@ -262,7 +262,7 @@ func runAdapter(ctx context.Context, srv *server) (err error) {
 	if err == nil && ctx.Err() == nil {
 		err = errReturned
 	}
-	if err != nil && ctx.Err() == nil {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, errMoved) {
 		srv.log.Error("the adapter failed", "err", err)
 	}
 	return err

@@ -210,6 +210,9 @@ func (s *server) Watch(_ *pluginv1.WatchRequest, stream grpc.ServerStreamingServ
 			return status.Error(codes.Aborted, err.Error())
 		case resp != nil:
 		case ended:
+			if errors.Is(s.err, errMoved) {
+				return status.Error(wire.Renew, s.err.Error())
+			}
 			return status.Errorf(codes.Aborted, "the adapter ended: %v", s.err)
 		default:
 			select {

@@ -369,8 +369,8 @@ const settleSinks = 5 * time.Second
 // be acknowledged, in a large mesh.
 const settleRejected = 30 * time.Second
 
-// askBridge reports what a bridge at the configured admin address says is wrong.
-// There may be none, and it may not let this caller in.
+// askBridge reports what a bridge at the configured admin address says is
+// wrong. There may be none, and it may not let this caller in.
 func askBridge(ctx context.Context, report *doctor.Report, c *client, address string) {
 	if address == "" || strings.HasSuffix(address, ":0") {
 		return

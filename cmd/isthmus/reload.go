@@ -7,15 +7,14 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/isthmus-mesh/isthmus/internal/hangup"
 	"github.com/isthmus-mesh/isthmus/server"
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
@@ -32,14 +31,12 @@ const (
 // created with.
 func reloadWhenTold(ctx context.Context, s *server.Server, hash, file string, log *slog.Logger) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	hangup := make(chan os.Signal, 1) // one pending signal stands for many
-	signal.Notify(hangup, syscall.SIGHUP)
 	var all sync.WaitGroup
 	// The caller owns both goroutines; stop ends them.
 	all.Go(func() {
 		for {
 			select {
-			case <-hangup:
+			case <-hangup.Signals:
 				_, _ = s.Reload(ctx, triggerSignal)
 			case <-ctx.Done():
 				return
@@ -51,7 +48,6 @@ func reloadWhenTold(ctx context.Context, s *server.Server, hash, file string, lo
 		w.run(ctx, func() { _, _ = s.Reload(ctx, triggerFile) })
 	})
 	return func() {
-		signal.Stop(hangup)
 		cancel()
 		all.Wait()
 	}

@@ -109,3 +109,32 @@ registries: [{name: load, type: sim, config: {services: 3, changes_per_second: 0
 		t.Errorf("exit code of serve %d", code)
 	}
 }
+
+// A SIGHUP that comes before the configuration was read is a reload, as any
+// later one.
+func TestHangupFirst(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "isthmus.yaml")
+	if err := syscall.Mkfifo(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "serve", "--config", file)
+	pipe, err := os.OpenFile(file, os.O_WRONLY, 0) // until the program reads
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.signal(syscall.SIGHUP)
+	const text = "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nregistries: [{name: load, type: sim, config: {services: 1}}]\n"
+	replaceFile(t, file, text)
+	if _, err := pipe.WriteString(text); err != nil {
+		t.Fatal(err)
+	}
+	if err := pipe.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p.find(p.stderr, `msg="configuration reloaded" trigger=SIGHUP`)
+	p.signal(syscall.SIGTERM)
+	if code := p.wait(); code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+}

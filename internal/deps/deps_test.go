@@ -144,7 +144,7 @@ var rules = []rule{
 	{folder: "internal/bench", own: []string{"adapters/sim", "server/mcp/proto/...", "internal/nacosapp"}, others: anyone},
 	{folder: "internal/migrate", own: []string{"internal/watch"}, others: anyone, tests: []string{"server/...", "plugin/..."}},
 	{
-		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "plugin/shard", "server/...", "plugin/plugintest/suite", "internal/bench", "internal/conf", "internal/doctor", "internal/migrate", "internal/watch", "verify"}, others: anyone,
+		folder: "cmd/isthmus", own: []string{"adapters/...", "plugin", "plugin/shard", "server/...", "plugin/plugintest/suite", "internal/bench", "internal/conf", "internal/doctor", "internal/hangup", "internal/migrate", "internal/watch", "verify"}, others: anyone,
 		tests: []string{"internal/testcert", "internal/testenv/...", "internal/testresource", "internal/testwait", "plugin/..."}, // of which the plugins are made that flood
 	},
 
@@ -155,6 +155,7 @@ var rules = []rule{
 	{folder: "internal/dubbo", own: []string{"plugin/registry"}},
 	{folder: "internal/pages"},
 	{folder: "internal/nacosapp", others: anyone},
+	{folder: "internal/hangup"},
 	{folder: "internal/wait"},
 	{folder: "internal/testcert"},
 	{folder: "internal/testresource", others: []string{"istio.io/api/...", "google.golang.org/protobuf/..."}},

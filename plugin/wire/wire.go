@@ -9,6 +9,7 @@ import (
 
 	goplugin "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 )
@@ -31,6 +32,10 @@ const LogLevelKey = "ISTHMUS_LOG_LEVEL"
 // MetricName is the regular expression that the name of an adapter's own metric
 // matches.
 const MetricName = `^[a-z][a-z0-9_]{0,63}$`
+
+// Renew is the status of a Watch whose plugin has to be started again although
+// nothing is wrong.
+const Renew = codes.OutOfRange
 
 // PluginName is the name of the service in go-plugin's table.
 const PluginName = "adapter"

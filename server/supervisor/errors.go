@@ -9,6 +9,9 @@ import (
 var (
 	// ErrHung reports that a plugin exceeded the time limit between messages.
 	ErrHung = errors.New("the plugin hangs: it sent no sign of life")
+	// ErrRenew reports that a plugin has ended because only another process can
+	// go on, and nothing is wrong.
+	ErrRenew = errors.New("the plugin asks for a new process")
 	// ErrContract reports that a plugin broke the contract.
 	ErrContract = errors.New("the plugin broke the contract")
 	// ErrExited reports that the plugin's process ended.

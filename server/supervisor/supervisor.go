@@ -181,9 +181,14 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		b.jitter = rand.N[time.Duration]
 	}
 	for {
+		began := time.Now()
 		live, err := s.session(ctx)
 		if ctx.Err() != nil {
 			return nil
+		}
+		if errors.Is(err, ErrRenew) && time.Since(began) > renewAfter {
+			s.log.Info("the plugin is renewed", "err", err)
+			continue
 		}
 		phase, pause := PhaseRestarting, b.restart(live)
 		var violations []Violation
@@ -203,6 +208,10 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		s.update(func(st *Status) { st.Restarts++ })
 	}
 }
+
+// renewAfter is how long a process has to have run to be renewed at once. One
+// that asks for it sooner is started again like one that failed.
+const renewAfter = time.Second
 
 // backoff computes the pauses between processes.
 type backoff struct {
@@ -346,6 +355,8 @@ func (s *Supervisor) streamError(ctx, call context.Context, c *client, err error
 	case codes.Internal:
 		// The status of grpc-go for undecodable messages.
 		return c.explain(ctx, fmt.Errorf("%w: watch: %s", ErrContract, st.Message()))
+	case wire.Renew:
+		return fmt.Errorf("%w: %s", ErrRenew, st.Message())
 	case codes.Aborted:
 		return fmt.Errorf("watch: %s", st.Message()) // the SDK's status needs no addition
 	}
