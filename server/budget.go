@@ -62,7 +62,8 @@ type peerAccount struct {
 type account struct {
 	b     *budget
 	conn  *intakeConn
-	peers []*peerAccount // the address, and the identity if there is one
+	paces []*hostPace    // of the address, and of the identity if there is one
+	peers []*peerAccount // likewise
 	end   func(error)    // ends the stream
 
 	// guarded by budget.mu
@@ -89,11 +90,15 @@ func newBudget(retain, send int, refuse func(limit, peer string)) *budget {
 	}
 }
 
-// open returns the account of a stream. end ends the stream.
-func (b *budget) open(c *intakeConn, identity string, end func(error)) *account {
+// open returns the account of a stream. end ends the stream. of is the pace of
+// its identity, if it has one.
+func (b *budget) open(c *intakeConn, identity string, of *hostPace, end func(error)) *account {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a := &account{b: b, conn: c, end: end}
+	a := &account{b: b, conn: c, end: end, paces: []*hostPace{c.pace}}
+	if of != nil {
+		a.paces = append(a.paces, of)
+	}
 	for _, name := range []string{c.host, identity} {
 		if name == "" {
 			continue
@@ -132,7 +137,11 @@ func (b *budget) forgetLocked(p *peerAccount) {
 }
 
 // Turn implements [stream.Account].
-func (a *account) Turn(ctx context.Context) { a.conn.turn(ctx) }
+func (a *account) Turn(ctx context.Context) {
+	for _, p := range a.paces {
+		p.turn(ctx)
+	}
+}
 
 // Retain implements [stream.Account].
 func (a *account) Retain(bytes int) error {

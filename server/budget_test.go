@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/server/config"
+	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
@@ -138,7 +141,7 @@ func TestRetainedByIdentity(t *testing.T) {
 	b := newBudget(16<<20, 16<<20, func(string, string) {})
 	lost := make(map[string]int)
 	open := func(host, identity string, bytes int) *account {
-		a := b.open(&intakeConn{host: host}, identity, func(err error) {
+		a := b.open(&intakeConn{host: host}, identity, nil, func(err error) {
 			if !errors.Is(err, errShed) {
 				t.Error(err)
 			}
@@ -314,7 +317,7 @@ func TestDeafStreams(t *testing.T) {
 // them.
 func TestSharedPages(t *testing.T) {
 	b := newBudget(16<<20, 16<<20, func(string, string) {})
-	a := b.open(&intakeConn{host: "10.0.0.1"}, "", nil)
+	a := b.open(&intakeConn{host: "10.0.0.1"}, "", nil, nil)
 	page, other := make([]byte, 32<<10), make([]byte, 32<<10)
 	first := a.begin(&stream.Message{Segments: [][]byte{page}, Size: len(page), Shared: true})
 	second := a.begin(&stream.Message{Segments: [][]byte{page, other, nil}, Size: 2 * len(page), Shared: true})
@@ -324,4 +327,57 @@ func TestSharedPages(t *testing.T) {
 		}
 		[]func(){first, second, second, func() {}}[i]()
 	}
+}
+
+// Who connects to a unix socket has the budgets of an address.
+func TestSocketIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "xds")
+	_ = serve(t, "listen: {xds: 'unix:"+path+"', admin: 127.0.0.1:0}\nlimits: {retained_bytes: 16777216}")
+	conn := connect(t, peerName("unix:"+path))
+	if err := ended(openDelta(t, conn, &discovery.DeltaDiscoveryRequest{TypeUrl: workloadsURL, ResourceNamesSubscribe: named(0, 16<<20/streamShare/200)})); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("too many names: %v, want %v", err, codes.ResourceExhausted)
+	}
+}
+
+// A sink that the bridge dials has the budgets of an address.
+func TestDialedSinkIsBounded(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions := make(map[string]string)
+	for _, name := range named(0, 16<<20/streamShare/200) {
+		versions[name] = "1"
+	}
+	calls := make(chan error, 100)
+	dialed := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		err := errors.Join(stream.RecvMsg(new(mcpv1.Resources)), stream.SendMsg(&mcpv1.RequestResources{Collection: entries, Incremental: true, InitialResourceVersions: versions}))
+		for err == nil {
+			err = stream.RecvMsg(new(mcpv1.Resources))
+		}
+		select {
+		case calls <- err:
+		default: // it is dialed again and again
+		}
+		return nil
+	}))
+	served := make(chan error, 1)
+	go func() { served <- dialed.Serve(listener) }() // ends with Stop
+	defer func() {
+		dialed.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
+	s := serve(t, fmt.Sprintf("listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}\nlimits: {retained_bytes: 16777216}\nsinks: [{address: %q}]", listener.Addr()))
+	if err := testwait.Receive(t, patience, "the stream to end", calls); status.Code(err) != codes.Canceled {
+		t.Errorf("the sink sees %v", err)
+	}
+	if n := counter(t, s, "isthmus_connections_refused_total", limitRetained); n == 0 {
+		t.Error("no stream counts as refused")
+	}
+	testwait.Eventually(t, patience, "nothing to be retained", func() (string, bool) {
+		n := retained(s)
+		return fmt.Sprint(n), n == 0
+	})
 }

@@ -31,7 +31,7 @@ type crowd struct {
 	log              *slog.Logger
 	refused          *prometheus.CounterVec
 	open             atomic.Int64  // streams
-	sockets          atomic.Uint64 // connections to unix sockets so far
+	sockets          atomic.Uint64 // connections without an address of their own so far
 	intake           *intake
 	budget           *budget
 
@@ -185,15 +185,19 @@ func (c *crowd) slowed(what, peer string) {
 // pacedStream holds up a sink that sends requests faster than any does: as many
 // as it gets responses, and some more. It is used by one sender and one reader.
 type pacedStream struct {
-	grpc.ServerStream
-	crowd *crowd
-	pace  pace
+	grpc.ServerStream // nil for a sink that the bridge dials
+	of                stream.Stream
+	crowd             *crowd
+	pace              pace
 
-	ctx     context.Context //nolint:containedctx // of the stream, with its turns
-	conn    *intakeConn     // nil if it is not counted
-	account *account        // likewise
-	request atomic.Int64    // size of the request that is being handled
+	ctx      context.Context //nolint:containedctx // of the stream, with its turns
+	conn     *intakeConn     // nil if it is not counted
+	identity *hostPace       // nil without one
+	account  *account        // nil if it is not counted
+	request  atomic.Int64    // size of the request that is being handled
 }
+
+func requestPace() pace { return pace{every: time.Second / requestRate, burst: requestBurst} }
 
 // Context implements [grpc.ServerStream].
 func (s *pacedStream) Context() context.Context { return s.ctx }
@@ -208,9 +212,13 @@ func (s *pacedStream) RecvMsg(m any) error {
 		}
 		s.crowd.slowed("requests", address)
 	}
-	err := s.ServerStream.RecvMsg(m)
+	err := s.of.RecvMsg(m)
 	if err == nil && s.conn != nil {
-		s.request.Store(sizeOf(m))
+		size := sizeOf(m)
+		s.request.Store(size)
+		if s.identity != nil && s.identity.data.wait(s.Context(), int(max(size-refund, 0))) {
+			s.crowd.slowed("bytes of requests", s.account.peers[1].name)
+		}
 	}
 	return err
 }
@@ -220,11 +228,11 @@ func (s *pacedStream) SendMsg(m any) error {
 	s.pace.earn(1)
 	response, ok := m.(*stream.Message)
 	if !ok || s.account == nil {
-		return s.ServerStream.SendMsg(m)
+		return s.of.SendMsg(m)
 	}
 	s.conn.permit(response.Size)
 	response.Done = s.account.begin(response)
-	err := s.ServerStream.SendMsg(m)
+	err := s.of.SendMsg(m)
 	if err != nil && response.Done != nil {
 		response.Done()
 	}
@@ -264,7 +272,7 @@ func (c *crowd) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, 
 		c.refuse(limitStreams, c.streams, "")
 		return stream.TooMany(c.streams)
 	}
-	paced := &pacedStream{ServerStream: ss, ctx: ss.Context(), crowd: c, pace: pace{every: time.Second / requestRate, burst: requestBurst}}
+	paced := &pacedStream{ServerStream: ss, of: ss, ctx: ss.Context(), crowd: c, pace: requestPace()}
 	if p, ok := peer.FromContext(ss.Context()); ok && p.Addr != nil {
 		paced.conn = c.intake.of(endsOf(p.LocalAddr, p.Addr))
 	}
@@ -278,7 +286,16 @@ func (c *crowd) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, 
 	if g := access.GrantOf(ctx); g != nil {
 		identity = g.Identity()
 	}
-	paced.account = c.budget.open(paced.conn, identity, end)
+	if identity != "" {
+		of, leave, err := c.intake.join(paced.conn, identity)
+		if err != nil {
+			c.refuse(limitPeer, c.perPeer, identity)
+			return err
+		}
+		defer leave()
+		paced.identity = of
+	}
+	paced.account = c.budget.open(paced.conn, identity, paced.identity, end)
 	defer paced.account.close()
 	paced.ctx = stream.WithAccount(ctx, paced.account)
 	err := handler(srv, paced)
@@ -287,3 +304,60 @@ func (c *crowd) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, 
 	}
 	return err
 }
+
+// dialed is an interceptor that bounds a sink that the bridge dials as one
+// that connects. Its requests are bounded by their size: it has one stream.
+func (c *crowd) dialed(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	ctx, end := context.WithCancelCause(ctx)
+	of, err := open(ctx, desc, cc, method, opts...)
+	if err != nil {
+		end(nil)
+		return nil, err
+	}
+	pace := c.intake.paceOf(cc.Target())
+	conn := c.intake.enter(dialedConn{name: peerName(fmt.Sprintf("%s#%d", cc.Target(), c.sockets.Add(1))), end: end}, cc.Target(), pace)
+	conn.begin()
+	account := c.budget.open(conn, "", nil, end)
+	context.AfterFunc(ctx, func() {
+		account.close()
+		conn.end()
+		_ = conn.Close() // it only ends the stream
+	})
+	return &dialedStream{of, &pacedStream{
+		of: of, ctx: stream.WithAccount(of.Context(), account), crowd: c, pace: requestPace(), conn: conn, account: account,
+	}}, nil
+}
+
+// dialedConn stands for the connection of a sink that the bridge dials.
+type dialedConn struct {
+	net.Conn
+	name peerName
+	end  context.CancelCauseFunc
+}
+
+// LocalAddr implements [net.Conn].
+func (c dialedConn) LocalAddr() net.Addr { return c.name }
+
+// RemoteAddr implements [net.Conn].
+func (c dialedConn) RemoteAddr() net.Addr { return c.name }
+
+// Close implements [net.Conn].
+func (c dialedConn) Close() error {
+	c.end(errShed)
+	return nil
+}
+
+// dialedStream is the stream to a sink that the bridge dials.
+type dialedStream struct {
+	grpc.ClientStream
+	paced *pacedStream
+}
+
+// Context implements [grpc.ClientStream].
+func (s *dialedStream) Context() context.Context { return s.paced.Context() }
+
+// SendMsg implements [grpc.ClientStream].
+func (s *dialedStream) SendMsg(m any) error { return s.paced.SendMsg(m) }
+
+// RecvMsg implements [grpc.ClientStream].
+func (s *dialedStream) RecvMsg(m any) error { return s.paced.RecvMsg(m) }

@@ -45,14 +45,22 @@ const (
 	maxHosts = 10_000
 )
 
-// hostPace holds up an address that connects, opens streams or sends headers
-// and requests faster than any sinks do, or that has so many streams that to
-// wake them takes the time of others.
+// hostPace holds up an address, or a verified identity, that connects, opens
+// streams or sends headers and requests faster than any sinks do, or that has
+// so many streams that to wake them takes the time of others.
 type hostPace struct {
 	connections, streams, headers, frames *rate.Limiter
 	data, turns, queries                  pace
-	open                                  int          // connections, guarded by intake.mu
-	live                                  atomic.Int64 // streams
+	open                                  int                 // connections, of an identity streams; guarded by intake.mu
+	on                                    map[*intakeConn]int // streams of an identity, by connection; guarded by intake.mu
+	live                                  atomic.Int64        // streams
+}
+
+// turn waits until a change may wake one of the streams.
+func (h *hostPace) turn(ctx context.Context) {
+	if h.live.Load() > crowded {
+		h.turns.wait(ctx, 1)
+	}
 }
 
 // waste returns what a DATA frame takes in memory besides its bytes: gRPC keeps
@@ -277,11 +285,49 @@ func (c *intakeConn) open() error {
 	return c.intake.hold(c.gone, c.pace.streams, 1, "streams", c.host)
 }
 
-// turn waits until a change may wake a stream of the connection.
-func (c *intakeConn) turn(ctx context.Context) {
-	if c.pace.live.Load() > crowded {
-		c.pace.turns.wait(ctx, 1)
+// identityPrefix is before the name of an identity where addresses are kept.
+const identityPrefix = "identity "
+
+// join counts a stream of a verified identity, which has the paces of an
+// address however many it comes from, and as many connections. It returns an
+// error if there are more, or if the stream would wait for long.
+func (n *intake) join(c *intakeConn, identity string) (h *hostPace, leave func(), err error) {
+	h = n.paceOf(identityPrefix + identity)
+	n.mu.Lock()
+	first, over := h.on[c] == 0, false
+	if first && len(h.on) >= n.peer {
+		over = true
+	} else if h.on == nil {
+		h.on = make(map[*intakeConn]int)
 	}
+	if over {
+		h.open--
+		n.mu.Unlock()
+		return nil, nil, stream.TooManyConnections(n.peer)
+	}
+	h.on[c]++
+	n.mu.Unlock()
+	h.live.Add(1)
+	leave = func() {
+		h.live.Add(-1)
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		h.open--
+		if h.on[c]--; h.on[c] == 0 {
+			delete(h.on, c)
+		}
+	}
+	if first {
+		err = n.hold(c.gone, h.connections, 1, "connections", identity)
+	}
+	if err == nil {
+		err = n.hold(c.gone, h.streams, 1, "streams", identity)
+	}
+	if err != nil {
+		leave()
+		return nil, nil, stream.TooFast()
+	}
+	return h, leave, nil
 }
 
 // hold waits until k of something may pass. It returns an error, and counts

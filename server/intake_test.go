@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -286,7 +287,7 @@ func TestHostTurns(t *testing.T) {
 		wake := func(times int) time.Duration {
 			began := time.Now()
 			for range times {
-				c.turn(t.Context())
+				c.pace.turn(t.Context())
 			}
 			return time.Since(began)
 		}
@@ -554,4 +555,68 @@ func TestHostFrames(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A verified identity has the paces of one address and as many connections,
+// however many addresses it comes from; another one does not wait.
+func TestIdentityPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 10
+		n := newTestCrowd(most).intake
+		conn := func(i int) *intakeConn {
+			host := fmt.Sprintf("10.0.0.%d", i)
+			c := n.enter(from{host: host}, host, n.paceOf(host))
+			t.Cleanup(func() { _ = c.Close() })
+			return c
+		}
+		var mu sync.Mutex
+		var leaves []func() // guarded by mu
+		began := time.Now()
+		var all sync.WaitGroup
+		for i := range most {
+			c := conn(i)
+			all.Go(func() {
+				for range (hostStreamBurst + hostStreamRate) / most {
+					_, leave, err := n.join(c, "spiffe://a")
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					leaves = append(leaves, leave)
+					mu.Unlock()
+				}
+			})
+		}
+		all.Wait()
+		if took := time.Since(began); took < 900*time.Millisecond || took > time.Second {
+			t.Errorf("what may be opened in a second took %v", took)
+		}
+		over := conn(most)
+		if _, _, err := n.join(over, "spiffe://a"); err == nil || !strings.Contains(err.Error(), "limits.connections_per_peer allows (10)") {
+			t.Errorf("on one more connection: %v", err)
+		}
+		began = time.Now()
+		h, leave, err := n.join(over, "spiffe://b")
+		if took := time.Since(began); err != nil || took != 0 {
+			t.Fatalf("another identity: %v after %v", err, took)
+		}
+		leave()
+		// Changes wake as many streams of all its addresses as of one.
+		h = n.paceOf(identityPrefix + "spiffe://a")
+		a := account{paces: []*hostPace{over.pace, h}}
+		began = time.Now()
+		for range turnBurst + turnRate {
+			a.Turn(t.Context())
+		}
+		if took := time.Since(began); took < 900*time.Millisecond || took > time.Second {
+			t.Errorf("what may be woken in a second took %v", took)
+		}
+		for _, leave := range leaves {
+			leave()
+		}
+		if n.leave(h); h.open != 0 || len(h.on) != 0 || h.live.Load() != 0 {
+			t.Errorf("%d streams, %d connections are left", h.open, len(h.on))
+		}
+	})
 }

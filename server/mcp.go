@@ -6,6 +6,7 @@ import (
 	"reflect"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 
 	"github.com/isthmus-mesh/isthmus/server/config"
 	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
@@ -56,7 +57,7 @@ func (s *Server) dialSink(ctx context.Context, c config.Sink) error {
 	if t := c.TLS; t.Enabled {
 		sink.TLS = &mcpserver.TLS{CA: t.CAFile, Certificate: t.CertFile, Key: t.KeyFile, ServerName: t.ServerName}
 	}
-	err := s.mcp.Dial(ctx, sink)
+	err := s.mcp.Dial(ctx, sink, grpc.WithStreamInterceptor(s.crowd.dialed))
 	if ctx.Err() != nil || errors.Is(err, stream.ErrShutdown) {
 		return nil //nolint:nilerr // the end of ctx or of the bridge is why it ended
 	}

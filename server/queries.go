@@ -63,8 +63,8 @@ func (c *queryConn) Close() error {
 	return c.Conn.Close()
 }
 
-// queries has requests to an admin port wait for the pace of their address, those
-// too that are refused.
+// queries has requests to an admin port wait for the pace of their address,
+// those too that are refused.
 func (c *crowd) queries(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if host, ok := stream.HostOf(peerName(r.RemoteAddr)); ok {

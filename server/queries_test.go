@@ -54,8 +54,8 @@ func TestQueryPace(t *testing.T) {
 	})
 }
 
-// An address that connects to an admin port without end waits before anything of
-// it is read, such as a TLS handshake.
+// An address that connects to an admin port without end waits before anything
+// of it is read, such as a TLS handshake.
 func TestQueryConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const burst = 100

@@ -109,6 +109,12 @@ func TooFast() error {
 	return status.Error(codes.Unavailable, "too many streams are opened from this address; try again")
 }
 
+// TooManyConnections refuses a stream on one connection of an identity beyond
+// the limit.
+func TooManyConnections(limit int) error {
+	return status.Error(codes.ResourceExhausted, fmt.Sprintf("this identity has streams on as many connections as limits.connections_per_peer allows (%d); raise it, or open them on fewer", limit))
+}
+
 // TooMany refuses a stream beyond the limit of streams.
 func TooMany(limit int) error {
 	return status.Error(codes.ResourceExhausted, fmt.Sprintf("the bridge has as many streams as limits.streams allows (%d); raise it, or spread the sinks over several bridges", limit))
