@@ -29,8 +29,8 @@ type Cursor struct {
 // At returns the cursor of a reader that has read everything up to a revision.
 func At(r Revision) Cursor { return Cursor{Revision: r, begun: true, whole: r} }
 
-// Begin returns the cursor of a reader that begins, as the zero Cursor does, and
-// needs no removal up to a revision.
+// Begin returns the cursor of a reader that begins, as the zero Cursor does,
+// and needs no removal up to a revision.
 func Begin(now Revision) Cursor { return Cursor{Begun: now, begun: true} }
 
 // HasBegun reports whether it is not the zero Cursor.
@@ -151,8 +151,9 @@ func (l *Log[T]) Leave(place Revision) {
 }
 
 // Hand moves a name to the end, for an entry of the same content with another
-// owner. Readers who print the owner, or select by it, read a change; the others
-// may skip it as [Change.Handed]. The place is left, and at is the new one.
+// owner. Readers who print the owner, or select by it, read a change; the
+// others may skip it as [Change.Handed]. The place is left, and at is the new
+// one.
 func (l *Log[T]) Hand(place, at Revision, e T) {
 	content, again := l.handed[place]
 	if !again {

@@ -236,8 +236,9 @@ func (r *reader) read(t *testing.T, n *names, stop func() bool) {
 }
 
 // Over random runs the log agrees with a plain map that has the whole history:
-// of each revision it knows the state, and each reader, at any pace and wherever
-// it stops, has at the end of a reading exactly the state of its cursor.
+// of each revision it knows the state, and each reader, at any pace and
+// wherever it stops, has at the end of a reading exactly the state of its
+// cursor.
 func TestModel(t *testing.T) {
 	restarts := 0
 	for seed := range uint64(60) {

@@ -167,7 +167,9 @@ func (r *Registry) kindOf(t *table, url string) *kind {
 }
 
 func (b *batch) touch(t *table, name string) {
-	b.touched = append(b.touched, touch{t, name, t.current(name)})
+	if current, first := t.begin(name); first {
+		b.touched = append(b.touched, touch{t, name, current})
+	}
 }
 
 // claim adds a record to the claims on its name.
@@ -589,6 +591,7 @@ func (b *batch) commit() {
 			}
 			d.wakeLocked()
 		}
+		d.book.commit(func() { d.committedRules = d.rules })
 	})
 	if revision != before {
 		b.r.status.Revision = revision
@@ -610,12 +613,11 @@ func (d *DB) write(f func()) {
 	f()
 }
 
-// sort sorts the touched names and removes duplicates.
+// sort sorts the touched names.
 func (b *batch) sort() {
-	slices.SortStableFunc(b.touched, func(x, y touch) int {
+	slices.SortFunc(b.touched, func(x, y touch) int {
 		return cmp.Or(strings.Compare(x.table.name, y.table.name), strings.Compare(x.name, y.name))
 	})
-	b.touched = slices.CompactFunc(b.touched, func(x, y touch) bool { return x.table == y.table && x.name == y.name })
 }
 
 // moveLocked updates the logs to what is served under a name, and reports
@@ -662,9 +664,6 @@ func (d *DB) moveLocked(t *touch) (changed bool) {
 	case tomb != nil && tomb != old:
 		t.table.bury(tomb)
 	}
-	if head, there := t.table.index[t.name]; there && head == nil {
-		delete(t.table.index, t.name)
-	}
 	return changed
 }
 
@@ -676,9 +675,6 @@ func (d *DB) boundLocked(t *table) {
 		t.logs[s].forget(d.options.Tombstones, func(r *Record) {
 			if r.is(isTombstone) && r.place == ([shapes]Revision{}) {
 				t.drop(r)
-				if t.index[r.Name()] == nil {
-					delete(t.index, r.Name())
-				}
 			}
 		})
 	}

@@ -110,7 +110,8 @@ func (r *Registry) setOptions(o RegistryOptions) {
 	same := o
 	same.Owns = r.options.Owns // without effect on the first listing
 	r.overdue = r.overdue && same == r.options
-	r.options, r.guard.protect = o, o.Protect
+	r.options = o
+	r.db.book.change(func() { r.guard.protect = o.Protect })
 	r.owns.Store(&o.Owns)
 }
 
@@ -120,7 +121,7 @@ func (d *DB) reorder() {
 	moved := false
 	for n, r := range d.registries {
 		moved = moved || r.order != n
-		r.order = n
+		d.book.change(func() { r.order = n })
 	}
 	if !moved {
 		return
@@ -142,15 +143,6 @@ func (d *DB) reorder() {
 	b.commit()
 }
 
-// claimsOn returns the claims on a name, including a tombstone if there is one.
-func claimsOn(head *Record) []*Record {
-	var all []*Record
-	for ; head != nil; head = head.next {
-		all = append(all, head)
-	}
-	return all
-}
-
 // precedence orders the claims on one name: by registry, then derived records,
 // then the tombstone.
 func precedence(a, b *Record) int {
@@ -168,16 +160,6 @@ func precedence(a, b *Record) int {
 		return cmp.Compare(a.hash, b.hash)
 	}
 	return cmp.Compare(a.kind.registry.order, b.kind.registry.order)
-}
-
-// relink replaces the claims on a name, in the given order.
-func (t *table) relink(name string, claims []*Record) {
-	for n, c := range claims {
-		if c.next = nil; n+1 < len(claims) {
-			c.next = claims[n+1]
-		}
-	}
-	t.index[name] = claims[0]
 }
 
 func (r *Registry) rename(name string) {
@@ -222,7 +204,8 @@ func (d *DB) republish(r *Registry) {
 
 // empty removes all resources of the registry.
 func (r *Registry) empty() {
-	b := &batch{r: r, db: r.db}
+	d := r.db
+	b := &batch{r: r, db: d}
 	var all []*Record
 	r.claims(func(_ *table, c *Record) { all = append(all, c) })
 	for _, c := range all {
@@ -232,6 +215,7 @@ func (r *Registry) empty() {
 		}
 	}
 	b.commit()
-	r.problems, r.known, r.refused, r.leftOut.list = nil, nil, nil, nil
+	r.problems, r.known, r.leftOut.list = nil, nil, nil
+	d.book.change(func() { r.refused = nil })
 	r.log.Info("the registry is no longer in the configuration; what it had is removed", "resources", len(all))
 }

@@ -84,17 +84,22 @@ type DB struct {
 	registries []*Registry               // in the order of the configuration
 	network    netip.Prefix              // of the addresses of hosts
 	hosts      map[netip.Addr][]claimant // the hosts that hash to an address
-	claims     map[string]*hostClaim     // the ServiceEntries of each host, by hostKey
 	rules      []ConflictRule
-	// The verdicts on ServiceEntries in conflict, and the policies of contested
-	// hosts with their counts.
-	verdicts    map[entryID]*verdict
+	// The policies of contested hosts with their counts.
 	contested   map[string]Policy
 	contestedBy map[Policy]int
 
 	history  []pastEvent // a ring buffer
 	recorded uint64      // number of events so far
 	samples  []Sample    // oldest first
+
+	// book guards what readers read of the claims beside the logs. It is locked
+	// last.
+	book     book
+	claims   draft[string, *hostClaim] // the ServiceEntries of each host, by hostKey
+	verdicts draft[entryID, *verdict]  // on ServiceEntries in conflict
+	// committedRules are the rules of the committed verdicts.
+	committedRules []ConflictRule
 
 	// mu guards the logs. A batch holds it only while it writes to them.
 	mu       sync.RWMutex
@@ -106,8 +111,8 @@ type DB struct {
 
 // table holds the resources of one collection.
 type table struct {
-	name   string
-	index  map[string]*Record // the first claim on each name; guarded by DB.apply
+	name string
+	names
 	logs   [shapes]*changeLog // the same log where shapes do not differ; guarded by DB.mu
 	asides asides
 }
@@ -127,13 +132,14 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 	}
 	d := &DB{
 		options: o, log: log, tables: make(map[string]*table),
-		network: o.Addresses,
-		hosts:   make(map[netip.Addr][]claimant), claims: make(map[string]*hostClaim),
-		verdicts: make(map[entryID]*verdict), contested: make(map[string]Policy), contestedBy: make(map[Policy]int), changed: make(chan struct{}),
+		network:   o.Addresses,
+		hosts:     make(map[netip.Addr][]claimant),
+		contested: make(map[string]Policy), contestedBy: make(map[Policy]int), changed: make(chan struct{}),
 	}
+	d.claims, d.verdicts = newDraft[string, *hostClaim](&d.book), newDraft[entryID, *verdict](&d.book)
 	d.setRules(o.Conflicts)
 	for _, name := range collection.All() {
-		t := &table{name: name, index: make(map[string]*Record)}
+		t := &table{name: name, names: names{book: &d.book, index: make(map[string]*Record)}}
 		t.logs[encode.Inline] = &changeLog{shape: encode.Inline}
 		t.logs[encode.Workload] = t.logs[encode.Inline]
 		if name == collection.ServiceEntry || name == collection.WorkloadEntry {
@@ -252,8 +258,8 @@ type Cursor = changelog.Cursor
 func At(r Revision) Cursor { return changelog.At(r) }
 
 // Changes returns the changes of a kind after a cursor, oldest first, and
-// advances the cursor; see [changelog.Log.Follow]. The sequence is read while it
-// is ranged over, without a copy.
+// advances the cursor; see [changelog.Log.Follow]. The sequence is read while
+// it is ranged over, without a copy.
 func (d *DB) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
 		l := d.logOf(k)
@@ -271,15 +277,16 @@ func (d *DB) Changes(k Kind, c *Cursor) iter.Seq[Change] {
 	}
 }
 
-// Get returns the record that sinks of a kind receive under a name.
+// Get returns the record that sinks of a kind receive under a name. It does not
+// wait for a batch in progress.
 func (d *DB) Get(k Kind, name string) (*Record, bool) {
 	t := d.tables[k.Collection]
 	if t == nil {
 		return nil, false
 	}
-	d.apply.Lock()
-	defer d.apply.Unlock()
-	if r := t.current(name); r.visible(k.Shape) {
+	d.book.RLock()
+	defer d.book.RUnlock()
+	if r := t.currentShared(name); r.visible(k.Shape) {
 		return r, true
 	}
 	return nil, false
@@ -376,78 +383,6 @@ func (d *DB) wake() {
 	defer d.mu.Unlock()
 	d.waiting = waiting
 	d.wakeLocked()
-}
-
-// claim returns the claim of a registry on a name, nil if it has none.
-func (t *table) claim(name string, registry *Registry) *Record {
-	r := t.index[name]
-	for r != nil && !r.isOf(registry) {
-		r = r.next
-	}
-	return r
-}
-
-// current returns the record in the logs under a name: the served one, a
-// tombstone, or nil.
-func (t *table) current(name string) *Record {
-	r := t.index[name]
-	for r != nil && !r.marked(isServed) && !r.is(isTombstone) {
-		r = r.next
-	}
-	return r
-}
-
-// put adds a claim, in place of one of the same registry.
-func (t *table) put(c *Record) {
-	name := c.Name()
-	head := t.index[name]
-	var before *Record
-	r := head
-	for r != nil && !r.is(isTombstone) && !r.is(isDerived) && r.kind.registry.order < c.kind.registry.order {
-		before, r = r, r.next
-	}
-	c.next = r
-	if r != nil && r.isOf(c.kind.registry) {
-		c.next = r.next
-		c.mark(isServed, r.marked(isServed))
-		c.mark(isShadowed, r.marked(isShadowed))
-	}
-	if before == nil {
-		t.index[name] = c
-	} else {
-		before.next = c
-	}
-}
-
-// drop removes a record from the claims on its name.
-func (t *table) drop(c *Record) {
-	name := c.Name()
-	if t.index[name] == c {
-		if t.index[name] = c.next; c.next != nil {
-			t.index[c.next.Name()] = c.next // so that the key does not retain c's buffer
-		}
-		return
-	}
-	for r := t.index[name]; r != nil; r = r.next {
-		if r.next == c {
-			r.next = c.next
-			return
-		}
-	}
-}
-
-// bury appends a tombstone to the claims on a name of which none is served.
-func (t *table) bury(tomb *Record) {
-	name := tomb.Name()
-	if t.index[name] == nil {
-		t.index[name] = tomb
-		return
-	}
-	r := t.index[name]
-	for r.next != nil {
-		r = r.next
-	}
-	r.next = tomb
 }
 
 // ServiceStatus is a service as the admin pages show it.

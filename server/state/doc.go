@@ -64,6 +64,8 @@
 // # Costs
 //
 // The cost of a change is proportional to the change, not to the state. Writers
-// run one at a time; readers wait only while a batch is written to the logs.
-// Decoding, composing, hashing and logging happen before or after that.
+// run one at a time; readers wait only while a batch is written to the logs,
+// and readers by name not even then: a batch changes a draft of the claims, and
+// what they get is as it was committed last. Decoding, composing, hashing and
+// logging happen before or after that.
 package state

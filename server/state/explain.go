@@ -42,29 +42,26 @@ type Claim struct {
 }
 
 // Explain returns the claims on a host of all registries, in the order of
-// precedence. The host may also be the name of a ServiceEntry.
+// precedence. The host may also be the name of a ServiceEntry. It does not wait
+// for a batch in progress, but for one that is written to the logs.
 func (d *DB) Explain(host string) []Claim {
-	d.apply.Lock()
-	defer d.apply.Unlock()
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	d.book.RLock()
+	defer d.book.RUnlock()
 	t := d.tables[collection.ServiceEntry]
 	var records []*Record
-	for c := d.claims[host]; c != nil; c = c.next {
-		if r := t.claim(c.name, c.registry); r != nil && !slices.Contains(records, r) {
+	for c := d.claims.shared(host); c != nil; c = c.next {
+		if r := t.claimShared(c.name, c.registry); r != nil && !slices.Contains(records, r) {
 			records = append(records, r)
 		}
 	}
 	if len(records) == 0 {
-		for r := t.index[host]; r != nil; r = r.next {
-			if !r.is(isTombstone) {
-				records = append(records, r)
-			}
-		}
+		records = t.claimsShared(host)
 	}
 	slices.SortFunc(records, func(a, b *Record) int {
 		return cmp.Or(cmp.Compare(a.kind.registry.order, b.kind.registry.order), strings.Compare(a.Name(), b.Name()))
 	})
-	d.mu.RLock()
-	defer d.mu.RUnlock()
 	out := make([]Claim, 0, len(records))
 	for _, r := range records {
 		out = append(out, d.explainLocked(r))
@@ -72,30 +69,22 @@ func (d *DB) Explain(host string) []Claim {
 	return out
 }
 
-// explainLocked describes one claim. The caller holds both locks.
+// explainLocked describes one claim. The caller holds mu and the book for
+// reading.
 func (d *DB) explainLocked(r *Record) Claim {
 	of := r.kind.registry
 	c := Claim{
-		Registry: of.name, Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(), Version: r.Hash(encode.Inline).String(), Outcome: "served",
+		Registry: r.Registry(), Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(), Version: r.Hash(encode.Inline).String(), Outcome: "served",
 		Inline: r.place[encode.Inline], Workload: r.place[encode.Workload],
 		Refused: of.refused[refusalID(collection.ServiceEntry, r.Name())].reason,
 	}
-	if r.parts != nil {
-		parts := r.parts
-		if m := r.of.merger; m != nil && m.lead == r.of && m.parts != nil {
-			parts = m.parts
-			c.Endpoints = parts.count
-		}
-		for _, b := range parts.blocks {
-			for _, i := range b.records {
-				c.Workload = max(c.Workload, i.place[encode.Workload])
-			}
-		}
+	for i := range r.Instances() {
+		c.Workload = max(c.Workload, i.place[encode.Workload])
 	}
-	if v := d.verdictOf(r); v != nil {
-		c.Outcome, c.Owner, c.OwnerName = v.state.String(), v.by.registry.name, v.by.name
-		c.Reason = d.problemOfHost(entryID{of, r.Name()}, v)
-		_, rule := d.policyOf(v)
+	if v := d.verdicts.shared(entryID{of, r.Name()}); v != nil {
+		c.Outcome, c.Owner, c.OwnerName = v.state.String(), *v.by.registry.shown.Load(), v.by.name
+		c.Reason = v.problem(entryID{of, r.Name()}, d.committedRules)
+		_, rule := v.policyOf(d.committedRules)
 		if c.Rule = "conflicts"; strings.HasPrefix(rule, "conflicts[") {
 			c.Rule, _, _ = strings.Cut(rule, " ")
 		}
@@ -104,8 +93,8 @@ func (d *DB) explainLocked(r *Record) Claim {
 		}
 	}
 	for name, item := range of.guard.kept {
-		k := Kept{Registry: of.name, Collection: name.table.name, Name: name.name, Since: item.since, Reason: item.reason()}
-		held := name.table.claim(name.name, of)
+		k := Kept{Registry: r.Registry(), Collection: name.table.name, Name: name.name, Since: item.since, Reason: item.reason()}
+		held := name.table.claimShared(name.name, of)
 		if held != r && (held == nil || !held.IsInstance() || r.of == nil || held.of != r.of) {
 			continue
 		}
@@ -113,7 +102,7 @@ func (d *DB) explainLocked(r *Record) Claim {
 			k.Service = held.of.name
 		}
 		if !item.refused {
-			k.Until = of.guard.since.Add(of.guard.protect.Hold)
+			k.Until = item.from.Add(of.guard.protect.Hold)
 		}
 		c.Kept = append(c.Kept, k)
 	}
@@ -126,10 +115,7 @@ func (d *DB) explainLocked(r *Record) Claim {
 // Similar returns up to n hosts that resemble a name, the most similar first.
 func (d *DB) Similar(host string, n int) []string {
 	d.apply.Lock()
-	all := make([]string, 0, len(d.claims))
-	for h := range d.claims {
-		all = append(all, h)
-	}
+	all := d.claims.keys()
 	d.apply.Unlock()
 	type candidate struct {
 		host     string

@@ -111,12 +111,12 @@ func (d *DB) decideOn(b *batch) {
 
 // markAll marks each host of several entries and each name with a verdict.
 func (b *batch) markAll() {
-	for host, c := range b.db.claims {
+	for host, c := range b.db.claims.now {
 		if c.next != nil {
 			b.markHost(host)
 		}
 	}
-	for id := range b.db.verdicts {
+	for id := range b.db.verdicts.now {
 		b.markName(id.name)
 	}
 }
@@ -138,16 +138,28 @@ type entryID struct {
 	name     string
 }
 
-// hostClaim is a ServiceEntry in the list of those with one host.
+// hostClaim is a ServiceEntry in the list of those with one host. It is
+// immutable.
 type hostClaim struct {
 	entryID
 	next *hostClaim // in no order
 }
 
+// without returns the list without an entry.
+func (c *hostClaim) without(id entryID) *hostClaim {
+	switch {
+	case c == nil:
+		return nil
+	case c.entryID == id:
+		return c.next
+	}
+	return &hostClaim{c.entryID, c.next.without(id)}
+}
+
 // claimHosts indexes the hosts of a ServiceEntry. The caller holds apply.
 func (d *DB) claimHosts(id entryID, hosts []string) {
 	for _, host := range hostKeys(hosts) {
-		d.claims[host] = &hostClaim{id, d.claims[host]}
+		d.claims.set(host, &hostClaim{id, d.claims.now[host]})
 	}
 }
 
@@ -155,17 +167,10 @@ func (d *DB) claimHosts(id entryID, hosts []string) {
 // holds apply.
 func (d *DB) disclaimHosts(id entryID, hosts []string) {
 	for _, host := range hostKeys(hosts) {
-		head := d.claims[host]
-		for at := &head; *at != nil; at = &(*at).next {
-			if (*at).entryID == id {
-				*at = (*at).next
-				break
-			}
-		}
-		if head == nil {
-			delete(d.claims, host)
+		if rest := d.claims.now[host].without(id); rest == nil {
+			d.claims.remove(host)
 		} else {
-			d.claims[host] = head
+			d.claims.set(host, rest)
 		}
 	}
 }
@@ -195,7 +200,7 @@ func (b *batch) rehost(old, now *Record) {
 	for _, hosts := range [][]string{before, after} {
 		for _, host := range hostKeys(hosts) {
 			// Entries of one registry do not conflict, and may be many.
-			for c := d.claims[host]; c != nil; c = c.next {
+			for c := d.claims.now[host]; c != nil; c = c.next {
 				if c.registry != b.r {
 					b.markHost(host)
 					break
@@ -208,7 +213,7 @@ func (b *batch) rehost(old, now *Record) {
 	for c := head; c != nil; c = c.next {
 		others = others || !c.is(isTombstone) && c.kind.registry != b.r
 	}
-	if _, decided := d.verdicts[id]; decided || others || old != nil && old.of != nil && old.of.merger != nil {
+	if _, decided := d.verdicts.now[id]; decided || others || old != nil && old.of != nil && old.of.merger != nil {
 		b.markName(name)
 	}
 	if old != nil && old.of != nil && old.of.merger != nil && (now == nil || now.of != old.of) {
@@ -351,7 +356,7 @@ func (b *batch) contenders() []*contender {
 		var h, n []string
 		h, nextHosts, n, nextNames = nextHosts, nil, nextNames, nil
 		for _, h := range h {
-			for c := d.claims[h]; c != nil; c = c.next {
+			for c := d.claims.now[h]; c != nil; c = c.next {
 				if r := t.claim(c.name, c.registry); r != nil {
 					add(r)
 				}
@@ -509,7 +514,7 @@ func (d *DB) verdictsOf(name string) map[entryID]*verdict {
 	out := make(map[entryID]*verdict)
 	for _, r := range d.registries {
 		id := entryID{r, name}
-		if v := d.verdicts[id]; v != nil {
+		if v := d.verdicts.now[id]; v != nil {
 			out[id] = v
 		}
 	}
@@ -518,7 +523,7 @@ func (d *DB) verdictsOf(name string) map[entryID]*verdict {
 
 // setVerdict sets the verdict on an entry; nil removes it.
 func (d *DB) setVerdict(b *batch, id entryID, v *verdict) {
-	old := d.verdicts[id]
+	old := d.verdicts.now[id]
 	if old == v || old != nil && v != nil && *old == *v {
 		return
 	}
@@ -532,9 +537,9 @@ func (d *DB) setVerdict(b *batch, id entryID, v *verdict) {
 		b.others = append(b.others, id.registry)
 	}
 	if v == nil {
-		delete(d.verdicts, id)
+		d.verdicts.remove(id)
 	} else {
-		d.verdicts[id] = v
+		d.verdicts.set(id, v)
 		if v.host != "" {
 			b.news = append(b.news, id)
 		}
@@ -548,10 +553,10 @@ func (v *verdict) isDisputed() bool { return v != nil && v.state != keptBack && 
 
 // verdictOf returns the verdict on a ServiceEntry, nil if it has no conflict.
 func (d *DB) verdictOf(c *Record) *verdict {
-	if len(d.verdicts) == 0 {
+	if len(d.verdicts.now) == 0 {
 		return nil
 	}
-	return d.verdicts[entryID{c.kind.registry, c.Name()}]
+	return d.verdicts.now[entryID{c.kind.registry, c.Name()}]
 }
 
 // isAside reports whether a ServiceEntry is not served on its own.
@@ -561,18 +566,18 @@ func (d *DB) isAside(c *Record) bool {
 }
 
 // policyOf returns the policy that led to the verdict, and the rule in words.
-func (d *DB) policyOf(v *verdict) (policy Policy, rule string) {
-	if v.rule < 0 || v.rule >= len(d.rules) {
+func (v *verdict) policyOf(rules []ConflictRule) (policy Policy, rule string) {
+	if v.rule < 0 || v.rule >= len(rules) {
 		return DefaultPolicy, "no rule of conflicts fits the host, so the first registry of the configuration has it"
 	}
-	return d.rules[v.rule].Policy, fmt.Sprintf("conflicts[%d] says %s", v.rule, d.rules[v.rule].Policy)
+	return rules[v.rule].Policy, fmt.Sprintf("conflicts[%d] says %s", v.rule, rules[v.rule].Policy)
 }
 
-// problemOfHost describes the conflict of an entry and its remedy; "" means
+// problem describes the conflict of an entry and its remedy; "" means
 // that there is no problem.
-func (d *DB) problemOfHost(id entryID, v *verdict) string {
-	other := fmt.Sprintf("registry %q, which comes first in the configuration, has the host %s too (%s)", v.by.registry.name, v.host, v.by.name)
-	_, rule := d.policyOf(v)
+func (v *verdict) problem(id entryID, rules []ConflictRule) string {
+	other := fmt.Sprintf("registry %q, which comes first in the configuration, has the host %s too (%s)", *v.by.registry.shown.Load(), v.host, v.by.name)
+	policy, rule := v.policyOf(rules)
 	isolate := "with policy isolate each is served in its namespace"
 	if v.by.name == id.name {
 		isolate = "with policy isolate and another namespace (translate.namespace) each is served in its own"
@@ -580,10 +585,10 @@ func (d *DB) problemOfHost(id entryID, v *verdict) string {
 	switch {
 	case v.host == "":
 		return fmt.Sprintf("registry %q, which comes first in the configuration, has a resource of the same name; kept back. "+
-			"Give it another name (translate.name), or remove one of the two", v.by.registry.name)
+			"Give it another name (translate.name), or remove one of the two", *v.by.registry.shown.Load())
 	case v.state == keptBack && v.why != "":
 		return fmt.Sprintf("%s; %s, but %s; kept back", other, rule, v.why)
-	case v.state == keptBack && v.rule >= 0 && d.rules[v.rule].Policy == Isolate:
+	case v.state == keptBack && v.rule >= 0 && policy == Isolate:
 		return fmt.Sprintf("%s; %s, but both have one name; kept back. Give one of the two another namespace (translate.namespace)", other, rule)
 	case v.state == keptBack:
 		return fmt.Sprintf("%s; %s; kept back. If both are one service, conflicts with policy merge serves the endpoints of both, "+
@@ -599,11 +604,11 @@ func (d *DB) problemOfHost(id entryID, v *verdict) string {
 // tellHosts logs the new verdicts of the batch.
 func (b *batch) tellHosts() {
 	for _, id := range b.news {
-		v := b.db.verdicts[id]
+		v := b.db.verdicts.now[id]
 		if v == nil || !id.registry.line() {
 			continue
 		}
-		policy, _ := b.db.policyOf(v)
+		policy, _ := v.policyOf(b.db.rules)
 		about := []any{"host", v.host, "name", id.name, "owner", v.by.registry.name, "owner_name", v.by.name, "policy", string(policy)}
 		if reason := cmp.Or(v.why, v.notes); reason != "" {
 			about = append(about, "reason", reason)
@@ -641,11 +646,11 @@ func (d *DB) Conflicts() []Conflict {
 	}
 	var items []item
 	d.apply.Lock()
-	for id, v := range d.verdicts {
+	for id, v := range d.verdicts.now {
 		if v.host == "" {
 			continue
 		}
-		policy, _ := d.policyOf(v)
+		policy, _ := v.policyOf(d.rules)
 		items = append(items, item{Conflict{
 			Host: v.host, Policy: policy, Registry: id.registry.name, Name: id.name, Outcome: v.state.String(),
 			Owner: v.by.registry.name, OwnerName: v.by.name,

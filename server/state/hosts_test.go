@@ -248,7 +248,7 @@ func TestConflictsIgnoreCase(t *testing.T) {
 			t.Errorf("%s: problems: %v", policy, p)
 		}
 		b.Apply(removed(collection.ServiceEntry, "b/web"))
-		if len(e.claims) > 0 {
+		if len(e.claims.now) > 0 {
 			t.Errorf("%s: claims are left: %v", policy, e.claims)
 		}
 	}
@@ -738,8 +738,8 @@ func TestHostsAreDecidedAlike(t *testing.T) {
 				e.Registry(name).Begin(nil)
 				e.Registry(name).Apply(synced)
 			}
-			if n := len(e.claims) + len(e.verdicts) + len(e.contested); n > 0 {
-				t.Errorf("%d claims, %d verdicts and %d contested hosts of nothing", len(e.claims), len(e.verdicts), len(e.contested))
+			if n := len(e.claims.now) + len(e.verdicts.now) + len(e.contested); n > 0 {
+				t.Errorf("%d claims, %d verdicts and %d contested hosts of nothing", len(e.claims.now), len(e.verdicts.now), len(e.contested))
 			}
 			for _, table := range e.tables {
 				for name, c := range table.index {

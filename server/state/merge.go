@@ -500,20 +500,8 @@ func derivedName(lead, of *service, name string) string {
 
 // putDerived adds a derived record after all claims on its name.
 func (b *batch) putDerived(c *Record) {
-	t := c.kind.collection
-	name := c.Name()
-	b.touch(t, name)
-	var before *Record
-	r := t.index[name]
-	for r != nil && !r.is(isTombstone) && (!r.is(isDerived) || r.hash < c.hash) {
-		before, r = r, r.next
-	}
-	c.next = r
-	if before == nil {
-		t.index[name] = c
-	} else {
-		before.next = c
-	}
+	b.touch(c.kind.collection, c.Name())
+	c.kind.collection.putDerived(c)
 }
 
 func (b *batch) dropDerived(c *Record) {

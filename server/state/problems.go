@@ -242,8 +242,10 @@ func refusalID(coll, name string) string {
 // forgetRefusal removes a resource from the refused ones.
 func (r *Registry) forgetRefusal(coll, name string) {
 	if len(r.refused) > 0 {
-		delete(r.refused, refusalID(coll, name))
-		delete(r.refused, refusalID("", name))
+		r.db.book.change(func() {
+			delete(r.refused, refusalID(coll, name))
+			delete(r.refused, refusalID("", name))
+		})
 	}
 }
 
@@ -282,7 +284,7 @@ func (r *Registry) note(u *upsert) {
 		r.unlisted++
 		return
 	}
-	r.refused[id] = refusal{reason, r.listing}
+	r.db.book.change(func() { r.refused[id] = refusal{reason, r.listing} })
 	if !isLimit && have.reason != reason && r.line() {
 		r.log.Warn("resource refused", "id", id, "err", text)
 	}
@@ -381,7 +383,9 @@ func (r *Registry) countProblems() {
 // sweepRefusals removes the refusals that the completed listing did not
 // mention.
 func (r *Registry) sweepRefusals() {
-	maps.DeleteFunc(r.refused, func(_ string, refused refusal) bool { return refused.seen != r.listing })
+	r.db.book.change(func() {
+		maps.DeleteFunc(r.refused, func(_ string, refused refusal) bool { return refused.seen != r.listing })
+	})
 }
 
 // Problems returns what cannot be served, ordered by id.
@@ -400,11 +404,11 @@ func (r *Registry) Problems() []Problem {
 			"since there are %d problems of its kind already", r.unlisted, maxProblems)})
 	}
 	if r.shadowed+r.disputed > 0 {
-		for id, v := range d.verdicts {
+		for id, v := range d.verdicts.now {
 			if id.registry != r {
 				continue
 			}
-			if reason := d.problemOfHost(id, v); reason != "" {
+			if reason := v.problem(id, d.rules); reason != "" {
 				out = append(out, Problem{ID: "resource " + collection.ServiceEntry + " " + id.name, Reason: reason, Field: "conflicts"})
 			}
 		}

@@ -433,19 +433,31 @@ func (b *batch) keepBack(c *Record, why keptItem) {
 		return
 	}
 	g := &b.r.guard
-	if g.kept == nil {
-		g.kept = make(map[keptName]*keptItem)
-	}
 	if g.pending == 0 {
 		g.since, g.of = why.from, b.r.high(why.since)+g.services
 	}
-	c.mark(isKept, true)
-	g.kept[keptName{c.kind.collection, c.Name()}] = &why
+	b.r.setKept(c, &why)
 	g.pending++
 	if !why.service {
 		g.mass++
 	}
 	g.countKept(c, 1)
+}
+
+// setKept marks a resource as retained, for readers too; nil ends that.
+func (r *Registry) setKept(c *Record, why *keptItem) {
+	g, name := &r.guard, keptName{c.kind.collection, c.Name()}
+	r.db.book.change(func() {
+		c.mark(isKept, why != nil)
+		if why == nil {
+			delete(g.kept, name)
+			return
+		}
+		if g.kept == nil {
+			g.kept = make(map[keptName]*keptItem)
+		}
+		g.kept[name] = why
+	})
 }
 
 // countKept adds n to the counts that include the retained resource.
@@ -474,15 +486,13 @@ func (r *Registry) unkeep(c *Record) {
 		return
 	}
 	g := &r.guard
-	c.mark(isKept, false)
-	name := keptName{c.kind.collection, c.Name()}
-	if item := g.kept[name]; !item.refused {
+	if item := g.kept[keptName{c.kind.collection, c.Name()}]; !item.refused {
 		g.pending--
 		if !item.service {
 			g.mass--
 		}
 	}
-	delete(g.kept, name)
+	r.setKept(c, nil)
 	g.countKept(c, -1)
 }
 
@@ -513,7 +523,8 @@ func (r *Registry) endProtection() {
 	g := &r.guard
 	g.since, g.told = time.Time{}, time.Time{}
 	if len(g.kept) == 0 {
-		g.kept, g.of = nil, 0
+		r.db.book.change(func() { g.kept = nil })
+		g.of = 0
 	}
 	r.db.metrics.setProtected(r)
 	r.db.remark()
@@ -565,7 +576,7 @@ func (r *Registry) Refuse() (Protection, error) {
 		return Protection{}, ErrAlreadyRefused
 	}
 	for name, k := range g.kept {
-		k.refused = true
+		r.db.book.change(func() { k.refused = true })
 		name.table.claim(name.name, r).forgetPeaks()
 	}
 	g.pending, g.mass = 0, 0

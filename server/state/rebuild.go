@@ -56,7 +56,12 @@ func (d *DB) rebuild(failed *Registry, written bool) {
 	defer d.mu.Unlock()
 	d.writing = true
 	defer func() { d.writing = false }()
+	d.book.changeAll(func() { d.rebuildLocked(failed, written) })
+	d.wakeLocked()
+}
 
+// rebuildLocked implements rebuild. The caller holds all locks.
+func (d *DB) rebuildLocked(failed *Registry, written bool) {
 	l := loader{d: d, registries: slices.Clone(d.registries), whole: true}
 	was := make(map[*Record]*Record) // the record before, by its successor
 	var saved Saved
@@ -86,7 +91,7 @@ func (d *DB) rebuild(failed *Registry, written bool) {
 	l.items = []Saved{saved}
 
 	for _, t := range d.tables {
-		t.index = make(map[string]*Record)
+		t.index, t.before = make(map[string]*Record), nil
 		for _, s := range shapesOf(t) {
 			t.logs[s].Reset(d.revision + 1)
 		}
@@ -98,8 +103,9 @@ func (d *DB) rebuild(failed *Registry, written bool) {
 	}
 	d.revision++
 	clear(d.hosts)
-	clear(d.claims)
-	clear(d.verdicts)
+	clear(d.claims.now)
+	clear(d.verdicts.now)
+	d.claims.before, d.verdicts.before, d.book.begun = nil, nil, nil
 	clear(d.contested)
 	clear(d.contestedBy)
 	kept := make(map[*Registry]map[keptName]*keptItem)
@@ -141,17 +147,12 @@ func (d *DB) rebuild(failed *Registry, written bool) {
 		r.countProblems()
 	}
 	d.remark()
-	d.wakeLocked()
 }
 
 // keepAgain retains a resource that its registry removed before a rebuild.
 func (r *Registry) keepAgain(name keptName, item *keptItem, c *Record) {
 	g := &r.guard
-	if g.kept == nil {
-		g.kept = make(map[keptName]*keptItem)
-	}
-	g.kept[name] = item
-	c.mark(isKept, true)
+	r.setKept(c, item)
 	if !item.refused {
 		g.pending++
 		if !item.service {

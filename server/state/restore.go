@@ -235,18 +235,24 @@ func (d *DB) Restore(saved []Saved, registries []SavedRegistry) ([]Restored, err
 			r.status.Restored = s.AsOf
 		}
 	}
-	if err := l.merge(); err != nil {
-		for _, t := range d.tables {
-			clear(t.index)
+	var err error
+	d.book.changeAll(func() {
+		if err = l.merge(); err != nil {
+			for _, t := range d.tables {
+				clear(t.index)
+			}
+			return
 		}
+		l.link()
+		l.compose()
+		l.contest()
+	})
+	if err != nil {
 		for _, r := range d.registries {
 			r.status.Restored = time.Time{}
 		}
 		return nil, err
 	}
-	l.link()
-	l.compose()
-	l.contest()
 	l.enter()
 	l.decide()
 	var out []Restored
@@ -387,10 +393,7 @@ func (l *loader) link() {
 		isEntry := c.Collection() == collection.ServiceEntry
 		if !fits || !l.whole && (isEntry && r.entries >= d.options.MaxServices || r.resources >= d.options.MaxResources || r.bytes+c.size() > d.options.MaxBytes) {
 			l.leftOut[it.registry]++
-			t, name := c.kind.collection, c.Name()
-			if t.drop(c); t.index[name] == nil {
-				delete(t.index, name)
-			}
+			c.kind.collection.drop(c)
 			it.record = nil
 			return false
 		}
@@ -492,7 +495,7 @@ func (l *loader) contest() {
 	}
 	b.markAll()
 	for host := range b.marked {
-		for c := d.claims[host]; c != nil; c = c.next {
+		for c := d.claims.now[host]; c != nil; c = c.next {
 			entry(entries.claim(c.name, c.registry))
 		}
 	}
@@ -513,7 +516,7 @@ func (l *loader) contest() {
 // decide serves what may be in conflict as the rules have it. Nothing of it is
 // in a log before, so that none of it is seen to be removed.
 func (l *loader) decide() {
-	l.each(func(it *savedItem) { it.record.mark(isUndecided, false) })
+	l.d.book.changeAll(func() { l.each(func(it *savedItem) { it.record.mark(isUndecided, false) }) })
 	if l.batch != nil {
 		l.d.decideOn(l.batch)
 	}
@@ -527,7 +530,7 @@ func (l *loader) decide() {
 // enter appends the records that are not in conflict to the logs, in the order
 // of the items.
 func (l *loader) enter() {
-	l.d.write(l.enterLocked)
+	l.d.write(func() { l.d.book.changeAll(l.enterLocked) })
 }
 
 func (l *loader) enterLocked() {

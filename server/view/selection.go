@@ -80,11 +80,11 @@ func allHosts(r *state.Record) []string {
 	return nil
 }
 
-// selection is the part of a [state.DB] that filters select, with logs and revisions
-// of its own: its readers are not woken by changes of the rest, and do not read
-// them. Each change of the state is examined once for all readers of the
-// selection. Its methods are safe for concurrent use, and mean what those of DB
-// mean.
+// selection is the part of a [state.DB] that filters select, with logs and
+// revisions of its own: its readers are not woken by changes of the rest, and
+// do not read them. Each change of the state is examined once for all readers
+// of the selection. Its methods are safe for concurrent use, and mean what
+// those of DB mean.
 //
 // A selected name costs some 150 bytes.
 type selection struct {
@@ -341,8 +341,8 @@ func (s *selection) Changed() <-chan struct{} {
 }
 
 // Initialized reports whether the registries that are selected have completed a
-// first listing of a collection; see [state.DB.Initialized]. Where hosts are merged,
-// an entry of one registry has endpoints of any other, so all have to.
+// first listing of a collection; see [state.DB.Initialized]. Where hosts are
+// merged, an entry of one registry has endpoints of any other, so all have to.
 func (s *selection) Initialized(coll string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
