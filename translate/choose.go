@@ -127,12 +127,14 @@ func (c *call) instanceFact(inst *registry.Instance, name string) string {
 		return inst.Locality.Zone
 	case "__sub_zone":
 		return inst.Locality.SubZone
+	case "__network":
+		return c.t.o.Network
 	}
 	return ""
 }
 
 // relabelInstance applies the rules to an instance and returns its labels. It
-// sets the locality from the rules in inst.
+// sets the locality from the rules in inst, and the network in c.
 func (c *call) relabelInstance(inst *registry.Instance) []pair {
 	v := c.instanceValues(inst)
 	v.foreign = c.labels.denies
@@ -148,6 +150,10 @@ func (c *call) relabelInstance(inst *registry.Instance) []pair {
 	}
 	c.t.instances.apply(v) // excluded instances were removed before
 	inst.Locality = registry.Locality{Region: v.get("__region"), Zone: v.get("__zone"), SubZone: v.get("__sub_zone")}
+	network := v.get("__network")
+	if c.network = mendLabelValue(network); c.network != network {
+		c.once("network "+quote(network), fmt.Sprintf("is no name of a network: served as %s; correct it (translate.relabel)", quote(c.network)))
+	}
 	return slices.DeleteFunc(sortedPairs(v.set), func(p pair) bool { return strings.HasPrefix(p.key, "__") })
 }
 

@@ -189,7 +189,7 @@ func (c *call) instance(inst *registry.Instance, name string) (Encoded, bool) {
 		return Encoded{}, false
 	}
 
-	out := workload{address: addr.text, network: c.t.o.Network, serviceAccount: c.serviceAccount(inst), metadata: c.t.metadataLabels}
+	out := workload{address: addr.text, serviceAccount: c.serviceAccount(inst), metadata: c.t.metadataLabels}
 	c.buf = namePorts(c.buf[:0], inst.Ports, nil)
 	c.numbers = c.numbers[:0]
 	for i := range c.head.ports {
@@ -221,7 +221,9 @@ func (c *call) instance(inst *registry.Instance, name string) (Encoded, bool) {
 	if len(c.t.instances) > 0 {
 		inst = new(*inst) // rules may set its locality
 	}
+	c.network = c.t.o.Network
 	out.labels = c.instanceLabels(inst)
+	out.network = c.network
 	out.locality = c.locality(inst)
 	if name == "" {
 		name = c.instanceName(inst.ID)

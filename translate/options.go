@@ -83,7 +83,7 @@ type InstanceOptions struct {
 // RelabelOptions holds relabeling rules in the syntax of Prometheus.
 type RelabelOptions struct {
 	Services  []RelabelRule `json:"services,omitempty" jsonschema_description:"Rules over a service. Targets: host, namespace, name; annotation.KEY of the ServiceEntry; any other is a label of the ServiceEntry. Sources: these, and __name, __group, __namespace, __partition, __datacenter, __peer, __registry, __tags (,a,b,), __meta_KEY; __instance_meta_KEY is what most instances say."`
-	Instances []RelabelRule `json:"instances,omitempty" jsonschema_description:"Rules over an instance. Targets: labels of the WorkloadEntry, and __region, __zone, __sub_zone. Sources: these, those of the service that begin with __, and __id, __address, __port, __node, __cluster, __health; __meta_KEY and __tags are the instance's own. The labels that the labels block gives are there at the start."`
+	Instances []RelabelRule `json:"instances,omitempty" jsonschema_description:"Rules over an instance. Targets: labels of the WorkloadEntry, and __region, __zone, __sub_zone, __network. Sources: these, those of the service that begin with __, and __id, __address, __port, __node, __cluster, __health; __meta_KEY and __tags are the instance's own. The labels that the labels block gives are there at the start."`
 }
 
 // RelabelRule is one rule, as in Prometheus' relabel_config. Names that begin

@@ -14,7 +14,7 @@ var (
 		"__name", "__group", "__namespace", "__partition", "__datacenter", "__peer", "__registry", "__tags", "__meta_", "__instance_meta_", "__tmp",
 	}
 	instanceFacts = append([]string{
-		"__id", "__address", "__port", "__node", "__cluster", "__health", "__region", "__zone", "__sub_zone",
+		"__id", "__address", "__port", "__node", "__cluster", "__health", "__region", "__zone", "__sub_zone", "__network",
 	}, serviceFacts...)
 )
 

@@ -176,6 +176,7 @@ type call struct {
 	labels   labeler
 	buf      []namedPort
 	numbers  []portNumber
+	network  string // of the current instance
 	trace    *trace // nil unless the call is explained
 }
 
