@@ -257,7 +257,7 @@ func TestFaults(t *testing.T) {
 	failing := func(reason string) shown {
 		return shown{
 			code:    http.StatusOK,
-			page:    []string{`class="banner bad">.*` + reason},
+			page:    []string{`(?s)class="banner (bad|warn)".*` + reason},
 			metrics: []string{`^isthmus_state_failing 1$`, `^isthmus_state_errors_total\{op="write"\} [1-9]`},
 			log:     []string{`level=ERROR msg="the last good state cannot be written; everything is served.*` + reason},
 		}

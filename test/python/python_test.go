@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -304,7 +305,7 @@ func TestPluginCheck(t *testing.T) {
 	}
 	t.Run("good", func(t *testing.T) {
 		t.Parallel()
-		if out, err := check(t, adapter); err != nil || !strings.Contains(out, "14 passed, 0 failed, 2 skipped") {
+		if out, err := check(t, adapter); err != nil || !regexp.MustCompile(`[1-9]\d passed, 0 failed, \d skipped`).MatchString(out) {
 			t.Errorf("%v\n%s", err, out)
 		}
 	})
