@@ -65,7 +65,7 @@ func newClients(c Config) (*clients, error) {
 	if _, err := c.TLS.Config("tls"); err != nil {
 		return nil, err
 	}
-	cl := &clients{target: t, turns: newTurns(c.MaxConnections, c.scopes()), waits: &waits{most: time.Duration(c.Wait)}, hosts: &hosts{}, stale: &staleness{most: time.Duration(c.MaxStale), wait: time.Duration(c.Wait)}}
+	cl := &clients{target: t, turns: newTurns(c.MaxConnections, c.scopes()), waits: &waits{most: time.Duration(c.Wait)}, hosts: &hosts{}, stale: newStaleness(time.Duration(c.MaxStale))}
 	for _, t := range targets {
 		cl.hosts.all = append(cl.hosts.all, t.host)
 	}

@@ -48,7 +48,7 @@ type Config struct {
 	NodeMeta      plugin.Globs `json:"node_meta,omitempty" jsonschema_description:"Metadata keys of nodes, as globs (* any run, ? one character), that are added to the metadata of the node's instances. The service's own metadata wins. Default: none."`
 
 	Stale    bool            `json:"stale,omitempty" jsonschema_description:"Let any server answer the queries that wait, and not the leader alone. What an answer lacks is removed only after the leader was asked. Default: false."`
-	MaxStale plugin.Duration `json:"max_stale,omitempty" jsonschema_description:"With stale: how far behind the leader a server may be. Where it is more, the leader is asked. Default: 10s."`
+	MaxStale plugin.Duration `json:"max_stale,omitempty" jsonschema_description:"With stale: how far behind the leader a server may be. Where it is more, another address is used or the leader is asked. Default: 10s."`
 
 	Wait           plugin.Duration `json:"wait,omitempty" jsonschema_description:"How long one blocking query waits for a change, 10s to 10m. Default: 5m."`
 	MaxConnections int             `json:"max_connections,omitempty" jsonschema:"minimum=16" jsonschema_description:"Most connections to Consul over plain HTTP, where each query that waits takes one. Services beyond them share connections: see the registry's page. Keep it well below limits.http_max_conns_per_client of the agent, which are 200 from one address for all programs there together. Over https (HTTP/2) a few connections carry everything. Default: 128."`

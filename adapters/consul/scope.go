@@ -164,6 +164,9 @@ func (s *scope) run(ctx context.Context) {
 	s.wg.Go(func() { s.facts.grace.Run(ctx) })
 	s.followFacts(ctx)
 	s.serveRests(ctx)
+	if s.config.Stale {
+		s.wg.Go(func() { s.measureStaleness(ctx) })
+	}
 	var (
 		index, epoch uint64
 		highest      uint64 // the last answer's index, retained on errors
@@ -455,7 +458,7 @@ func (s *scope) askPeering(ctx context.Context, index uint64, wait time.Duration
 // queries that do not wait, and rejects the answer of a server without a
 // leader.
 func (s *scope) query(ctx context.Context, index uint64, wait time.Duration, call func(*api.QueryOptions) (*api.QueryMeta, error)) error {
-	limit, try, parent, stale := answerTimeout, false, ctx, s.config.Stale && index > 0
+	limit, try, parent, stale := answerTimeout, false, ctx, s.config.Stale && index > 0 && !s.clients.stale.lags(s.datacenter)
 	if index == 0 {
 		done, err := s.clients.turns.fetch(ctx)
 		if err != nil {

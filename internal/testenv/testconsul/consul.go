@@ -54,7 +54,12 @@ type Server struct {
 	cfg    Config
 	dir    string // data of a persistent server
 	ports  consulPorts
+	// joins are the addresses at which the servers of a cluster gossip.
+	joins []string
 }
+
+// outside is where the servers of a cluster reach each other.
+const outside = "127.0.0.2"
 
 type consulPorts struct{ http, https, grpc, grpcTLS, serf, server int }
 
@@ -88,16 +93,20 @@ func Start(t testing.TB, cfg Config) *Server {
 func (c *Server) launch(t testing.TB) {
 	t.Helper()
 	args := []string{
-		"agent", "-node=n1", "-bind=127.0.0.1", "-client=127.0.0.1",
+		"agent", "-bind=127.0.0.1", "-client=127.0.0.1",
 		fmt.Sprintf("-http-port=%d", c.ports.http), fmt.Sprintf("-grpc-port=%d", c.ports.grpc), fmt.Sprintf("-grpc-tls-port=%d", c.ports.grpcTLS), "-dns-port=-1",
 		fmt.Sprintf("-serf-lan-port=%d", c.ports.serf), "-serf-wan-port=-1", fmt.Sprintf("-server-port=%d", c.ports.server),
 		"-log-level=warn",
 	}
-	if c.cfg.Persistent {
-		args = append(args, "-server", "-bootstrap-expect=1", "-data-dir="+c.dir, "-hcl=performance { raft_multiplier = 1 }",
+	switch {
+	case len(c.joins) > 0:
+		args = append(args, "-server", fmt.Sprintf("-bootstrap-expect=%d", len(c.joins)), "-data-dir="+c.dir, "-hcl=performance { raft_multiplier = 1 }",
+			fmt.Sprintf("-node=n%d", c.ports.server), "-advertise="+outside, "-serf-lan-bind="+outside, fmt.Sprintf("-hcl=retry_join = [%s]", `"`+strings.Join(c.joins, `", "`)+`"`))
+	case c.cfg.Persistent:
+		args = append(args, "-node=n1", "-server", "-bootstrap-expect=1", "-data-dir="+c.dir, "-hcl=performance { raft_multiplier = 1 }",
 			fmt.Sprintf("-hcl=connect { enabled = %t }", c.cfg.Peering))
-	} else {
-		args = append(args, "-dev")
+	default:
+		args = append(args, "-node=n1", "-dev")
 	}
 	// Tests load many services in one transaction.
 	args = append(args, "-hcl=limits { txn_max_req_len = 8388608 kv_max_value_size = 8388608 }")
