@@ -81,10 +81,11 @@ var rules = []rule{
 	},
 	{folder: "server/changelog"},
 	{
-		folder: "server/state", own: []string{"plugin/collection", "plugin/proto/...", "server/changelog", "server/encode", "internal/clip"},
+		folder: "server/state", own: []string{"plugin/collection", "plugin/proto/...", "server/changelog", "server/encode", "server/state/...", "internal/clip"},
 		others: []string{"google.golang.org/protobuf/...", "github.com/prometheus/client_golang/..."},
 		tests:  []string{"internal/testresource", "internal/testwait"},
 	},
+	{folder: "server/state/...", own: []string{"plugin/collection", "server/changelog", "server/encode"}},
 	{
 		folder: "server/view", own: []string{"plugin/collection", "plugin/shard", "server/changelog", "server/encode", "server/state"}, others: []string{"google.golang.org/protobuf/..."},
 		tests: []string{"plugin/proto/...", "internal/testresource"},

@@ -12,6 +12,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
 )
 
 // ErrNotComposable is the refusal of a ServiceEntry that is composed of
@@ -25,7 +26,7 @@ type batch struct {
 	db *DB
 
 	upserts  []upsert
-	idle     map[string]idle // by names of removals that say why
+	idle     map[string]history.Idle // by names of removals that say why
 	touched  []touch
 	services []*service // changed
 	hosts    []string   // their addresses may have changed

@@ -8,6 +8,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/server/changelog"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/saved"
 )
 
 // Claims are all claims on one name, in order of precedence. Whether they are
@@ -104,10 +105,12 @@ func (d *DB) asideClaims(t *table, name string) ([]*Record, bool) {
 // function registry returns the number of a record's registry.
 func (c Claims) AppendSaved(b []byte, coll string, registry func(*Record) int) []byte {
 	if len(c.Records) == 0 {
-		return appendRemoved(b, coll, c.Name)
+		it := saved.Item{Kind: saved.Removal, Collection: coll, Name: c.Name}
+		return it.Append(b)
 	}
 	for n, r := range c.Records {
-		b = r.appendSaved(b, registry(r), n > 0)
+		it := r.item(registry(r), n > 0)
+		b = it.Append(b)
 	}
 	return b
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/changelog"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
 )
 
 // Revision counts the changes of a DB, one per name and shape, from 0. It is
@@ -89,9 +90,7 @@ type DB struct {
 	contested   map[string]Policy
 	contestedBy map[Policy]int
 
-	history  []pastEvent // a ring buffer
-	recorded uint64      // number of events so far
-	samples  []Sample    // oldest first
+	history history.History
 
 	// book guards what readers read of the claims beside the logs. It is locked
 	// last.
@@ -167,7 +166,7 @@ func (d *DB) Run(ctx context.Context) error {
 	t := time.NewTicker(tickEvery)
 	defer t.Stop()
 	d.apply.Lock()
-	d.sample()
+	d.history.AddSample(d.sizeNow(), maxSamples)
 	d.apply.Unlock()
 	for {
 		select {
@@ -179,7 +178,7 @@ func (d *DB) Run(ctx context.Context) error {
 		for _, r := range d.registries {
 			r.tick()
 		}
-		d.sample()
+		d.history.AddSample(d.sizeNow(), maxSamples)
 		d.apply.Unlock()
 	}
 }

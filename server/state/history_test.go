@@ -2,8 +2,6 @@ package state
 
 import (
 	"fmt"
-	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
@@ -33,41 +31,4 @@ func TestHistoryOfEndpoints(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("history (-want +got):\n%s", d)
 	}
-}
-
-// The history keeps the newest changes, in order, and no more memory than for
-// its number of them.
-func TestHistoryIsBounded(t *testing.T) {
-	e := newEnv(t, Options{}, "dc1")
-	r := e.Registry("dc1")
-	before := heap()
-	const more = 500
-	table := e.tables["networking.istio.io/WorkloadEntry"]
-	e.apply.Lock()
-	for n := range maxHistory + more {
-		e.record(&touch{table: table, name: fmt.Sprintf("namespace/a-service-with-a-name-%06d", n)}, r, Revision(n), idle{})
-	}
-	e.apply.Unlock()
-	if grown := heap() - before; grown > maxHistory*260 {
-		t.Errorf("%d changes take %d bytes", maxHistory, grown)
-	} else {
-		t.Logf("%d bytes a change", grown/maxHistory)
-	}
-	all := slices.Collect(e.History())
-	if len(all) != maxHistory || all[0].Number != maxHistory+more || all[len(all)-1].Number != more+1 {
-		t.Errorf("%d changes from %d to %d", len(all), all[0].Number, all[len(all)-1].Number)
-	}
-	for i := range all[1:] {
-		if all[i+1].Number != all[i].Number-1 {
-			t.Fatalf("%d follows %d", all[i+1].Number, all[i].Number)
-		}
-	}
-}
-
-func heap() int {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int(m.HeapAlloc)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
 )
 
 // Protect configures which removals are treated as accidental and held back.
@@ -308,9 +309,9 @@ func (b *batch) removals(removals []*pluginv1.Removal) {
 	for _, rm := range removals {
 		if rm.GetReason() != "" {
 			if b.idle == nil {
-				b.idle = make(map[string]idle)
+				b.idle = make(map[string]history.Idle)
 			}
-			b.idle[rm.GetName()] = idle{clip.Text(rm.GetHealth(), maxHealth), clip.Text(rm.GetReason(), maxIdle)}
+			b.idle[rm.GetName()] = history.Idle{Health: clip.Text(rm.GetHealth(), maxHealth), Reason: clip.Text(rm.GetReason(), maxIdle)}
 		}
 	}
 	r := b.r

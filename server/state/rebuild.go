@@ -64,7 +64,7 @@ func (d *DB) rebuild(failed *Registry, written bool) {
 func (d *DB) rebuildLocked(failed *Registry, written bool) {
 	l := loader{d: d, registries: slices.Clone(d.registries), whole: true}
 	was := make(map[*Record]*Record) // the record before, by its successor
-	var saved Saved
+	var all Saved
 	for _, name := range slices.Sorted(maps.Keys(d.tables)) {
 		t := d.tables[name]
 		for _, claims := range d.committedLocked(t, written) {
@@ -84,11 +84,11 @@ func (d *DB) rebuildLocked(failed *Registry, written bool) {
 					it.service = old.of.name
 				}
 				it.record, was[c] = c, old
-				saved.items = append(saved.items, it)
+				all.items = append(all.items, it)
 			}
 		}
 	}
-	l.items = []Saved{saved}
+	l.items = []Saved{all}
 
 	for _, t := range d.tables {
 		t.index, t.before = make(map[string]*Record), nil

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime"
@@ -12,60 +11,28 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/saved"
 )
 
-// SavedFormat is the version of the output of [Claims.AppendSaved]. It changes
-// with the encoding and with the input of content hashes.
-const SavedFormat = 2
-
-// Kinds of saved items.
-const (
-	savedRemoval  = iota // collection, name
-	savedPlain           // a resource published unchanged
-	savedEntry           // the ServiceEntry of a service
-	savedInstance        // an instance of a service
-
-	// savedMore is added to the kind of a further claim on the same name. An
-	// item without it replaces all claims on its name.
-	savedMore = 4
-)
+// SavedFormat is the version of the output of [Claims.AppendSaved].
+const SavedFormat = saved.Format
 
 // savedTraits are the traits that are saved.
 const savedTraits = isStatic | isComposable | ownAddress | ownLabel
 
-// appendSaved appends the record; the number identifies its registry.
-func (r *Record) appendSaved(b []byte, registry int, more bool) []byte {
-	b = binary.AppendUvarint(b, uint64(registry))
-	var flag byte
-	if more {
-		flag = savedMore
+// item returns the record as it is saved; the number identifies its registry.
+func (r *Record) item(registry int, more bool) saved.Item {
+	it := saved.Item{
+		Registry: registry, More: more, Kind: saved.Plain, URL: r.kind.url, Traits: byte(r.traits & savedTraits), Hash: r.hash,
+		SpecAt: int(r.specAt), NameAt: int(r.nameAt), NameLen: int(r.nameLen), AddressAt: int(r.addressAt), AddressLength: int(r.addressLen), Buf: r.buf,
 	}
 	switch {
 	case r.parts != nil:
-		b = append(b, savedEntry|flag)
+		it.Kind = saved.Entry
 	case r.of != nil:
-		b = append(b, savedInstance|flag)
-		b = appendText(b, r.of.name)
-	default:
-		b = append(b, savedPlain|flag)
+		it.Kind, it.Service = saved.Instance, r.of.name
 	}
-	b = appendText(b, r.kind.url)
-	b = append(b, byte(r.traits&savedTraits))
-	b = binary.LittleEndian.AppendUint64(b, uint64(r.hash))
-	for _, n := range []int{int(r.specAt), int(r.nameAt), int(r.nameLen), int(r.addressAt), int(r.addressLen)} {
-		b = binary.AppendUvarint(b, uint64(n))
-	}
-	return appendText(b, r.buf)
-}
-
-// appendRemoved appends the removal of a name from all registries.
-func appendRemoved(b []byte, coll, name string) []byte {
-	b = append(binary.AppendUvarint(b, 0), savedRemoval)
-	return appendText(appendText(b, coll), name)
-}
-
-func appendText(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+	return it
 }
 
 // Saved is a parsed run of saved items.
@@ -82,91 +49,37 @@ type savedItem struct {
 	name  string // of a removal
 }
 
-var errSaved = errors.New("malformed")
-
-// savedReader reads the fields of items. After an error it returns zero values.
-type savedReader struct {
-	rest []byte
-	bad  bool
-}
-
-func (s *savedReader) number(limit uint64) int {
-	n, size := binary.Uvarint(s.rest)
-	if size <= 0 || n > limit {
-		s.bad, s.rest = true, nil
-		return 0
-	}
-	s.rest = s.rest[size:]
-	return int(n)
-}
-
-func (s *savedReader) bytes(n int) []byte {
-	if n > len(s.rest) {
-		s.bad, s.rest = true, nil
-		return nil
-	}
-	b := s.rest[:n]
-	s.rest = s.rest[n:]
-	return b
-}
-
-func (s *savedReader) text() []byte { return s.bytes(s.number(2 * encode.MaxSize)) }
-
 // ParseSaved parses and copies a run of saved items. It is safe for concurrent
 // use. Bytes not in this format are an error.
 func (d *DB) ParseSaved(run []byte) (Saved, error) {
 	var out Saved
-	s := savedReader{rest: run}
 	kinds := make(map[string]*kind)
-	service := ""
-	for len(s.rest) > 0 {
-		it := savedItem{registry: s.number(1<<16 - 2)}
-		typ := s.number(savedInstance | savedMore)
-		it.more = typ&savedMore != 0
-		typ &^= savedMore
-		switch typ {
-		case savedRemoval:
-			it.table = d.tables[string(s.text())]
-			it.name = string(s.text())
-			if s.bad || it.table == nil || it.more {
-				return Saved{}, errSaved
+	err := saved.Parse(run, func(s *saved.Item) error {
+		it := savedItem{registry: s.Registry, more: s.More, service: s.Service}
+		if s.Kind == saved.Removal {
+			if it.table, it.name = d.tables[s.Collection], s.Name; it.table == nil {
+				return saved.ErrMalformed
 			}
 			out.items = append(out.items, it)
-			continue
-		case savedInstance:
-			if name := s.text(); string(name) != service {
-				service = string(name)
-			}
-			it.service = service
+			return nil
 		}
-		url := s.text()
-		k := kinds[string(url)]
+		k := kinds[s.URL]
 		if k == nil {
-			if k = d.savedKind(string(url)); k == nil {
-				return Saved{}, errSaved
+			t := d.tables[collection.OfBody(s.URL)]
+			if t == nil {
+				return saved.ErrMalformed
 			}
-			kinds[string(url)] = k
+			k = &kind{collection: t, url: s.URL}
+			kinds[s.URL] = k
 		}
-		r := &Record{kind: k}
-		if b := s.bytes(1); len(b) == 1 {
-			r.traits = traits(b[0]) & savedTraits
+		if s.Kind == saved.Entry && k.collection.name != collection.ServiceEntry || s.Kind == saved.Instance && k.collection.name != collection.WorkloadEntry {
+			return saved.ErrMalformed
 		}
-		if b := s.bytes(8); len(b) == 8 {
-			r.hash = encode.Hash(binary.LittleEndian.Uint64(b))
+		r := &Record{
+			buf: s.Buf, kind: k, hash: s.Hash, traits: traits(s.Traits) & savedTraits, specAt: uint32(s.SpecAt), nameAt: uint32(s.NameAt),
+			nameLen: uint16(s.NameLen), addressAt: uint32(s.AddressAt), addressLen: uint16(s.AddressLength),
 		}
-		specAt, nameAt, nameLen := s.number(1<<31), s.number(1<<31), s.number(1<<16-1)
-		addressAt, addressLen := s.number(1<<31), s.number(1<<16-1)
-		buf := s.text()
-		if s.bad || specAt > len(buf) || nameLen == 0 || nameAt+nameLen > len(buf) || addressAt+addressLen > len(buf) || addressAt < specAt {
-			return Saved{}, errSaved
-		}
-		if typ == savedEntry && k.collection.name != collection.ServiceEntry || typ == savedInstance && k.collection.name != collection.WorkloadEntry {
-			return Saved{}, errSaved
-		}
-		r.buf = string(buf)
-		r.specAt, r.nameAt, r.nameLen = uint32(specAt), uint32(nameAt), uint16(nameLen)
-		r.addressAt, r.addressLen = uint32(addressAt), uint16(addressLen)
-		if typ == savedEntry {
+		if s.Kind == saved.Entry {
 			r.parts = &composition{}
 			if hosts := encode.Hosts(r.Spec()); !r.is(ownAddress) && len(hosts) > 0 {
 				it.host = hosts[0]
@@ -174,20 +87,12 @@ func (d *DB) ParseSaved(run []byte) (Saved, error) {
 		}
 		it.record = r
 		out.items = append(out.items, it)
-	}
-	if s.bad {
-		return Saved{}, errSaved
+		return nil
+	})
+	if err != nil {
+		return Saved{}, err
 	}
 	return out, nil
-}
-
-// savedKind returns the kind of a body URL without a registry, nil if the kind
-// is not served.
-func (d *DB) savedKind(url string) *kind {
-	if t := d.tables[collection.OfBody(url)]; t != nil {
-		return &kind{collection: t, url: url}
-	}
-	return nil
 }
 
 // SavedRegistry is the registry that a number in saved items identifies.
@@ -214,7 +119,7 @@ var ErrNotEmpty = errors.New("state: what was saved has to be restored before an
 // replace earlier ones of the same name, and conflicts are decided anew. Each
 // registry in registries counts as having completed its first listing; its
 // first own listing removes what it does not mention. The DB must be unused.
-func (d *DB) Restore(saved []Saved, registries []SavedRegistry) ([]Restored, error) {
+func (d *DB) Restore(items []Saved, registries []SavedRegistry) ([]Restored, error) {
 	d.apply.Lock()
 	defer d.apply.Unlock()
 	for _, t := range d.tables {
@@ -227,7 +132,7 @@ func (d *DB) Restore(saved []Saved, registries []SavedRegistry) ([]Restored, err
 			return nil, ErrNotEmpty
 		}
 	}
-	l := loader{d: d, items: saved}
+	l := loader{d: d, items: items}
 	for _, s := range registries {
 		r := d.registryLocked(s.Name)
 		l.registries = append(l.registries, r)
