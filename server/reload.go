@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -144,7 +145,7 @@ func changedNames(d *config.Difference) []string {
 // load implements Reload. All checks that can fail come before the first
 // change.
 func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Difference, error) {
-	next, err := s.options.Load()
+	next, err := s.read()
 	if err != nil {
 		return config.Difference{}, err
 	}
@@ -212,6 +213,18 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 		s.options.Level.Set(next.Log.SlogLevel())
 	}
 	return d, nil
+}
+
+// read reads and checks the next configuration. A panic there, which is a
+// defect of the bridge, is an error: nothing has changed yet.
+func (s *Server) read() (next config.Config, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.log.Error("the bridge has met a defect of its own and goes on", "doing", "read the configuration", "err", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = fmt.Errorf("the configuration meets a defect of the bridge: %v", p)
+		}
+	}()
+	return s.options.Load()
 }
 
 // plan returns the registries of a configuration, and those of them that need a

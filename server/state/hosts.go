@@ -645,18 +645,20 @@ func (d *DB) Conflicts() []Conflict {
 		order int
 	}
 	var items []item
-	d.apply.Lock()
-	for id, v := range d.verdicts.now {
-		if v.host == "" {
-			continue
+	func() {
+		d.apply.Lock()
+		defer d.apply.Unlock()
+		for id, v := range d.verdicts.now {
+			if v.host == "" {
+				continue
+			}
+			policy, _ := v.policyOf(d.rules)
+			items = append(items, item{Conflict{
+				Host: v.host, Policy: policy, Registry: id.registry.name, Name: id.name, Outcome: v.state.String(),
+				Owner: v.by.registry.name, OwnerName: v.by.name,
+			}, id.registry.order})
 		}
-		policy, _ := v.policyOf(d.rules)
-		items = append(items, item{Conflict{
-			Host: v.host, Policy: policy, Registry: id.registry.name, Name: id.name, Outcome: v.state.String(),
-			Owner: v.by.registry.name, OwnerName: v.by.name,
-		}, id.registry.order})
-	}
-	d.apply.Unlock()
+	}()
 	slices.SortFunc(items, func(a, b item) int {
 		return cmp.Or(strings.Compare(a.Host, b.Host), cmp.Compare(a.order, b.order), strings.Compare(a.Name, b.Name))
 	})

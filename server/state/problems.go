@@ -131,6 +131,7 @@ func (l *leftOut) forget() {
 // it, as the registry or the configuration intends that, ordered by id.
 func (r *Registry) LeftOut() []Problem {
 	r.db.apply.Lock()
+	defer r.db.apply.Unlock()
 	out := make([]Problem, 0, len(r.leftOut.list))
 	for id, reason := range r.leftOut.list {
 		out = append(out, Problem{ID: id, Reason: reason, Field: fieldOf(reason)})
@@ -138,7 +139,6 @@ func (r *Registry) LeftOut() []Problem {
 	if r.leftOut.more {
 		out = append(out, Problem{ID: "more", Reason: fmt.Sprintf("more is left out than the %d that are listed", maxProblems)})
 	}
-	r.db.apply.Unlock()
 	slices.SortFunc(out, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })
 	return out
 }
@@ -390,8 +390,20 @@ func (r *Registry) sweepRefusals() {
 
 // Problems returns what cannot be served, ordered by id.
 func (r *Registry) Problems() []Problem {
+	out := r.unsortedProblems()
+	for i := range out {
+		if out[i].Field == "" {
+			out[i].Field = fieldOf(out[i].Reason)
+		}
+	}
+	slices.SortFunc(out, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })
+	return out
+}
+
+func (r *Registry) unsortedProblems() []Problem {
 	d := r.db
 	d.apply.Lock()
+	defer d.apply.Unlock()
 	out := make([]Problem, 0, len(r.problems)+len(r.refused)+r.shadowed)
 	for id, reason := range r.problems {
 		out = append(out, Problem{ID: id, Reason: reason})
@@ -438,12 +450,5 @@ func (r *Registry) Problems() []Problem {
 			}
 		})
 	}
-	d.apply.Unlock()
-	for i := range out {
-		if out[i].Field == "" {
-			out[i].Field = fieldOf(out[i].Reason)
-		}
-	}
-	slices.SortFunc(out, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })
 	return out
 }

@@ -559,7 +559,9 @@ func (r *Registry) Accept() (Protection, error) {
 		return Protection{}, ErrNothingKept
 	}
 	was := r.protection()
-	r.removeKept(func(*keptItem) bool { return true })
+	if err := r.removeKept(func(*keptItem) bool { return true }); err != nil {
+		return was, err
+	}
 	r.log.Warn("an operator accepted what was held back; it is removed", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
 	return was, nil
 }
@@ -606,7 +608,13 @@ func (r *Registry) expire(now time.Time) {
 		return // those before are there again
 	}
 	was := r.protection()
-	r.removeKept(func(k *keptItem) bool { return !k.refused && now.Sub(k.from) >= g.protect.Hold })
+	if r.removeKept(func(k *keptItem) bool { return !k.refused && now.Sub(k.from) >= g.protect.Hold }) != nil {
+		for _, k := range g.kept {
+			k.from = now // until another hold is over
+		}
+		g.since = now
+		return
+	}
 	r.log.Warn("nobody decided on what was held back; it is removed", "services", was.Services-g.services, "endpoints", was.Endpoints-g.endpoints,
 		"resources", was.Resources-g.resources, "after", g.protect.Hold)
 }
@@ -622,9 +630,14 @@ func (g *guard) earliest() (first time.Time) {
 	return first
 }
 
-// removeKept removes the retained resources that chosen selects.
-func (r *Registry) removeKept(chosen func(*keptItem) bool) {
+// removeKept removes the retained resources that chosen selects. After an error
+// all of them are retained as before.
+func (r *Registry) removeKept(chosen func(*keptItem) bool) error {
 	b := &batch{r: r, db: r.db}
+	return r.db.attempt(b, aDecision, func() { r.removeChosen(b, chosen) })
+}
+
+func (r *Registry) removeChosen(b *batch, chosen func(*keptItem) bool) {
 	var gone []*Record
 	for name, k := range r.guard.kept {
 		if chosen(k) {

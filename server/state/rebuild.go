@@ -15,22 +15,32 @@ import (
 func (b *batch) read(m *pluginv1.WatchResponse) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = b.r.defect(p)
+			err = b.r.defect(p, aMessage)
 		}
 	}()
 	b.parse(m.GetUpserts())
 	return b.check(m)
 }
 
-// attempt calls f, which applies a message of the registry. If f panics, which
-// is a defect of this package, the state is made anew from the claims of all
-// registries before the message, or after it if only the logs lack it. The
-// error ends the plugin of this registry only. The caller holds apply.
-func (d *DB) attempt(b *batch, f func()) (err error) {
+// What the bridge does when it meets a defect of its own.
+const (
+	aMessage  = "apply a message of the plugin"
+	aDecision = "remove what is held back"
+)
+
+// attempt calls f, which applies a batch. If f panics, which is a defect of
+// this package, the state is made anew from the claims of all registries before
+// the batch, or after it if only the logs lack it. The error of a message ends
+// the plugin of its registry only. The caller holds apply.
+func (d *DB) attempt(b *batch, doing string, f func()) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = b.r.defect(p)
-			d.rebuild(b.r, b.written)
+			err = b.r.defect(p, doing)
+			relisted := b.r
+			if doing != aMessage {
+				relisted = nil
+			}
+			d.rebuild(relisted, b.written)
 		}
 	}()
 	f()
@@ -38,10 +48,10 @@ func (d *DB) attempt(b *batch, f func()) (err error) {
 }
 
 // defect logs a panic and returns it as an error.
-func (r *Registry) defect(p any) error {
-	r.db.log.Error("a message of a plugin meets a defect of the bridge; other registries are followed as before",
-		"registry", *r.shown.Load(), "err", fmt.Sprint(p), "stack", string(debug.Stack()))
-	return fmt.Errorf("its message meets a defect of the bridge: %v", p)
+func (r *Registry) defect(p any, doing string) error {
+	r.db.log.Error("the bridge has met a defect of its own and goes on",
+		"registry", *r.shown.Load(), "doing", doing, "err", fmt.Sprint(p), "stack", string(debug.Stack()))
+	return fmt.Errorf("%s: a defect of the bridge: %v", doing, p)
 }
 
 // rebuild makes everything that is derived from the claims of the registries
@@ -49,8 +59,9 @@ func (r *Registry) defect(p any) error {
 // the index those of the batch that failed, if it was complete (written).
 //
 // Readers have to start over: they find every name, in the version that it had.
-// The registry whose batch failed is going to list everything, so that what its
-// counters of the protection say is dropped; those of others stay.
+// The registry whose message failed, if it was one, is going to list
+// everything, so that what its counters of the protection say is dropped; those
+// of others stay.
 func (d *DB) rebuild(failed *Registry, written bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -111,3 +111,54 @@ func TestPanicIsOfOneRegistry(t *testing.T) {
 		})
 	}
 }
+
+// A panic while what is held back is removed, as an operator accepts it or its
+// time is over, ends nothing: it is held back as before, or removed if only the
+// logs lacked it.
+func TestPanicInDecision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		armed := false
+		o := protected()
+		o.Applied = func(string, uint64) {
+			if armed {
+				armed = false
+				panic("a defect")
+			}
+		}
+		e := newEnv(t, o, "dc1", "dc2")
+		r := e.Registry("dc1")
+		list(r, 20)
+		list(r, 9)
+		inline, byWorkload := e.served()
+		kept := len(slices.Collect(e.Kept("dc1")))
+		decide := func(f func() error) error {
+			e.apply.Lock()
+			defer e.apply.Unlock()
+			return f()
+		}
+		seen := 0
+		if err := decide(func() error {
+			return r.removeKept(func(*keptItem) bool {
+				if seen++; seen == kept {
+					panic("a defect")
+				}
+				return true
+			})
+		}); err == nil || !strings.Contains(err.Error(), "a defect") {
+			t.Fatalf("error %v", err)
+		}
+		e.want(inline, byWorkload)
+		if now := len(slices.Collect(e.Kept("dc1"))); now != kept || kept == 0 {
+			t.Errorf("%d resources are held back, want %d", now, kept)
+		}
+		armed = true
+		if _, err := r.Accept(); err == nil || !strings.Contains(err.Error(), "a defect") {
+			t.Fatalf("error %v", err)
+		}
+		if now, _ := e.served(); len(slices.Collect(e.Kept("dc1"))) != 0 || len(now) >= len(inline) {
+			t.Errorf("%d of %d are served after the removal was written", len(now), len(inline))
+		}
+		list(r, 20)
+		e.want(inline, byWorkload)
+	})
+}

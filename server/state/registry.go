@@ -171,7 +171,7 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) error {
 	}
 	r.db.apply.Lock()
 	defer r.db.apply.Unlock()
-	return r.db.attempt(b, func() { r.apply(b, m) })
+	return r.db.attempt(b, aMessage, func() { r.apply(b, m) })
 }
 
 // apply applies a parsed message. The caller holds apply.

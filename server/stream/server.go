@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -300,7 +301,7 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 	// earlier, so Serve does not wait for it.
 	go func() {
 		for {
-			req, err := receive()
+			req, err := sound(receive)
 			if err != nil {
 				ended <- err
 				return
@@ -362,6 +363,24 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 	}
 }
 
+// sound calls what reads or handles a request. A panic there, which is a defect
+// of the bridge, is the error of this stream: nothing else has seen the
+// request.
+func sound(f func() (any, error)) (out any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &defect{fmt.Errorf("the request meets a defect of the bridge: %v", p), string(debug.Stack())}
+		}
+	}()
+	return f()
+}
+
+// defect is a panic of the bridge.
+type defect struct {
+	error
+	stack string
+}
+
 // turn is what a stream waits for next, besides requests.
 type turn struct {
 	changed <-chan struct{} // a change of the state; nil for none
@@ -373,7 +392,7 @@ type turn struct {
 // takeTurn handles a request, if there is one, and sends what there is to send.
 func takeTurn(st Stream, sess Session, account Account, shown *view.View, req any) (t turn) {
 	if req != nil {
-		if err := sess.Take(req, time.Now()); err != nil {
+		if _, err := sound(func() (any, error) { return nil, sess.Take(req, time.Now()) }); err != nil {
 			return turn{err: &Fault{codes.ResourceExhausted, err}}
 		}
 		if err := account.Retain(sess.Retained()); err != nil {
@@ -416,6 +435,10 @@ func takeTurn(st Stream, sess Session, account Account, shown *view.View, req an
 
 // LogEnd logs the end of a stream with its reason.
 func LogEnd(log *slog.Logger, err error) {
+	if d, ok := errors.AsType[*defect](err); ok {
+		log.Error("the bridge has met a defect of its own and goes on", "doing", "handle a request", "err", d.Error(), "stack", d.stack)
+		return
+	}
 	switch {
 	case err == nil, status.Code(err) == codes.Canceled, errors.Is(err, ErrShutdown):
 		log.Info("sink disconnected")

@@ -3,6 +3,7 @@ package xds
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -196,6 +197,43 @@ func TestUnansweredStreamsAreNotWoken(t *testing.T) {
 			t.Errorf("after its answer a SotW sink gets %d resources", len(r.GetResources()))
 		}
 	})
+}
+
+// A panic while a request is decoded ends its stream, and no other.
+func TestPanicIsOfOneStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := servertest.New(t, state.Options{})
+		s := newServer(t, w, Config{})
+		server := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			return next(srv, &broken{ss})
+		}))...)
+		s.Register(server)
+		conn, stop := servertest.Connect(t, server)
+		defer stop()
+		w.Entry("a/web", "web.a.example.org")
+		client := discovery.NewAggregatedDiscoveryServiceClient(conn)
+		good, bad := openSotW(t, client, entriesV1), openSotW(t, client, "of a defect")
+		if _, err := bad.Recv(); err == nil || !strings.Contains(err.Error(), "meets a defect of the bridge: decode") {
+			t.Errorf("the stream of the request: %v", err)
+		}
+		ack(t, good, recv(t, good))
+		w.Entry("a/api", "api.a.example.org")
+		if n := len(recv(t, good).GetResources()); n != 2 {
+			t.Errorf("another stream gets %d resources, want 2", n)
+		}
+	})
+}
+
+// broken is a stream whose decoder has a defect.
+type broken struct{ grpc.ServerStream }
+
+// RecvMsg implements grpc.ServerStream.
+func (s *broken) RecvMsg(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	if r, ok := m.(*discovery.DiscoveryRequest); ok && r.GetTypeUrl() == "of a defect" {
+		panic("decode")
+	}
+	return err
 }
 
 // inTurn is a stream that waits for its turn.
