@@ -52,9 +52,10 @@ func TestContexts(t *testing.T) {
 		if h.IDs("default/web") != both || h.IDs("default/only-b") != "b/10.9.0.2:8080" || h.Instances["default/web"][2].Cluster != "b" {
 			t.Errorf("both clusters: %+v", h.Instances)
 		}
-		if want := fmt.Sprintf("a: watching %s; b: watching %s", a.URL, b.URL); h.Detail != want {
-			t.Errorf("detail %q, want %q", h.Detail, want)
-		}
+	})
+	// It comes after the listing.
+	c.Await(t, within, "how they are followed", func(h *plugintest.Held) bool {
+		return h.Detail == fmt.Sprintf("a: watching %s; b: watching %s", a.URL, b.URL)
 	})
 
 	b.Kill()
