@@ -92,7 +92,7 @@ func (f *follower) follow(ctx context.Context, take func(plugin.Listing)) error 
 		return err
 	}
 	take(f.accept(l))
-	err = s.follow(func(events []*clientv3.Event) {
+	err = s.follow(f.prefix, func(events []*clientv3.Event) {
 		f.revision = s.revision
 		take(f.apply(events))
 	})

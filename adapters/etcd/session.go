@@ -221,15 +221,34 @@ func (s *session) check(m *pb.WatchResponse) error {
 	return nil
 }
 
+// leastWatch is how long a watch lasts that is opened again when it breaks off.
+const leastWatch = time.Second
+
 // follow passes the events of each message of the watch to take until the
-// session ends, and returns why. Progress is a message without events.
-func (s *session) follow(take func([]*clientv3.Event)) error {
+// session ends, and returns why. A watch that breaks off, as a proxy ends what
+// lasts long, is opened again where it was, which shows whether that was an
+// outage.
+func (s *session) follow(prefix string, take func([]*clientv3.Event)) error {
+	for {
+		began := time.Now()
+		broke, err := s.followStream(take)
+		if !broke || time.Since(began) < leastWatch || s.watch(prefix) != nil {
+			return err
+		}
+		take(nil)
+	}
+}
+
+// followStream is follow for one stream. It reports whether it broke off.
+// Progress is a message without events.
+func (s *session) followStream(take func([]*clientv3.Event)) (broke bool, err error) {
+	stream := s.stream
 	messages, failed, done := make(chan *pb.WatchResponse), make(chan error, 1), make(chan struct{})
-	// Owned by follow, which waits for it; ends with the stream.
+	// Owned by followStream, which waits for it; ends with the stream.
 	go func() {
 		defer close(done)
 		for {
-			m, err := s.stream.Recv()
+			m, err := stream.Recv()
 			if err != nil {
 				failed <- err
 				return
@@ -242,7 +261,9 @@ func (s *session) follow(take func([]*clientv3.Event)) error {
 		}
 	}()
 	defer func() {
-		s.cancel(nil)
+		if !broke {
+			s.cancel(nil)
+		}
 		<-done
 	}()
 	ask := time.NewTicker(s.timeout / 3)
@@ -252,18 +273,18 @@ func (s *session) follow(take func([]*clientv3.Event)) error {
 	for {
 		select {
 		case <-s.ctx.Done():
-			return context.Cause(s.ctx)
+			return false, context.Cause(s.ctx)
 		case err := <-failed:
-			return explain(err)
+			return true, explain(err)
 		case <-silence.C:
-			return fmt.Errorf("%w for %v", errSilent, s.timeout)
+			return false, fmt.Errorf("%w for %v", errSilent, s.timeout)
 		case <-ask.C:
-			if err := s.stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}); err != nil {
+			if err := stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}); err != nil {
 				continue // Recv says why
 			}
 		case m := <-messages:
 			if err := s.check(m); err != nil {
-				return explain(err)
+				return false, explain(err)
 			}
 			silence.Reset(s.timeout)
 			take(m.Events)
