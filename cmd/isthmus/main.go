@@ -125,7 +125,7 @@ resources. To see it at work, run:
 	root.AddCommand(
 		newServe(), newDemo(), newWatch(), newVerify(), newDump(), newImport(), newDiff(), newValidate(),
 		newDoctor(), newMeshConfig(),
-		newRemovals(), newExplain(),
+		newRemovals(), newExplain(), newCheck(),
 		newBench(), newAdapter(), newPlugin(), newVersion(), newDocs(),
 		newHealthcheck(), newLogLevel(), newMan(),
 	)
@@ -165,6 +165,16 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
 				err = fmt.Errorf("%w; did you mean %s?", err, strings.Join(s, " or "))
 			}
+		}
+		// As in "explain HOST": a name for each argument.
+		names, _, _ := strings.Cut(cmd.Use+" ", " --")
+		switch names := strings.Fields(names)[1:]; {
+		case !strings.HasPrefix(err.Error(), "accepts ") && !strings.HasPrefix(err.Error(), "unknown command "), cmd.HasSubCommands():
+			// It says what is wrong.
+		case len(args) < len(names) && !strings.HasPrefix(names[len(args)], "["):
+			err = fmt.Errorf("%s is missing", names[len(args)])
+		case len(args) > len(names):
+			err = fmt.Errorf("%q is one argument too many", args[len(names)])
 		}
 		return usageError(cmd, err)
 	}

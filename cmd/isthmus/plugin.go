@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -40,8 +42,8 @@ func newPluginCheck() *cobra.Command {
 		Long: `Check that an executable, in any language, keeps the contract between the bridge and its adapters. It is started as the bridge starts it,
 several times, and must be able to follow a registry with the block of --config. That takes some 20 seconds.
 
-Each part of the contract is a line: PASS, FAIL with what is wrong and the cure, or SKIP for what only a test can show that changes the
-registry (plugintest.Conformance, in Go). docs/plugin-protocol.md explains the contract.
+Each part of the contract is a line: PASS, WARN with what is mostly not meant, FAIL with what is wrong and the cure, or SKIP for what builds
+on a part that failed, or what only a test can show that changes the registry (plugintest.Conformance, in Go). It ends within a minute. docs/plugin-protocol.md explains the contract.
 
 Exit codes: 0 nothing failed, 1 something did, 2 wrong usage, 3 the adapter refuses the block of --config or --translate.`,
 		Example: `  isthmus plugin check ./isthmus-adapter-json --config '{"url": "http://127.0.0.1:8000/services.json"}'
@@ -99,16 +101,38 @@ func errOr(err error, text string) error {
 	return err
 }
 
-// checkPlugin runs the checks and writes a line for each.
+// checkTime bounds all checks of a plugin, unless its first listing may take
+// longer.
+const checkTime = time.Minute
+
+// checkPlugin runs the checks and writes a line for each. What builds on a
+// check that failed is left out, so that each cause is named once.
 func checkPlugin(ctx context.Context, w io.Writer, cfg suite.Config) error {
-	var passed, failed, skipped int
+	atMost := max(checkTime, cfg.Within+checkTime/2)
+	limited, cancel := context.WithTimeout(ctx, atMost)
+	defer cancel()
+	passed, skipped, bad := 0, 0, 0
+	failed := make(map[string]bool)
+	var first string
+	skip := func(c suite.Check, why string) {
+		skipped++
+		fmt.Fprintf(w, "SKIP  %s\n      %s\n", c.Name, why)
+	}
 	for _, c := range suite.Checks() {
 		if lack := c.Lacks(cfg); lack != "" {
-			skipped++
-			fmt.Fprintf(w, "SKIP  %s\n      It takes %s, which plugintest.Conformance makes in a Go test.\n", c.Name, lack)
+			skip(c, "It takes "+lack+", which plugintest.Conformance makes in a Go test.")
 			continue
 		}
-		err := c.Run(ctx, cfg)
+		if i := slices.IndexFunc(c.After(), func(name string) bool { return failed[name] }); i >= 0 {
+			failed[c.Name] = true
+			skip(c, "It builds on: "+c.After()[i]+".")
+			continue
+		}
+		if limited.Err() != nil && ctx.Err() == nil {
+			skip(c, fmt.Sprintf("The checks before took %s, which is the most.", atMost))
+			continue
+		}
+		err := c.Run(limited, cfg)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -117,18 +141,27 @@ func checkPlugin(ctx context.Context, w io.Writer, cfg suite.Config) error {
 			fmt.Fprintf(w, "PASS  %s\n", c.Name)
 			continue
 		}
+		if warning, ok := errors.AsType[*suite.Warning](err); ok {
+			passed++
+			fmt.Fprintf(w, "WARN  %s\n%s", c.Name, indent(warning.Text))
+			continue
+		}
 		if refused, ok := errors.AsType[*suite.RefusedError](err); ok {
 			return &exitError{exitConfig, fmt.Errorf("%w\nwith a block that it takes, given with --config and --translate, the rest is checked too", refused)}
 		}
-		failed++
+		bad++
+		failed[c.Name], first = true, cmp.Or(first, c.Name)
 		fmt.Fprintf(w, "FAIL  %s\n%s      Cure: %s\n", c.Name, indent(err.Error()), c.Cure)
 		if errors.Is(err, suite.ErrNoProcess) || errors.Is(err, suite.ErrNoHandshake) {
 			break // the others fail alike
 		}
 	}
-	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
-	if failed > 0 {
-		return &exitError{exitFailed, fmt.Errorf("%s does not keep the contract; docs/plugin-protocol.md explains it", cfg.Command[0])}
+	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", passed, bad, skipped)
+	switch {
+	case first != "":
+		return &exitError{exitFailed, fmt.Errorf("%s does not keep the contract, first: %s; docs/plugin-protocol.md explains it", cfg.Command[0], first)}
+	case limited.Err() != nil:
+		return &exitError{exitFailed, fmt.Errorf("%s was not checked as a whole within %s", cfg.Command[0], atMost)}
 	}
 	return nil
 }

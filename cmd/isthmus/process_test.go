@@ -325,7 +325,7 @@ func TestTooLargeAfterRestart(t *testing.T) {
 	if err := plugin.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	p.find(p.stderr, `level=ERROR msg="the plugin ended; nothing is removed meanwhile"`)
+	p.find(p.stderr, `level=ERROR msg="the plugin ended; what it has listed is served meanwhile"`)
 	p.find(p.stderr, `msg="listing complete"`)
 	large := served(t, admin)
 	kept := 0
@@ -405,7 +405,7 @@ func TestKeptAfterRestart(t *testing.T) {
 	if err := plugin.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	p.find(p.stderr, `level=ERROR msg="the plugin ended; nothing is removed meanwhile"`)
+	p.find(p.stderr, `level=ERROR msg="the plugin ended; what it has listed is served meanwhile"`)
 	p.find(p.stderr, `msg="listing complete"`)
 	if after := served(t, admin); !maps.Equal(before, after) {
 		t.Errorf("served %v, before the plugin was killed %v", after, before)

@@ -37,6 +37,13 @@ type istiodConfig struct {
 	Spec json.RawMessage `json:"spec"`
 }
 
+// Has reports whether istiod has a resource, by its kind and "namespace/name".
+func (i *Istiod) Has(kind, name string) bool {
+	return slices.ContainsFunc(i.configs, func(c istiodConfig) bool {
+		return c.Kind == kind && c.Metadata.Namespace+"/"+c.Metadata.Name == name
+	})
+}
+
 // ReadIstiod reads the debug pages of an istiod. Name appears in findings.
 func ReadIstiod(ctx context.Context, name string, get Getter) (*Istiod, error) {
 	i := &Istiod{name: name}

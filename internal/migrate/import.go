@@ -327,7 +327,10 @@ func (im *importer) mcpBridge(doc *yaml.Node) {
 			r.rule("preset", "higress")
 			im.vport(b, r)
 			b.rest(r, why)
-		default: // static, dns and unknown types
+		case "static", "dns":
+			im.head = append(im.head, fmt.Sprintf("line %d: spec.registries[%d] %s of type %s: write %s into a registry of type %s (docs/registries/%s.md), with translate: {preset: higress}",
+				n.Line, i, oneLine(name), kind, oneLine(domain), kind, kind))
+		default:
 			im.head = append(im.head, fmt.Sprintf("line %d: spec.registries[%d] %s of type %s: no equal; write %s into a file of the adapter file (docs/registries/file.md), with translate: {preset: higress}",
 				n.Line, i, oneLine(name), oneLine(kind), oneLine(domain)))
 		}

@@ -1,6 +1,7 @@
 package plugintest
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest/suite"
@@ -33,7 +34,10 @@ func Conformance(t *testing.T, cfg Config) {
 	for _, c := range suite.Checks() {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Helper()
-			if err := c.Run(t.Context(), cfg); err != nil {
+			err := c.Run(t.Context(), cfg)
+			if w, ok := errors.AsType[*suite.Warning](err); ok {
+				t.Log(w)
+			} else if err != nil {
 				t.Errorf("%v\n%s", err, c.Cure)
 			}
 		})

@@ -402,8 +402,10 @@ func (b *bad) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[plugi
 		name = "web"
 	case "no-create-time":
 		created = nil
-	case "moving-create-time":
+	case "moving-create-time", "clock":
 		created = timestamppb.Now()
+	case "ownerless":
+		service = "-"
 	case "host":
 		se.Hosts[0] = "web_1.example.org"
 	case "port":
@@ -435,7 +437,7 @@ func (b *bad) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[plugi
 		if err != nil {
 			return err
 		}
-		add(&mcp.Resource{Metadata: &mcp.Metadata{Name: "ns/web-1", CreateTime: created}, Body: we}, service)
+		add(&mcp.Resource{Metadata: &mcp.Metadata{Name: "ns/web-1", CreateTime: created}, Body: we}, strings.Trim(service, "-"))
 	}
 	if err := s.Send(resp); err != nil {
 		return err
@@ -493,6 +495,9 @@ func TestConformanceFindsFaults(t *testing.T) {
 		"port":               {"everything is sent, then synced", "no port"},
 		"orphan":             {"everything is sent, then synced", "ns/nobody"},
 		"body":               {"everything is sent, then synced", "ServiceEntry"},
+		"ownerless":          {"everything is sent, then synced", `no service has an endpoint, and the WorkloadEntry "ns/web-1" belongs to none`},
+		"empty":              {"everything is sent, then synced", `1 of 1 services have no endpoint, "ns/web" among them`},
+		"clock":              {"another process sends the same", "create_time of networking.istio.io/ServiceEntry \"ns/web\" was "},
 		"kept":               {"everything is sent, then synced", "Describe does not name"},
 		"relisted":           {"everything is sent, then synced", `ServiceEntry "ns/web" is relisted`},
 		"moving-create-time": {"a second watch begins again", "create_time"},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -126,6 +127,9 @@ func (e *Explanation) explain() {
 		found = found || len(r.Services)+len(r.Claims) > 0
 		for _, s := range r.Services {
 			shadowed := slices.ContainsFunc(r.Claims, func(c state.Claim) bool { return c.Name == s.Entry && c.Outcome == "kept back" })
+			if s.Host != "" && s.Entry != "" && s.Host != e.Host && s.Key != e.Host {
+				say("Its host is %s.", s.Host)
+			}
 			out = append(out, s.explain(r.Registry, shadowed)...)
 		}
 		for _, c := range r.Claims {
@@ -202,8 +206,12 @@ func isOrAre(n int) string {
 func (s *ExplainedService) explain(registry string, shadowed bool) (out []string) {
 	served := 0
 	reasons := make(map[string][]string)
+	var local []string
 	for _, i := range s.Instances {
 		if i.Resource != "" {
+			if ip, err := netip.ParseAddr(i.Address); err == nil && ip.IsLoopback() {
+				local = append(local, i.ID)
+			}
 			served++
 			continue
 		}
@@ -214,12 +222,18 @@ func (s *ExplainedService) explain(registry string, shadowed bool) (out []string
 		reasons[reason] = append(reasons[reason], i.ID)
 	}
 	if s.Entry == "" {
-		why := "no reason is known"
+		why := ""
 		for _, step := range s.Steps {
 			if strings.Contains(step.Text, "left out") || strings.Contains(step.Text, "not served") {
 				why = step.Text
 			}
 		}
+		for _, i := range s.Instances { // which may be why the service is not
+			if why == "" && len(i.Steps) > 0 {
+				why = fmt.Sprintf("instance %s %s (%s)", i.ID, i.Steps[0].Text, i.Steps[0].Rule)
+			}
+		}
+		why = cmp.Or(why, "no reason is known")
 		return []string{fmt.Sprintf("Registry %s has the service %s, which is not served: %s.", registry, s.Key, strings.TrimSuffix(why, "."))}
 	}
 	out = append(out, fmt.Sprintf("Registry %s has the service %s with %s, of which %s fit for traffic.",
@@ -230,6 +244,9 @@ func (s *ExplainedService) explain(registry string, shadowed bool) (out []string
 	}
 	if shadowed {
 		return []string{strings.TrimSuffix(out[0], ".") + "; it is shadowed."}
+	}
+	if len(local) > 0 {
+		out = append(out, fmt.Sprintf("Instance %s is served with an address of the machine itself, at which each client reaches itself: register it with an address that others reach.", strings.Join(local[:min(len(local), 3)], ", ")))
 	}
 	list := make([]string, 0, len(reasons))
 	for reason := range reasons {

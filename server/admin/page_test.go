@@ -96,6 +96,18 @@ func TestExplainSummary(t *testing.T) {
 			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Services: []ExplainedService{{Key: "web", Steps: []ExplainedStep{{Rule: "translate.relabel.services[0]", Text: "left out by translate.relabel.services[0]"}}}}}}},
 			"Registry dc1 has the service web, which is not served: left out by translate.relabel.services[0].",
 		},
+		"without a port": {
+			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Services: []ExplainedService{{Key: "web", Instances: []ExplainedInstance{{ID: "i", Steps: []ExplainedStep{{Rule: "translate.fallback_port", Text: "has no port"}}}}}}}}},
+			"Registry dc1 has the service web, which is not served: instance i has no port (translate.fallback_port).",
+		},
+		"loopback": {
+			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Services: []ExplainedService{{Key: "web", Entry: "ns/web", Instances: []ExplainedInstance{{ID: "i", Address: "127.0.0.1", Resource: "ns/i"}}}}}}},
+			"Instance i is served with an address of the machine itself",
+		},
+		"renamed": {
+			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Services: []ExplainedService{{Key: "x", Entry: "ns/web", Host: "shop.example.org"}}}}},
+			"Its host is shop.example.org.",
+		},
 		"refused": {
 			Explanation{Registries: []ExplainedRegistry{served}, Sinks: []ExplainedSink{{Node: "istiod", State: "refused", LastNack: "bad"}, {State: "acknowledged"}}},
 			"1 of 2 sinks have acknowledged it; the rest: istiod (refused: bad).",

@@ -76,11 +76,11 @@ func (p Phase) Sentence() string {
 	case PhaseDegraded:
 		return "The plugin cannot follow the registry at the moment; nothing is removed meanwhile."
 	case PhaseRestarting:
-		return "The plugin ended and is started again after a pause; nothing is removed meanwhile."
+		return "The plugin ended and is started again after a pause; what it has listed is served meanwhile."
 	case PhaseRestored:
 		return "The registry is served as it was kept on disk, until its first listing is complete."
 	case PhaseFailed:
-		return "The plugin refuses its configuration; nothing is removed meanwhile."
+		return "The plugin refuses its configuration; what it listed before is served meanwhile."
 	default:
 		return "The plugin does not run."
 	}

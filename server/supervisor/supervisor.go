@@ -496,7 +496,7 @@ func (s *Supervisor) failed(p Phase, err error, violations []Violation, pause ti
 	if p == PhaseFailed {
 		s.log.Error("the plugin refuses its configuration", "err", err, "retry_in", pause.Round(time.Millisecond))
 	} else {
-		s.log.Error("the plugin ended; nothing is removed meanwhile", "err", err, "retry_in", pause.Round(time.Millisecond))
+		s.log.Error("the plugin ended; what it has listed is served meanwhile", "err", err, "retry_in", pause.Round(time.Millisecond))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

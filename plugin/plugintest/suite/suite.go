@@ -78,6 +78,9 @@ type Check struct {
 	Cure string
 
 	run func(ctx context.Context, cfg Config) error
+	// after are the names of checks on which it builds: a plugin that fails one
+	// of them fails this one for the same cause.
+	after []string
 	// lacks returns what the configuration lacks for the check, or "".
 	lacks func(cfg Config) string
 }
@@ -88,6 +91,10 @@ type Check struct {
 // to; other checks then fail alike.
 func (c Check) Run(ctx context.Context, cfg Config) error { return c.run(ctx, cfg.withDefaults()) }
 
+// After returns the names of the checks that have to pass for the check to show
+// anything of its own.
+func (c Check) After() []string { return c.after }
+
 // Lacks returns what a configuration lacks for the check to show anything, or
 // "".
 func (c Check) Lacks(cfg Config) string {
@@ -96,6 +103,12 @@ func (c Check) Lacks(cfg Config) string {
 	}
 	return c.lacks(cfg)
 }
+
+// Warning is what is no violation of the contract, and mostly not meant.
+type Warning struct{ Text string }
+
+// Error returns the text.
+func (w *Warning) Error() string { return w.Text }
 
 // Errors of every check alike.
 var (
@@ -121,45 +134,58 @@ func (e *RefusedError) Error() string {
 	return "the configuration is refused: " + strings.Join(all, "; ")
 }
 
+// Checks on which others build.
+const (
+	shakes    = "it shakes hands with its host"
+	describes = "describe works before configure"
+	lists     = "everything is sent, then synced"
+	lives     = "it gives a sign of life"
+	leaves    = "it ends when the host goes"
+)
+
 var checks = []Check{
 	{
 		Name: "a person who starts it is told what it is", run: byHand,
 		Cure: "Without " + wire.CookieKey + "=" + wire.CookieValue + " in the environment, print on standard error what the program is and exit with a code other than 0.",
 	},
 	{
-		Name: "it shakes hands with its host", run: shakeHands,
+		Name: shakes, run: shakeHands,
 		Cure: "Write the handshake as the first line on standard output, flush it, and serve gRPC with TLS where it says.",
 	},
 	{
-		Name: "describe works before configure", run: describeFirst,
+		Name: describes, run: describeFirst, after: []string{shakes},
 		Cure: "Answer Describe at any time, always alike: a name in lower case, a JSON Schema of the config block, and the collections that are sent.",
 	},
 	{
-		Name: "watch before configure is refused", run: watchFirst,
+		Name: "watch before configure is refused", run: watchFirst, after: []string{shakes},
 		Cure: "Answer Watch with the status FAILED_PRECONDITION until Configure succeeded.",
 	},
 	{
-		Name: "unknown field is refused with its path", run: unknownField,
+		Name: "unknown field is refused with its path", run: unknownField, after: []string{describes},
 		Cure: "Decode both blocks strictly, and answer Configure with a violation for each unknown field: \"config.NAME\" or \"translate.NAME\".",
 	},
 	{
-		Name: "wrong types are refused with their path", run: wrongTypes,
+		Name: "wrong types are refused with their path", run: wrongTypes, after: []string{describes},
 		Cure: "Answer Configure with a violation that has the path of each field whose value does not fit the schema of Describe.",
 	},
 	{
-		Name: "configuration is taken once", run: configureOnce,
+		Name: "configuration is taken once", run: configureOnce, after: []string{describes},
 		Cure: "Answer a second Configure with the status FAILED_PRECONDITION; the bridge starts another process for another configuration.",
 	},
 	{
-		Name: "everything is sent, then synced", run: fullListing,
+		Name: lists, run: fullListing, after: []string{describes},
 		Cure: "Send every resource, each as the contract describes it, and then synced, once for each Watch.",
 	},
 	{
-		Name: "a second watch begins again", run: secondWatch,
+		Name: "a second watch begins again", run: secondWatch, after: []string{lists},
 		Cure: "Begin each Watch with everything, and let create_time be constant for a resource.",
 	},
 	{
-		Name: "changes arrive", run: changes,
+		Name: "another process sends the same", run: sameAgain, after: []string{lists},
+		Cure: "Make the same bytes of the same registry: sort what a map holds, and take create_time from the registry or a constant, not from the clock.",
+	},
+	{
+		Name: "changes arrive", run: changes, after: []string{lists},
 		Cure: "Send a change of the registry as soon as it is known, and only what changed.",
 		lacks: func(cfg Config) string {
 			if len(cfg.Changes) == 0 {
@@ -169,7 +195,7 @@ var checks = []Check{
 		},
 	},
 	{
-		Name: "stale beats empty", run: outages,
+		Name: "stale beats empty", run: outages, after: []string{lists},
 		Cure: "While the registry cannot be followed, remove nothing and send a status with the reason; afterwards an empty one.",
 		lacks: func(cfg Config) string {
 			if len(cfg.Outages) == 0 {
@@ -179,7 +205,7 @@ var checks = []Check{
 		},
 	},
 	{
-		Name: "the registry flaps", run: flaps,
+		Name: "the registry flaps", run: flaps, after: []string{lists},
 		Cure: "Count the time for which an instance is retained from the first complete answer that lacks it; an outage pauses it, and does not start it again. In Go, plugin.Grace does.",
 		lacks: func(cfg Config) string {
 			if cfg.Flaps == nil {
@@ -189,23 +215,23 @@ var checks = []Check{
 		},
 	},
 	{
-		Name: "it gives a sign of life", run: heartbeat,
+		Name: lives, run: heartbeat, after: []string{describes},
 		Cure: "Send an empty message when there was nothing to send for 2 seconds.",
 	},
 	{
-		Name: "it ends when the host goes", run: hostGoes,
+		Name: leaves, run: hostGoes, after: []string{lives},
 		Cure: "Exit when the connection of the bridge ends.",
 	},
 	{
-		Name: "it ends at SIGTERM", run: sigterm,
+		Name: "it ends at SIGTERM", run: sigterm, after: []string{lives},
 		Cure: "Exit at SIGTERM; a shell script starts the program with exec, so that it receives the signal.",
 	},
 	{
-		Name: "standard output is for the handshake only", run: stdout,
+		Name: "standard output is for the handshake only", run: stdout, after: []string{lists, leaves},
 		Cure: "Write logs to standard error.",
 	},
 	{
-		Name: "the bridge follows it", run: bridge,
+		Name: "the bridge follows it", run: bridge, after: []string{lists},
 		Cure: "The bridge's log says what it does not accept; what the other checks found comes first.",
 	},
 }
@@ -569,7 +595,34 @@ func listed(ctx context.Context, cfg Config, do func(p *process, s *stream) erro
 }
 
 func fullListing(ctx context.Context, cfg Config) error {
-	return listed(ctx, cfg, func(*process, *stream) error { return nil })
+	return listed(ctx, cfg, func(_ *process, s *stream) error { return s.world.withoutEndpoints() })
+}
+
+// sameAgain compares what two processes send, byte by byte.
+func sameAgain(ctx context.Context, cfg Config) error {
+	if cfg.Changing {
+		return nil
+	}
+	var worlds []*World
+	for range 2 {
+		if len(worlds) > 0 {
+			// A clock that was made a time of whole seconds has moved on.
+			timer := time.NewTimer(time.Second)
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+				return ctx.Err()
+			}
+		}
+		if err := listed(ctx, cfg, func(_ *process, s *stream) error {
+			worlds = append(worlds, s.world)
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	return worlds[0].differs(worlds[1])
 }
 
 func secondWatch(ctx context.Context, cfg Config) error {

@@ -1,6 +1,7 @@
 package suite
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -45,6 +46,7 @@ type id struct{ collection, name string }
 
 type entry struct {
 	resource *mcp.Resource
+	raw      []byte // as sent
 	service  string
 }
 
@@ -186,7 +188,7 @@ func (w *World) apply(resp *pluginv1.WatchResponse) error {
 			bad("upsert of %s %q: create_time changed from %v to %v", i.collection, i.name,
 				old.resource.GetMetadata().GetCreateTime(), res.GetMetadata().GetCreateTime())
 		}
-		w.resources[i] = entry{&res, u.GetService()}
+		w.resources[i] = entry{&res, u.GetResource(), u.GetService()}
 		delete(w.kept, i)
 	}
 	for _, u := range resp.GetUpserts() {
@@ -336,6 +338,58 @@ func isLabel(s string) bool {
 		return false
 	}
 	return strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
+}
+
+// withoutEndpoints returns an error if instances belong to no service and all
+// services lack them, and a [*Warning] about single ones.
+func (w *World) withoutEndpoints() error {
+	has := make(map[string]int)
+	stray := ""
+	for i, e := range w.resources {
+		switch {
+		case i.collection != collection.WorkloadEntry:
+		case e.service != "":
+			has[e.service]++
+		case stray == "" || i.name < stray:
+			stray = i.name
+		}
+	}
+	var empty []string
+	services := 0
+	for _, name := range w.Names(collection.ServiceEntry) {
+		se := w.ServiceEntry(name)
+		if se == nil || se.GetWorkloadSelector() != nil || len(se.GetEndpoints()) > 0 || se.GetResolution() != networking.ServiceEntry_STATIC {
+			continue
+		}
+		if services++; has[name] == 0 {
+			empty = append(empty, name)
+		}
+	}
+	switch {
+	case len(empty) == 0:
+		return nil
+	case len(empty) == services && stray != "":
+		return fmt.Errorf("no service has an endpoint, and the WorkloadEntry %q belongs to none: state the name of its ServiceEntry as the service of the upsert, and that of the ServiceEntry itself as its own", stray)
+	}
+	return &Warning{fmt.Sprintf("%d of %d services have no endpoint, %q among them", len(empty), services, empty[0])}
+}
+
+// differs returns what another process sends differently.
+func (w *World) differs(other *World) error {
+	a, b := w.keys(), other.keys()
+	if !slices.Equal(a, b) {
+		return fmt.Errorf("one process sends %d resources, another one others or more or fewer: %d", len(a), len(b))
+	}
+	for _, i := range slices.SortedFunc(maps.Keys(w.resources), func(a, b id) int { return strings.Compare(a.collection+" "+a.name, b.collection+" "+b.name) }) {
+		was, is := w.resources[i].resource, other.resources[i].resource
+		if from, to := was.GetMetadata().GetCreateTime(), is.GetMetadata().GetCreateTime(); !proto.Equal(from, to) {
+			return fmt.Errorf("create_time of %s %q was %s in one process and %s in another", i.collection, i.name, from.AsTime(), to.AsTime())
+		}
+		if !bytes.Equal(w.resources[i].raw, other.resources[i].raw) {
+			return fmt.Errorf("the bytes of %s %q differ between two processes", i.collection, i.name)
+		}
+	}
+	return nil
 }
 
 // createTimes returns the create_time of every resource.
