@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -787,6 +788,12 @@ func (a source) Resources(profile string) (iter.Seq[admin.Resource], error) {
 							return nil, err
 						}
 						return protojson.Marshal(res)
+					},
+					HasAddress: func(address string) bool {
+						// The field address, as it is encoded.
+						field := append([]byte{0x0a, byte(len(address))}, address...)
+						e := r.Encode(l)
+						return bytes.Contains(e.Append(nil), field)
 					},
 				}) {
 					return

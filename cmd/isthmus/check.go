@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-mesh/isthmus/internal/doctor"
-	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 )
@@ -147,6 +146,10 @@ func (c *callCheck) run(ctx context.Context) (hops []hop) {
 // summary returns what explain says of the cause.
 func summary(e *admin.Explanation) string { return strings.Join(e.Summary, " ") }
 
+func isServiceEntry(r *admin.ExplainedResource) bool {
+	return strings.HasSuffix(r.Collection, "/ServiceEntry")
+}
+
 // registryHop says whether a registry has an instance that is fit for traffic.
 func registryHop(e *admin.Explanation) hop {
 	for i := range e.Registries {
@@ -168,7 +171,7 @@ func registryHop(e *admin.Explanation) hop {
 
 // bridgeHop says whether the bridge serves it.
 func bridgeHop(e *admin.Explanation) hop {
-	i := slices.IndexFunc(e.Resources, func(r admin.ExplainedResource) bool { return r.Collection == collection.ServiceEntry })
+	i := slices.IndexFunc(e.Resources, func(r admin.ExplainedResource) bool { return isServiceEntry(&r) })
 	if i < 0 {
 		return hop{Hop: "bridge", Text: "no ServiceEntry of it is served. " + summary(e), Cure: "isthmus explain " + e.Host + " names the rule."}
 	}
@@ -204,7 +207,7 @@ func (c *callCheck) istiodHop(ctx context.Context, e *admin.Explanation) hop {
 		return hop{Hop: "istiod", Text: err.Error(), Cure: "--istiod is a debug port, 15014 or 8080; kubectl -n istio-system port-forward deploy/istiod 15014 makes it reachable."}
 	}
 	for _, r := range e.Resources {
-		if r.Collection == collection.ServiceEntry && !i.Has("ServiceEntry", r.Name) {
+		if isServiceEntry(&r) && !i.Has("ServiceEntry", r.Name) {
 			return hop{Hop: "istiod", Text: "it was sent ServiceEntry " + r.Name + " and does not have it: its validation rejects that", Cure: "istiod's log says why; repair what it names in the registry."}
 		}
 	}

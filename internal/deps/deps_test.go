@@ -123,7 +123,7 @@ var rules = []rule{
 		folder: "server/owns", own: []string{"plugin/collection", "server/config", "server/encode", "translate"}, others: []string{"google.golang.org/protobuf/...", "istio.io/api/..."},
 	},
 	{
-		folder: "server/admin", own: []string{"server/access", "server/conditions", "server/state", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
+		folder: "server/admin", own: []string{"plugin/collection", "server/access", "server/conditions", "server/state", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
 		tests: []string{"server/view"},
 	},
 	{

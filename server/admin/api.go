@@ -7,11 +7,13 @@ import (
 	"iter"
 	"maps"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/stream"
@@ -173,9 +175,28 @@ func (s *Server) services(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, err.Error())
 		return
 	}
+	found := s.finder(q.text)
 	writeJSON(w, http.StatusOK, page(s.source.Services(), q, func(v state.ServiceStatus) bool {
-		return either(q.registry, v.Registry) && (contains(q.text, v.Name) || contains(q.text, v.Hosts...))
+		return either(q.registry, v.Registry) && found(v)
 	}, func(v state.ServiceStatus) string { return v.Name + " " + v.Registry })) // several registries may have a service of that name
+}
+
+// finder returns what reports whether a text is in the name or a host of a
+// service, or is the address of one of its endpoints.
+func (s *Server) finder(text string) func(state.ServiceStatus) bool {
+	entries := make(map[string]bool) // those with the address
+	if _, err := netip.ParseAddr(text); err == nil {
+		if all, err := s.source.Resources(""); err == nil { // without a profile there is none
+			for r := range yielding(all) {
+				if r.Collection == collection.ServiceEntry && r.HasAddress != nil && r.HasAddress(text) {
+					entries[r.Name] = true
+				}
+			}
+		}
+	}
+	return func(v state.ServiceStatus) bool {
+		return text == "" || contains(text, v.Name) || contains(text, v.Hosts...) || entries[v.Name]
+	}
 }
 
 // resource is a Resource with its body.

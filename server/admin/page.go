@@ -205,22 +205,78 @@ func (s *Server) servicesPage(d *pageData, r *http.Request) error {
 	q := query{registry: d.Query.Get("registry"), text: strings.ToLower(strings.TrimSpace(d.Query.Get("q"))), after: d.Query.Get("after"), limit: pageLimit}
 	show := d.Query.Get("show")
 	d.Live, d.Shows, d.Filtered = "none", serviceShows, q.text != "" || q.registry != "" || show != ""
+	order := d.Query.Get("sort")
+	key, ok := serviceOrders[strings.TrimPrefix(order, "-")]
+	if !ok {
+		return fmt.Errorf("sort=%q: must be host, registry, name, endpoints or state, with - before it for the other direction", order)
+	}
+	found := s.finder(q.text)
 	d.Services = page(s.source.Services(), q, func(v state.ServiceStatus) bool {
 		shared := v.ShadowedBy != "" || v.Beside != "" || len(v.MergedWith) > 0
 		switch {
 		case show == "served" && v.ShadowedBy != "", show == "empty" && v.Endpoints > 0, show == "kept" && v.ShadowedBy == "", show == "shared" && !shared:
 			return false
 		}
-		return either(q.registry, v.Registry) && (q.text == "" || contains(q.text, v.Name) || contains(q.text, v.Hosts...))
-	}, func(v state.ServiceStatus) string { return v.Name + " " + v.Registry })
+		return either(q.registry, v.Registry) && found(v)
+	}, func(v state.ServiceStatus) string {
+		k := key(&v) + "\x00" + v.Name + " " + v.Registry
+		if strings.HasPrefix(order, "-") {
+			return reversed(k)
+		}
+		return k
+	})
 	d.First, d.NextPage = d.turn(r, ""), d.turn(r, d.Services.Next)
 	return nil
+}
+
+// serviceOrders are the keys by which services are sorted.
+var serviceOrders = map[string]func(v *state.ServiceStatus) string{
+	"":          func(*state.ServiceStatus) string { return "" },
+	"host":      func(v *state.ServiceStatus) string { return strings.Join(v.Hosts, " ") },
+	"registry":  func(v *state.ServiceStatus) string { return v.Registry },
+	"name":      func(*state.ServiceStatus) string { return "" },
+	"endpoints": func(v *state.ServiceStatus) string { return fmt.Sprintf("%010d", v.Endpoints) },
+	"state": func(v *state.ServiceStatus) string {
+		return fmt.Sprint(v.ShadowedBy == "", v.Endpoints > 0, v.ShadowedBy)
+	},
+}
+
+// reversed returns a key that sorts the other way.
+func reversed(key string) string {
+	b := []byte(key)
+	for i := range b {
+		b[i] = ^b[i]
+	}
+	return string(b) + "\xff"
+}
+
+// Sort returns the heading of a column that sorts the list.
+func (d *pageData) Sort(by, title string) template.HTML {
+	now, state, next := d.Query.Get("sort"), "", by
+	switch now {
+	case by:
+		state, next = ` aria-sort="ascending"`, "-"+by
+	case "-" + by:
+		state = ` aria-sort="descending"`
+	}
+	values := make(url.Values)
+	for _, k := range []string{"q", "registry", "show"} {
+		if v := d.Query.Get(k); v != "" {
+			values.Set(k, v)
+		}
+	}
+	values.Set("sort", next)
+	class := ""
+	if by == "endpoints" {
+		class = ` class="number"`
+	}
+	return template.HTML(fmt.Sprintf(`<th scope="col"%s%s><a href="services?%s">%s</a></th>`, class, state, template.HTMLEscapeString(values.Encode()), template.HTMLEscapeString(title))) //nolint:gosec // escaped
 }
 
 // turn returns the relative URL of another page of a list.
 func (d *pageData) turn(r *http.Request, after string) string {
 	values := make(url.Values)
-	for _, k := range []string{"q", "registry", "show"} {
+	for _, k := range []string{"q", "registry", "show", "sort"} {
 		if v := d.Query.Get(k); v != "" {
 			values.Set(k, v)
 		}

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"html"
 	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -72,6 +75,61 @@ func TestServicesPage(t *testing.T) {
 		if n != want {
 			t.Errorf("%q: %d services on all pages, want %d", filter, n, want)
 		}
+	}
+}
+
+// Columns sort in both directions over all pages, and an address finds the
+// service of the instance that has it.
+func TestServicesSort(t *testing.T) {
+	w := &world{}
+	for i := range 230 {
+		name := fmt.Sprintf("ns/web-%03d", i)
+		w.services = append(w.services, state.ServiceStatus{Registry: "dc1", Name: name, Hosts: []string{fmt.Sprintf("h-%03d.example.org", 999-i)}, Endpoints: i * 7 % 230})
+		w.resources = append(w.resources, Resource{Collection: "networking.istio.io/ServiceEntry", Name: name, HasAddress: func(a string) bool { return a == fmt.Sprintf("10.0.0.%d", i) }})
+	}
+	s := New(w, Options{})
+	row := regexp.MustCompile(`<code>ns/web-(\d+)</code></td><td class="number[^"]*">(\d+)<`)
+	rows := func(filter string) (out [][2]int) {
+		t.Helper()
+		for path := "services?" + filter; path != ""; {
+			code, body, _ := get(t, s, "/"+path)
+			if code != http.StatusOK {
+				t.Fatalf("%s: %d %s", path, code, body)
+			}
+			for _, m := range row.FindAllStringSubmatch(body, -1) {
+				i, _ := strconv.Atoi(m[1])
+				n, _ := strconv.Atoi(m[2])
+				out = append(out, [2]int{i, n})
+			}
+			path = ""
+			if before, _, ok := strings.Cut(body, `" rel="next"`); ok {
+				path = html.UnescapeString(before[strings.LastIndex(before, `href="`)+6:])
+			}
+		}
+		return out
+	}
+	for order, inOrder := range map[string]func(a, b [2]int) bool{
+		"name": func(a, b [2]int) bool { return a[0] < b[0] }, "-name": func(a, b [2]int) bool { return a[0] > b[0] },
+		"host": func(a, b [2]int) bool { return a[0] > b[0] }, "endpoints": func(a, b [2]int) bool { return a[1] < b[1] }, "-endpoints": func(a, b [2]int) bool { return a[1] > b[1] },
+	} {
+		got := rows("sort=" + order)
+		if len(got) != 230 || !slices.IsSortedFunc(got, func(a, b [2]int) int {
+			if inOrder(a, b) {
+				return -1
+			}
+			return 1
+		}) {
+			t.Errorf("sort=%s: %d rows, %v", order, len(got), got)
+		}
+	}
+	if got := rows("q=10.0.0.17"); len(got) != 1 || got[0][0] != 17 {
+		t.Errorf("an address finds %v, want web-017", got)
+	}
+	if found := getJSON[list[state.ServiceStatus]](t, s, "/api/v1/services?q=10.0.0.17"); found.Total != 1 {
+		t.Errorf("the API finds %d", found.Total)
+	}
+	if code, _, _ := get(t, s, "/services?sort=size"); code != http.StatusBadRequest {
+		t.Errorf("an unknown column: %d", code)
 	}
 }
 

@@ -160,4 +160,7 @@ type Resource struct {
 	// Body returns the resource as protobuf JSON. It is called only with
 	// ?body=true; nil omits the body.
 	Body func() (json.RawMessage, error) `json:"-"`
+	// HasAddress reports whether an endpoint in the resource has exactly this
+	// address; nil if none has any.
+	HasAddress func(address string) bool `json:"-"`
 }
