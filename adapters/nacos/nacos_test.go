@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -174,6 +175,7 @@ func suite(t *testing.T, server *testnacos.Server) {
 		side(t, "protect threshold", protect)
 		side(t, "polled", polled)
 		side(t, "sent away", sentAwayReal)
+		side(t, "signed", signed)
 		cut(t, server)
 		if server.Auth() {
 			side(t, "reader of a group", groupReader)
@@ -507,5 +509,39 @@ func access(t *testing.T, server *testnacos.Server) {
 		tokenFile(t, server, file)
 		c.awaitSynced(t)
 		c.awaitState(t, "")
+		before := 0
+		c.Look(func(*plugintest.Held) { before = len(c.reasons()) })
+		// The token with which the connection began ends meanwhile. A new
+		// service takes a request.
+		for end := time.Now().Add(5 * tokenLife / 2); time.Now().Before(end); {
+			name := "later-" + strconv.FormatInt(time.Now().UnixMilli(), 10)
+			app.Register(t, "public", "F", name, testnacos.Up("10.1.0.1", 80))
+			c.awaitService(t, "a new service", "public/F/"+name, count(1))
+		}
+		c.await(t, "no more reasons", func() bool { return len(c.reasons()) == before })
 	})
+}
+
+// signed shows keys that come with a security token, of files. The server's own
+// access control does not know them, and an open server takes what is signed.
+func signed(t *testing.T, server *testnacos.Server) {
+	dir := t.TempDir()
+	file := func(name string) string {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(name+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return filepath.Join(dir, name)
+	}
+	server.Client(t).Register(t, "public", "S", "web", testnacos.Up("10.1.0.1", 80))
+	c := follow(t, server, func(c *nacos.Config) {
+		c.Username, c.Password, c.Groups = "", "", []string{"S"}
+		c.AccessKeyFile, c.SecretKeyFile, c.SecurityTokenFile = file("access"), file("secret"), file("security")
+	})
+	if server.Auth() {
+		c.awaitState(t, "403")
+		return
+	}
+	c.awaitSynced(t)
+	c.awaitService(t, "of an open server", "public/S/web", count(1))
+	c.saidNothing(t)
 }
