@@ -1,6 +1,10 @@
 package main
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -64,6 +68,33 @@ func TestClientsOfGuardedListeners(t *testing.T) {
 	}
 	watch(`upsert\s+WorkloadEntry`, append(trust, "--address", at[1], "--cert-file", tool.Cert, "--key-file", tool.Key)...)
 	p.find(p.stderr, `msg="sink connected" .*identity="certificate tool\.example\.org"`) // beside what the sink says
+	// The page and the API say it, too, while it is connected.
+	w := start(t, append(append([]string{"watch"}, trust...), "--address", at[1], "--cert-file", tool.Cert, "--key-file", tool.Key)...)
+	w.find(w.stdout, `upsert\s+WorkloadEntry`)
+	pool := x509.NewCertPool()
+	if text, err := os.ReadFile(server.Cert); err != nil || !pool.AppendCertsFromPEM(text) {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: "bridge.example.org", MinVersion: tls.VersionTLS13}}}
+	defer client.CloseIdleConnections()
+	for path, want := range map[string]string{"/api/v1/sinks": `"identity": "certificate tool.example.org"`, "/sinks": "verified as certificate tool.example.org; "} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+at[2]+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer read-me-1")
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s has no %s: %v\n%s", path, want, err, text)
+		}
+	}
+	w.signal(syscall.SIGTERM)
+	w.wait()
 	watch(`stderr no rule in allow of listen\.xds fits: .*certificate for other\.example\.org`, append(trust, "--address", at[1], "--cert-file", other.Cert, "--key-file", other.Key)...)
 	watch(`upsert\s+WorkloadEntry`, append(trust, "--address", at[1], "--token-file", reader)...)
 	watch(`stderr no rule in allow of listen\.xds fits: .*no client certificate`, append(trust, "--address", at[1], "--token-file", wrong)...)
@@ -106,7 +137,7 @@ func TestClientsOfGuardedListeners(t *testing.T) {
 	}
 	accept := append([]string{"accept", "load", "--address", at[2]}, trust...)
 	call(exitFailed, "nothing is held back", append(accept, "--token-file", operator)...)
-	p.find(p.stderr, `msg=audit who="token [0-9a-f]{8}" from=127\.0\.0\.1:\d+ action="POST /api/v1/registries/load/accept" result=failed .*role=operate status=409 why=.*nothing is held back`)
+	p.find(p.stderr, `msg=audit who="token [0-9a-f]{8}" from=127\.0\.0\.1:\d+ action="POST /api/v1/registries/load/removals/allow" result=failed .*role=operate status=409 why=.*nothing is held back`)
 	call(exitFailed, "needs role: operate", append(accept, "--token-file", reader)...)
 	call(exitFailed, "401 Unauthorized", append(accept, "--token-file", wrong)...)
 	call(exitFailed, "--token-file: .*no such file", append(accept, "--token-file", dir+"/none")...)

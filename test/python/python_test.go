@@ -2,6 +2,7 @@ package python
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -322,4 +323,50 @@ func TestPluginCheck(t *testing.T) {
 			t.Errorf("%v\n%s", err, out)
 		}
 	})
+}
+
+// An executable that is pinned by its checksum runs, as a copy in memory: the
+// script that starts the adapter, and the adapter itself with an interpreter in
+// its first line. One byte more and it does not.
+func TestPinned(t *testing.T) {
+	testenv.SkipIfShort(t)
+	dir := testpython.PythonAdapter(t)
+	script, err := os.ReadFile(filepath.Join(dir, "isthmus-adapter-json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths := regexp.MustCompile(`'([^']+)'`).FindAllSubmatch(script, -1)
+	if len(paths) != 2 {
+		t.Fatalf("the script is %s", script)
+	}
+	adapter, err := os.ReadFile(string(paths[1][1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := startInventory(t)
+	from.set(document(1, "web-1 10.0.0.1"))
+	for name, text := range map[string]string{"script": string(script), "adapter": "#!" + string(paths[0][1]) + "\n" + string(adapter)} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "isthmus-adapter-json")
+			if err := os.WriteFile(path, []byte(text), 0o755); err != nil { //nolint:gosec // it is a program
+				t.Fatal(err)
+			}
+			i := testisthmus.Start(t, fmt.Sprintf("- {name: shop, type: json, config: {url: %q, interval: 0.05}, plugin: {sha256: %x}}\nplugin_dir: %s", from.url, sha256.Sum256([]byte(text)), dir))
+			i.WaitPhase(t, "shop", "live")
+			if r := i.Registry(t, "shop"); r.Services != 2 {
+				t.Errorf("registry %+v", r)
+			}
+			if err := os.WriteFile(path, []byte(text+"\n"), 0o755); err != nil { //nolint:gosec // likewise
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(i.Registry(t, "shop").PID, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			testenv.Eventually(t, testenv.Patience, "the other file to be refused", func() (string, bool) {
+				r := i.Registry(t, "shop")
+				return fmt.Sprintf("%+v", r), strings.Contains(fmt.Sprintf("%+v", r), "checksum") || strings.Contains(fmt.Sprintf("%+v", r), "sha256")
+			})
+		})
+	}
 }
