@@ -77,7 +77,7 @@ race: tools ## every test but the end-to-end ones, with the race detector
 	GORACE=atexit_sleep_ms=10 $(GO) test -race -p $(JOBS) -timeout 40m -skip '$(ALONE)' ./cmd/isthmus $(PKGS)
 
 .PHONY: hostile
-hostile: ## attacks on each port at full size; the table of docs/security.md
+hostile: ## attacks on each port at full size, and all at once in 1 GiB; the table of docs/security.md
 	$(GO) test -count=1 -timeout 30m -v -run TestHostile ./test/hostile -long 20s
 
 # The tests of test/ that make test has skipped, most for a server that is on
