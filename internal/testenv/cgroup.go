@@ -22,7 +22,7 @@ type Cgroup struct {
 	Peak string
 }
 
-// NewCgroup returns a cgroup of so many bytes, nil if the test may not make one.
+// NewCgroup returns a cgroup of so many bytes, nil where a test may make none.
 func NewCgroup(t testing.TB, limit int) *Cgroup {
 	t.Helper()
 	for _, v := range []struct{ mount, limit, peak string }{

@@ -21,8 +21,6 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
 
-const pilotModule = "istio.io/istio"
-
 // Tools of Istio 1.8.0.
 var (
 	// Tool is Pilot 1.8.0, the last version that supports the legacy Mesh
