@@ -97,9 +97,6 @@ var definitions = []Definition{
 	{ResponseTooLarge, Critical, "The sink ends the stream and comes back for the same: it gets no changes.", "Upgrade istiod to 1.12 or later, or give it several bridges with some of the registries each (for Pilot: --mcpMaxMsgSize).", false},
 }
 
-// Kinds returns all definitions.
-func Kinds() []Definition { return append([]Definition(nil), definitions...) }
-
 // byKind has the definition of each kind.
 var byKind = func() map[Kind]*Definition {
 	out := make(map[Kind]*Definition, len(definitions))

@@ -26,10 +26,10 @@ func TestKinds(t *testing.T) {
 	rules, runbooks := read("deploy/alerts/isthmus.rules.yaml"), read("docs/runbooks.md")
 	reg := prometheus.NewPedanticRegistry()
 	NewList(reg, slog.New(slog.DiscardHandler))
-	if n, err := testutil.GatherAndCount(reg, "isthmus_condition"); err != nil || n != len(Kinds()) {
-		t.Errorf("%d series for %d kinds: %v", n, len(Kinds()), err)
+	if n, err := testutil.GatherAndCount(reg, "isthmus_condition"); err != nil || n != len(definitions) {
+		t.Errorf("%d series for %d kinds: %v", n, len(definitions), err)
 	}
-	for _, d := range Kinds() {
+	for _, d := range definitions {
 		if d.Affects == "" {
 			t.Errorf("%s does not say what it affects", d.Kind)
 		}
@@ -75,7 +75,7 @@ func TestList(t *testing.T) {
 	if err := testutil.GatherAndCompare(reg, strings.NewReader(""), "isthmus_none"); err != nil {
 		t.Error(err)
 	}
-	if n := testutil.CollectAndCount(l); n != len(Kinds()) {
+	if n := testutil.CollectAndCount(l); n != len(definitions) {
 		t.Errorf("%d series, want one for both sinks", n)
 	}
 	l.Set(start.Add(2*time.Minute), nil)
