@@ -241,7 +241,7 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 			first := r.LeftOut[max(0, slices.IndexFunc(r.LeftOut, func(p state.Problem) bool { return !strings.HasPrefix(p.ID, "config.") }))]
 			report.Add("", doctor.Finding{
 				Check: "registry-left-out", Severity: doctor.Note, Subject: subject,
-				Problem: fmt.Sprintf("it has %s not meant to be served, the first: %s: %s", doctor.Count(max(n, r.LeftOutCount), "thing", "things"), first.ID, first.Reason),
+				Problem: fmt.Sprintf("it has %s skipped, the first: %s: %s", doctor.Count(max(n, r.LeftOutCount), "thing", "things"), first.ID, first.Reason),
 				Change:  "isthmus dump --rejected lists all of them",
 			})
 		}
@@ -254,7 +254,7 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 		x := list[0]
 		report.Add("", doctor.Finding{
 			Check: "conflict", Severity: doctor.Warning, Subject: "registries",
-			Problem: fmt.Sprintf("several registries have %s that no rule of conflicts is for, the first: %s is served from %s, and what %s has is kept back", doctor.Count(len(list), "host", "hosts"), x.Host, x.Owner, x.Registry),
+			Problem: fmt.Sprintf("several registries have %s that no rule of conflicts is for, the first: %s is served from %s, and what %s has is shadowed", doctor.Count(len(list), "host", "hosts"), x.Host, x.Owner, x.Registry),
 			Change:  fmt.Sprintf("conflicts: [{hosts: [%q], policy: merge}], or policy: priority if it is meant", x.Host),
 		})
 	}

@@ -40,7 +40,7 @@ run beside a bridge with the same configuration.
 A registry that is not required and cannot be reached is left out, which standard error says.
 
 What cannot be served as it is, and was mended or left out, is listed on standard error with the reason. The exit code is 0 then too.
-With --rejected all that is printed is this list, as YAML on standard output, with what is not meant to be served: instances
+With --rejected all that is printed is this list, as YAML on standard output, with what is skipped: instances
 that fail their check, are disabled or have weight 0, and what a filter leaves out. Each item has registry, id, the field of
 the configuration that would change it (none where only the registry can), and reason.`,
 		Args: usageArgs(cobra.NoArgs),

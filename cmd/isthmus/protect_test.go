@@ -312,7 +312,7 @@ registries:
 	if r := all.Items[1]; r.Required || !r.Released || len(r.Holds) > 0 {
 		t.Errorf("the optional registry is shown as %+v", r)
 	}
-	await(t, admin+"/", `holds for \d+ s: .*ServiceEntry`, "optional: served without it")
+	await(t, admin+"/", `types that wait for it, for \d+ s: .*ServiceEntry`, "optional: served without it")
 	for _, protocol := range []string{"sotw", "delta", "mcp", "mcp, dialled"} {
 		watch := reverse
 		if protocol != "mcp, dialled" {

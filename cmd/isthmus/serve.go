@@ -31,7 +31,7 @@ configuration; if one refuses it, the problems are listed as 'isthmus validate' 
 A registry that cannot be reached does not end the program: the log and the admin page say so, and the bridge keeps trying. Until its
 first listing is complete, sinks are kept waiting for the types that it may have, those of the other registries included: to serve a
 part would remove the rest from the mesh. With 'required: false' they do not wait for a registry that cannot be reached. Once it has
-listed, its last state is served, whatever happens to it; a listing that would leave less than half of it is held back, see 'isthmus removals'.
+listed, its last state is served, whatever happens to it; a listing that would leave less than half of it pauses the removals, see 'isthmus removals'.
 
 What is served is kept on disk (state.dir) as the last good state. After a restart it is served at once, each registry until its own first
 listing is complete.

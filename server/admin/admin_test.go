@@ -391,7 +391,7 @@ func TestPage(t *testing.T) {
 		header = h
 		all += body
 	}
-	for _, want := range []string{"Not ready", "instance web/1", "Not meant to be served: 61", "dc1: &lt;b&gt;", "1.2.3, up 3 h, revision 77", "degraded", "It can not be followed.", "5 min", "listing incomplete for 7 min", "Last heard from</dt><dd>6 min ago", "Last heard from</dt><dd>not told", "&lt;script&gt;", "service s49", "11 more are in the", "61: no address", "sidecar~1", "abc", "def", "1.2 MB", "Last response", "no &lt;i&gt;", "3 stale nonces", "incremental", "too large", "waits for istio/serviceentries", "has asked for nothing yet"} {
+	for _, want := range []string{"Not ready", "instance web/1", "Skipped: 61", "dc1: &lt;b&gt;", "1.2.3, up 3 h, revision 77", "degraded", "It can not be followed.", "5 min", "listing incomplete for 7 min", "Last heard from</dt><dd>6 min ago", "Last heard from</dt><dd>not told", "&lt;script&gt;", "service s49", "11 more are in the", "61: no address", "sidecar~1", "abc", "def", "1.2 MB", "Last response", "no &lt;i&gt;", "3 stale nonces", "incremental", "too large", "waits for istio/serviceentries", "has asked for nothing yet"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("the pages lack %q", want)
 		}

@@ -125,7 +125,7 @@ func TestHeldIsShown(t *testing.T) {
 	page += registries
 	for _, want := range []string{
 		"would remove 11 of 20 services, 22 endpoints", "since 60 s, until " + now.Add(9*time.Minute).UTC().Format("15:04:05"),
-		"holds for 50 s: ServiceEntry, WorkloadEntry", "optional: served without it", "Last heard from</dt><dd>not since the start", "refused: would remove 3 of 9 services", "protected: &lt;b&gt;",
+		"types that wait for it, for 50 s: ServiceEntry, WorkloadEntry", "optional: served without it", "Last heard from</dt><dd>not since the start", "removal kept: would remove 3 of 9 services", "protected: &lt;b&gt;",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q:\n%s", want, page)

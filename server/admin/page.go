@@ -199,7 +199,7 @@ const current = "current"
 // pageLimit is the number of rows of a list on a page.
 const pageLimit = 100
 
-var serviceShows = []option{{"", "all"}, {"served", "served"}, {"empty", "without endpoints"}, {"kept", "kept back"}, {"shared", "in several registries"}}
+var serviceShows = []option{{"", "all"}, {"served", "served"}, {"empty", "without endpoints"}, {"shadowed", "shadowed"}, {"shared", "in several registries"}}
 
 func (s *Server) servicesPage(d *pageData, r *http.Request) error {
 	q := query{registry: d.Query.Get("registry"), text: strings.ToLower(strings.TrimSpace(d.Query.Get("q"))), after: d.Query.Get("after"), limit: pageLimit}
@@ -214,7 +214,7 @@ func (s *Server) servicesPage(d *pageData, r *http.Request) error {
 	d.Services = page(s.source.Services(), q, func(v state.ServiceStatus) bool {
 		shared := v.ShadowedBy != "" || v.Beside != "" || len(v.MergedWith) > 0
 		switch {
-		case show == "served" && v.ShadowedBy != "", show == "empty" && v.Endpoints > 0, show == "kept" && v.ShadowedBy == "", show == "shared" && !shared:
+		case show == "served" && v.ShadowedBy != "", show == "empty" && v.Endpoints > 0, (show == "shadowed" || show == "kept") && v.ShadowedBy == "", show == "shared" && !shared:
 			return false
 		}
 		return either(q.registry, v.Registry) && found(v)

@@ -58,7 +58,7 @@ func TestServicesPage(t *testing.T) {
 		w.services = append(w.services, v)
 	}
 	s := New(w, Options{})
-	for filter, want := range map[string]int{"": 250, "show=kept": 25, "show=empty": 125, "show=served": 225, "show=shared": 25, "q=WEB-01": 10, "registry=other": 0} {
+	for filter, want := range map[string]int{"": 250, "show=kept": 25, "show=shadowed": 25, "show=empty": 125, "show=served": 225, "show=shared": 25, "q=WEB-01": 10, "registry=other": 0} {
 		n := 0
 		for path := "services?" + filter; path != ""; {
 			code, body, _ := get(t, s, "/"+path)

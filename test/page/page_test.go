@@ -399,7 +399,7 @@ func TestPages(t *testing.T) {
 		p.check("host")
 
 		narrow := b.open(t, i.Admin, 360, true)
-		for path, picture := range map[string]string{"/": "narrow-overview", "/registries": "", "/services": "", "/sinks": "", "/changes": "", "/problems": "", "/host/shop007.example.org": "narrow-host"} {
+		for path, picture := range map[string]string{"/": "narrow-overview", "/registries": "", "/services": "narrow-services", "/sinks": "", "/changes": "narrow-changes", "/problems": "", "/host/shop007.example.org": "narrow-host"} {
 			narrow.visit(path)
 			narrow.check(picture)
 		}
