@@ -18,6 +18,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/changelog"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
 )
 
@@ -85,7 +86,7 @@ type DB struct {
 	registries []*Registry               // in the order of the configuration
 	network    netip.Prefix              // of the addresses of hosts
 	hosts      map[netip.Addr][]claimant // the hosts that hash to an address
-	rules      []ConflictRule
+	rules      conflict.Rules
 	// The policies of contested hosts with their counts.
 	contested   map[string]Policy
 	contestedBy map[Policy]int
@@ -98,7 +99,7 @@ type DB struct {
 	claims   draft[string, *hostClaim] // the ServiceEntries of each host, by hostKey
 	verdicts draft[entryID, *verdict]  // on ServiceEntries in conflict
 	// committedRules are the rules of the committed verdicts.
-	committedRules []ConflictRule
+	committedRules conflict.Rules
 
 	// mu guards the logs. A batch holds it only while it writes to them.
 	mu       sync.RWMutex
@@ -419,11 +420,11 @@ func (d *DB) Services() iter.Seq[ServiceStatus] {
 			}
 			it := item{record: r, order: r.kind.registry.order, registry: r.kind.registry.name}
 			if v := d.verdictOf(r); v != nil {
-				switch v.state {
-				case keptBack:
-					it.owner = v.by.registry.name
-				case beside:
-					it.beside = v.by.registry.name
+				switch v.Outcome {
+				case conflict.Shadowed:
+					it.owner = v.By.registry.name
+				case conflict.Beside:
+					it.beside = v.By.registry.name
 				}
 			}
 			if m := r.of.merger; m != nil {

@@ -82,9 +82,9 @@ func (d *DB) explainLocked(r *Record) Claim {
 		c.Workload = max(c.Workload, i.place[encode.Workload])
 	}
 	if v := d.verdicts.shared(entryID{of, r.Name()}); v != nil {
-		c.Outcome, c.Owner, c.OwnerName = v.state.String(), *v.by.registry.shown.Load(), v.by.name
-		c.Reason = v.problem(entryID{of, r.Name()}, d.committedRules)
-		_, rule := v.policyOf(d.committedRules)
+		c.Outcome, c.Owner, c.OwnerName = v.Outcome.String(), *v.By.registry.shown.Load(), v.By.name
+		c.Reason = entryID{of, r.Name()}.problem(v, d.committedRules)
+		_, rule := d.committedRules.Says(v.Rule)
 		if c.Rule = "conflicts"; strings.HasPrefix(rule, "conflicts[") {
 			c.Rule, _, _ = strings.Cut(rule, " ")
 		}

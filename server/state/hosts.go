@@ -3,77 +3,30 @@ package state
 import (
 	"cmp"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 )
 
 // Policy is the handling of a host that several registries have.
-type Policy string
+type Policy = conflict.Policy
 
 // Policies of a [ConflictRule].
 const (
-	// Priority serves the entry of the first registry that has the host.
-	Priority Policy = "priority"
-	// Isolate serves the entry of each registry in its own namespace.
-	Isolate Policy = "isolate"
-	// Merge serves the entry of the first registry with the endpoints of all.
-	Merge Policy = "merge"
+	Priority = conflict.Priority
+	Isolate  = conflict.Isolate
+	Merge    = conflict.Merge
 )
 
-// DefaultPolicy applies to hosts that match no rule.
-const DefaultPolicy = Priority
-
-var policies = []Policy{Priority, Isolate, Merge}
-
 // ConflictRule sets the policy of hosts that several registries have.
-type ConflictRule struct {
-	// Hosts are patterns of [path.Match]; * matches any run of characters, dots
-	// included. The case of letters does not matter.
-	Hosts  []string
-	Policy Policy
-	// Weights are the shares of traffic by registry, for Merge. Nil keeps the
-	// weights of the endpoints.
-	Weights map[string]uint32
-}
+type ConflictRule = conflict.Rule
 
-func (r *ConflictRule) fits(host string) bool {
-	return slices.ContainsFunc(r.Hosts, func(pattern string) bool {
-		ok, _ := path.Match(strings.ToLower(pattern), hostKey(host))
-		return ok
-	})
-}
-
-// hostKey returns what hosts are compared by. Proxies route requests, and DNS
-// resolves names, whatever the case of the letters: of two hosts that differ
-// only in it, istiod gives a route to one.
-func hostKey(host string) string { return strings.ToLower(host) }
-
-// hostKeys returns the keys of hosts, each once.
-func hostKeys(hosts []string) []string {
-	if len(hosts) == 1 && hostKey(hosts[0]) == hosts[0] {
-		return hosts
-	}
-	keys := make([]string, 0, len(hosts))
-	for _, host := range hosts {
-		if key := hostKey(host); !slices.Contains(keys, key) {
-			keys = append(keys, key)
-		}
-	}
-	return keys
-}
-
-func (r *ConflictRule) total() (n uint64) {
-	for _, w := range r.Weights {
-		n += uint64(w)
-	}
-	return n
-}
-
-var defaultRule = ConflictRule{Policy: DefaultPolicy}
+// verdict is the decision on a ServiceEntry that conflicts with another
+// registry's.
+type verdict = conflict.Verdict[entryID]
 
 // SetConflicts replaces the rules; the first that matches a host applies. All
 // resulting changes are published at once.
@@ -121,17 +74,6 @@ func (b *batch) markAll() {
 	}
 }
 
-// ruleOf returns the rule that applies to a host and its index in the
-// configuration, -1 for the default.
-func (d *DB) ruleOf(host string) (*ConflictRule, int) {
-	for n := range d.rules {
-		if d.rules[n].fits(host) {
-			return &d.rules[n], n
-		}
-	}
-	return &defaultRule, -1
-}
-
 // entryID identifies the ServiceEntry of a registry.
 type entryID struct {
 	registry *Registry
@@ -158,7 +100,7 @@ func (c *hostClaim) without(id entryID) *hostClaim {
 
 // claimHosts indexes the hosts of a ServiceEntry. The caller holds apply.
 func (d *DB) claimHosts(id entryID, hosts []string) {
-	for _, host := range hostKeys(hosts) {
+	for _, host := range conflict.HostKeys(hosts) {
 		d.claims.set(host, &hostClaim{id, d.claims.now[host]})
 	}
 }
@@ -166,7 +108,7 @@ func (d *DB) claimHosts(id entryID, hosts []string) {
 // disclaimHosts removes the hosts of a ServiceEntry from the index. The caller
 // holds apply.
 func (d *DB) disclaimHosts(id entryID, hosts []string) {
-	for _, host := range hostKeys(hosts) {
+	for _, host := range conflict.HostKeys(hosts) {
 		if rest := d.claims.now[host].without(id); rest == nil {
 			d.claims.remove(host)
 		} else {
@@ -198,7 +140,7 @@ func (b *batch) rehost(old, now *Record) {
 		d.claimHosts(id, after)
 	}
 	for _, hosts := range [][]string{before, after} {
-		for _, host := range hostKeys(hosts) {
+		for _, host := range conflict.HostKeys(hosts) {
 			// Entries of one registry do not conflict, and may be many.
 			for c := d.claims.now[host]; c != nil; c = c.next {
 				if c.registry != b.r {
@@ -235,76 +177,10 @@ func (b *batch) markName(name string) {
 	b.markedNames[name] = true
 }
 
-// verdict is the decision on a ServiceEntry that conflicts with another
-// registry's.
-type verdict struct {
-	state stateOfEntry
-	by    entryID // the entry that takes precedence
-	host  string  // shared by both; "" if only the name is
-	rule  int     // index of the rule that applies, -1 for none
-	why   string  // reason why it is not merged despite the rule
-	notes string  // differences between the two
-}
-
-// stateOfEntry is the outcome of a conflict for a ServiceEntry.
-type stateOfEntry uint8
-
-const (
-	beside   stateOfEntry = iota // both are served
-	keptBack                     // not served
-	merged                       // served as part of the other
-)
-
-// String returns the outcome as logs and pages show it.
-func (s stateOfEntry) String() string { return [...]string{"served too", "kept back", "merged"}[s] }
-
-// visibility is the set of namespaces that see a ServiceEntry.
-type visibility struct {
-	all bool
-	in  []string
-}
-
-func visibilityOf(se *encode.Entry, namespace string) (v visibility) {
-	v.all = len(se.ExportTo) == 0
-	for _, to := range se.ExportTo {
-		switch to {
-		case "*":
-			v.all = true
-		case ".":
-			v.in = append(v.in, namespace)
-		case "~":
-		default:
-			v.in = append(v.in, to)
-		}
-	}
-	return v
-}
-
-// overlaps reports whether a namespace sees both.
-func (v *visibility) overlaps(w *visibility) bool {
-	switch {
-	case v.all:
-		return w.all || len(w.in) > 0
-	case w.all:
-		return len(v.in) > 0
-	}
-	return slices.ContainsFunc(v.in, func(ns string) bool { return slices.Contains(w.in, ns) })
-}
-
-// covers reports whether each namespace that sees w also sees v.
-func (v *visibility) covers(w *visibility) bool {
-	return v.all || !w.all && !slices.ContainsFunc(w.in, func(ns string) bool { return !slices.Contains(v.in, ns) })
-}
-
-// contender is a ServiceEntry that may conflict with others.
+// contender is a ServiceEntry that may conflict with others, with its record.
 type contender struct {
-	entryID
-	record  *Record
-	spec    encode.Entry
-	visible visibility
-	verdict *verdict  // nil: served, without a conflict
-	members []*member // merged into it, without itself
-	rule    *ConflictRule
+	conflict.Contender[entryID]
+	record *Record
 }
 
 // contenders returns all entries that share a host or a name with what the
@@ -330,21 +206,22 @@ func (b *batch) contenders() []*contender {
 		}
 	}
 	add := func(c *Record) {
-		e := &contender{entryID: entryID{c.kind.registry, strings.Clone(c.Name())}, record: c}
-		if found[e.entryID] {
+		r, id := c.kind.registry, entryID{c.kind.registry, strings.Clone(c.Name())}
+		if found[id] {
 			return
 		}
-		found[e.entryID] = true
-		var err error
-		if e.spec, err = encode.ParseEntry(c.Spec()); err != nil {
-			panic(fmt.Sprintf("BUG: state: %s: %v", e.name, err)) // parsed before by encode.Parse
+		found[id] = true
+		spec, err := encode.ParseEntry(c.Spec())
+		if err != nil {
+			panic(fmt.Sprintf("BUG: state: %s: %v", id.name, err)) // parsed before by encode.Parse
 		}
-		e.visible = visibilityOf(&e.spec, c.Namespace())
-		all = append(all, e)
-		for _, h := range hostKeys(e.spec.Hosts) {
+		all = append(all, &contender{conflict.Contender[entryID]{
+			ID: id, Owner: r.order, Registry: r.name, Namespace: c.Namespace(), Name: id.name, Composed: c.parts != nil, Spec: spec,
+		}, c})
+		for _, h := range conflict.HostKeys(spec.Hosts) {
 			host(h)
 		}
-		name(e.name)
+		name(id.name)
 	}
 	for h := range b.marked {
 		host(h)
@@ -372,80 +249,9 @@ func (b *batch) contenders() []*contender {
 	}
 	b.decided = hosts
 	slices.SortFunc(all, func(x, y *contender) int {
-		return cmp.Or(cmp.Compare(x.registry.order, y.registry.order), strings.Compare(x.name, y.name))
+		return cmp.Or(cmp.Compare(x.Owner, y.Owner), strings.Compare(x.Name, y.Name))
 	})
 	return all
-}
-
-// decide sets the verdicts of contenders, which are in order of precedence, and
-// returns the contested hosts with their policies.
-func (d *DB) decide(all []*contender) (contested map[string]Policy) {
-	contested = make(map[string]Policy)
-	hosts, names := make(map[string][]*contender), make(map[string]*contender)
-	for _, e := range all {
-		owner := names[e.name]
-		var into *contender
-		var part *member
-		for _, host := range hostKeys(e.spec.Hosts) {
-			rule, n := d.ruleOf(host)
-			for _, o := range hosts[host] {
-				if o.registry == e.registry || !o.visible.overlaps(&e.visible) {
-					continue
-				}
-				contested[host] = rule.Policy
-				if owner != nil && o != owner {
-					continue // the name decides
-				}
-				v, m := oppose(e, o, host, rule, n)
-				if owner != nil && v.state == beside {
-					v.state, v.notes = keptBack, ""
-				}
-				if e.verdict == nil || e.verdict.state == beside && v.state != beside {
-					e.verdict, into, part = v, o, m
-				}
-			}
-		}
-		switch {
-		case part != nil:
-			into.members = append(into.members, part)
-			if into.rule == nil {
-				into.rule, _ = d.ruleOf(e.verdict.host)
-			}
-			continue
-		case owner != nil && e.verdict == nil:
-			e.verdict = &verdict{state: keptBack, by: owner.entryID, rule: -1}
-			continue
-		case e.verdict != nil && e.verdict.state != beside:
-			continue
-		}
-		names[e.name] = e
-		for _, host := range hostKeys(e.spec.Hosts) {
-			hosts[host] = append(hosts[host], e)
-		}
-	}
-	return contested
-}
-
-// oppose returns the verdict on e, given that o takes precedence and has the
-// same host. If e is merged, it also returns e as a member.
-func oppose(e, o *contender, host string, rule *ConflictRule, n int) (*verdict, *member) {
-	v := &verdict{state: beside, by: o.entryID, host: host, rule: n}
-	switch {
-	case rule.Policy == Isolate:
-	case !o.visible.covers(&e.visible):
-		v.notes = "it is visible in namespaces that do not see the other one"
-	case rule.Policy == Priority:
-		v.state = keptBack
-	default:
-		m, notes, err := newMember(e, o, rule, n)
-		if err != nil {
-			v.state, v.why = keptBack, err.Error()
-			break
-		}
-		v.state, v.notes = merged, notes
-		return v, m
-	}
-	return v, nil
 }
 
 // settleHosts decides on the hosts and names that the batch marked.
@@ -455,7 +261,11 @@ func (b *batch) settleHosts() {
 	}
 	d := b.db
 	all := b.contenders()
-	contested := d.decide(all)
+	decide := make([]*conflict.Contender[entryID], len(all))
+	for n, e := range all {
+		decide[n] = &e.Contender
+	}
+	contested := conflict.Decide(decide, d.rules)
 	t := d.tables[collection.ServiceEntry]
 	for name := range b.markedNames {
 		for id := range d.verdictsOf(name) {
@@ -466,13 +276,13 @@ func (b *batch) settleHosts() {
 	}
 	mergers := b.loose
 	for _, e := range all {
-		d.setVerdict(b, e.entryID, e.verdict)
+		d.setVerdict(b, e.ID, e.Verdict)
 		if s := e.record.of; s != nil && s.merger != nil {
 			mergers = append(mergers, s.merger)
 		}
 	}
 	for _, e := range all {
-		if len(e.members) > 0 {
+		if len(e.Members) > 0 {
 			b.mergeInto(e)
 		}
 	}
@@ -527,10 +337,10 @@ func (d *DB) setVerdict(b *batch, id entryID, v *verdict) {
 	if old == v || old != nil && v != nil && *old == *v {
 		return
 	}
-	if old.isDisputed() {
+	if old.IsDisputed() {
 		id.registry.disputed--
 	}
-	if v.isDisputed() {
+	if v.IsDisputed() {
 		id.registry.disputed++
 	}
 	if id.registry != b.r && !slices.Contains(b.others, id.registry) {
@@ -540,16 +350,12 @@ func (d *DB) setVerdict(b *batch, id entryID, v *verdict) {
 		d.verdicts.remove(id)
 	} else {
 		d.verdicts.set(id, v)
-		if v.host != "" {
+		if v.Host != "" {
 			b.news = append(b.news, id)
 		}
 	}
 	b.touch(d.tables[collection.ServiceEntry], id.name)
 }
-
-// isDisputed reports whether the entry is listed as a problem although it is
-// served.
-func (v *verdict) isDisputed() bool { return v != nil && v.state != keptBack && v.notes != "" }
 
 // verdictOf returns the verdict on a ServiceEntry, nil if it has no conflict.
 func (d *DB) verdictOf(c *Record) *verdict {
@@ -561,44 +367,13 @@ func (d *DB) verdictOf(c *Record) *verdict {
 
 // isAside reports whether a ServiceEntry is not served on its own.
 func (d *DB) isAside(c *Record) bool {
-	v := d.verdictOf(c)
-	return v != nil && v.state != beside
+	return d.verdictOf(c).IsAside()
 }
 
-// policyOf returns the policy that led to the verdict, and the rule in words.
-func (v *verdict) policyOf(rules []ConflictRule) (policy Policy, rule string) {
-	if v.rule < 0 || v.rule >= len(rules) {
-		return DefaultPolicy, "no rule of conflicts fits the host, so the first registry of the configuration has it"
-	}
-	return rules[v.rule].Policy, fmt.Sprintf("conflicts[%d] says %s", v.rule, rules[v.rule].Policy)
-}
-
-// problem describes the conflict of an entry and its remedy; "" means
-// that there is no problem.
-func (v *verdict) problem(id entryID, rules []ConflictRule) string {
-	other := fmt.Sprintf("registry %q, which comes first in the configuration, has the host %s too (%s)", *v.by.registry.shown.Load(), v.host, v.by.name)
-	policy, rule := v.policyOf(rules)
-	isolate := "with policy isolate each is served in its namespace"
-	if v.by.name == id.name {
-		isolate = "with policy isolate and another namespace (translate.namespace) each is served in its own"
-	}
-	switch {
-	case v.host == "":
-		return fmt.Sprintf("registry %q, which comes first in the configuration, has a resource of the same name; kept back. "+
-			"Give it another name (translate.name), or remove one of the two", *v.by.registry.shown.Load())
-	case v.state == keptBack && v.why != "":
-		return fmt.Sprintf("%s; %s, but %s; kept back", other, rule, v.why)
-	case v.state == keptBack && v.rule >= 0 && policy == Isolate:
-		return fmt.Sprintf("%s; %s, but both have one name; kept back. Give one of the two another namespace (translate.namespace)", other, rule)
-	case v.state == keptBack:
-		return fmt.Sprintf("%s; %s; kept back. If both are one service, conflicts with policy merge serves the endpoints of both, "+
-			"and its weights move traffic from one to the other; %s; if they are not, give it another host (translate.host)", other, rule, isolate)
-	case v.state == merged && v.notes != "":
-		return fmt.Sprintf("%s; merged, as %s; %s", other, rule, v.notes)
-	case v.notes != "":
-		return fmt.Sprintf("%s; both are served, as %s. Give both the same exportTo, or write a rule of conflicts with policy isolate if that is meant", other, v.notes)
-	}
-	return ""
+// problem describes the conflict of an entry and its remedy; "" means that
+// there is no problem.
+func (id entryID) problem(v *verdict, rules conflict.Rules) string {
+	return v.Problem(id.name, *v.By.registry.shown.Load(), v.By.name, rules)
 }
 
 // tellHosts logs the new verdicts of the batch.
@@ -608,15 +383,15 @@ func (b *batch) tellHosts() {
 		if v == nil || !id.registry.line() {
 			continue
 		}
-		policy, _ := v.policyOf(b.db.rules)
-		about := []any{"host", v.host, "name", id.name, "owner", v.by.registry.name, "owner_name", v.by.name, "policy", string(policy)}
-		if reason := cmp.Or(v.why, v.notes); reason != "" {
+		policy, _ := b.db.rules.Says(v.Rule)
+		about := []any{"host", v.Host, "name", id.name, "owner", v.By.registry.name, "owner_name", v.By.name, "policy", string(policy)}
+		if reason := cmp.Or(v.Why, v.Notes); reason != "" {
 			about = append(about, "reason", reason)
 		}
-		switch v.state {
-		case keptBack:
+		switch v.Outcome {
+		case conflict.Shadowed:
 			id.registry.log.Warn("another registry has the host; kept back", about...)
-		case merged:
+		case conflict.Merged:
 			id.registry.log.Info("another registry has the host; merged", about...)
 		default:
 			id.registry.log.Info("another registry has the host; served too", about...)
@@ -649,13 +424,13 @@ func (d *DB) Conflicts() []Conflict {
 		d.apply.Lock()
 		defer d.apply.Unlock()
 		for id, v := range d.verdicts.now {
-			if v.host == "" {
+			if v.Host == "" {
 				continue
 			}
-			policy, _ := v.policyOf(d.rules)
+			policy, _ := d.rules.Says(v.Rule)
 			items = append(items, item{Conflict{
-				Host: v.host, Policy: policy, Registry: id.registry.name, Name: id.name, Outcome: v.state.String(),
-				Owner: v.by.registry.name, OwnerName: v.by.name,
+				Host: v.Host, Policy: policy, Registry: id.registry.name, Name: id.name, Outcome: v.Outcome.String(),
+				Owner: v.By.registry.name, OwnerName: v.By.name,
 			}, id.registry.order})
 		}
 	}()

@@ -1,14 +1,12 @@
 package state
 
 import (
-	"errors"
-	"fmt"
-	"math/bits"
 	"slices"
 	"strings"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 )
 
 // merger is a service that is served with the endpoints of others. DB.apply
@@ -36,162 +34,19 @@ type merger struct {
 
 // member is a service whose endpoints are served as those of the lead.
 type member struct {
-	s     *service
-	ports []portRule // nil: those of the endpoints
-	share uint64
-	total uint64 // sum of the shares of all registries; 0: no weights
+	conflict.Member[entryID]
+	s *service
 
 	served map[*Record]*Record // the derived record by the instance
 	weight uint64              // sum of the own weights of served
 	unit   uint64              // divisor of their weights: weight, rounded
 }
 
-// portRule maps a port of the lead to a port of a member's endpoints.
-type portRule struct {
-	name  string // of the lead's port
-	from  string // of the member's port
-	other uint32 // its number if an endpoint states none
-}
-
-// Weights of endpoints. The share of a registry is divided among its endpoints
-// by their own weights:
-//
-//	weightScale * share / (sum of shares) * own weight / (sum of own weights)
-//
-// The sum of own weights is rounded to 7 significant bits, exact up to 128 and
-// off by at most 0.8%, so that adding or removing one instance does not change
-// the weights of all others. The sum over all endpoints of a host is about
-// weightScale, which leaves istiod room to multiply weights by a small factor,
-// as it does between networks.
-const (
-	weightScale  = 1 << 28
-	weightBits   = 7
-	maxOwnWeight = 1 << 20
-)
-
-// roundWeight rounds a sum of weights to weightBits significant bits; the
-// result is at least 1.
-func roundWeight(sum uint64) uint64 {
-	drop := bits.Len64(sum) - weightBits
-	if drop <= 0 {
-		return max(sum, 1)
-	}
-	return (sum + 1<<(drop-1)) >> drop << drop
-}
-
-// weightOf returns the weight of an endpoint, given its own weight.
-func (m *member) weightOf(own uint64) uint32 {
-	divisor := m.total * m.unit
-	return uint32(max((weightScale*m.share*own+divisor/2)/divisor, 1))
-}
-
-func ownWeight(r *Record) uint64 { return min(uint64(encode.Weight(r.Spec())), maxOwnWeight) }
-
-var (
-	errNotService = errors.New("one of the two is served as it is (its endpoints are part of it, or selected)")
-	errMoreHosts  = errors.New("it has other hosts besides")
-)
-
-// newMember returns e as a member of o, and the differences between the two.
-// The error is the reason why it cannot be one.
-func newMember(e, o *contender, rule *ConflictRule, n int) (*member, string, error) {
-	lead, own := &o.spec, &e.spec
-	switch {
-	case o.record.parts == nil || e.record.parts == nil:
-		return nil, "", errNotService
-	case slices.ContainsFunc(hostKeys(own.Hosts), func(h string) bool { return !slices.Contains(hostKeys(lead.Hosts), h) }):
-		return nil, "", errMoreHosts
-	case lead.Resolution != own.Resolution:
-		return nil, "", fmt.Errorf("its resolution is %s and that of the other one %s", own.Resolution, lead.Resolution)
-	}
-	m := &member{s: e.record.of}
-	for _, of := range []*member{{s: o.record.of}, m} {
-		if err := of.weigh(rule, n); err != nil {
-			return nil, "", err
-		}
-	}
-	ports, notes, err := mapPorts(lead.Ports, own.Ports)
-	if err != nil {
-		return nil, "", err
-	}
-	m.ports = ports
-	if lead.Location != own.Location {
-		notes = append(notes, fmt.Sprintf("its location is %s and that of the other one %s, which holds", own.Location, lead.Location))
-	}
-	return m, strings.Join(notes, "; "), nil
-}
-
-func (m *member) weigh(rule *ConflictRule, n int) error {
-	if rule.Weights == nil {
-		return nil
-	}
-	share, named := rule.Weights[m.s.registry.name]
-	m.share, m.total = uint64(share), rule.total()
-	if !named {
-		return fmt.Errorf("conflicts[%d].weights does not name registry %q", n, m.s.registry.name)
-	}
-	return nil
-}
-
-// mapPorts maps each port of the lead to the port of a member with the same
-// name, else the same number, else the only one if both have one. It also
-// returns the differences.
-func mapPorts(lead, own []encode.ServicePort) (rules []portRule, notes []string, err error) {
-	if len(lead) == 0 {
-		return nil, nil, nil
-	}
-	used := make(map[int]bool)
-	for _, p := range lead {
-		i := slices.IndexFunc(own, func(q encode.ServicePort) bool { return q.Name == p.Name })
-		if i < 0 {
-			i = slices.IndexFunc(own, func(q encode.ServicePort) bool { return q.Number == p.Number })
-		}
-		if i < 0 && len(lead) == 1 && len(own) == 1 {
-			i = 0
-		}
-		if i < 0 {
-			return nil, nil, fmt.Errorf("it has no port %s (%d)", p.Name, p.Number)
-		}
-		q := own[i]
-		used[i] = true
-		rules = append(rules, portRule{p.Name, q.Name, q.Target})
-		if p.Number != q.Number {
-			notes = append(notes, fmt.Sprintf("its port %s is %d and that of the other one %d, which holds", q.Name, q.Number, p.Number))
-		}
-		if !strings.EqualFold(p.Protocol, q.Protocol) {
-			notes = append(notes, fmt.Sprintf("its port %s is %s and that of the other one %s, which holds", q.Name, q.Protocol, p.Protocol))
-		}
-	}
-	for i, q := range own {
-		if !used[i] {
-			notes = append(notes, fmt.Sprintf("its port %s (%d) is not served, as the other one has none such", q.Name, q.Number))
-		}
-	}
-	return rules, notes, nil
-}
-
-// portsOf returns the ports of an endpoint under the lead's names.
-func (m *member) portsOf(r *Record) []encode.NamedPort {
-	if m.ports == nil {
-		return nil
-	}
-	out := make([]encode.NamedPort, 0, len(m.ports))
-	for _, p := range m.ports {
-		number := encode.PortOf(r.Spec(), p.from)
-		if number == 0 {
-			number = p.other
-		}
-		out = append(out, encode.NamedPort{Name: p.name, Number: number})
-	}
-	return out
-}
+func ownWeight(r *Record) uint64 { return min(uint64(encode.Weight(r.Spec())), conflict.MaxOwnWeight) }
 
 // mergeInto makes the service of an entry the lead of its members.
 func (b *batch) mergeInto(e *contender) {
 	s := e.record.of
-	lead := &member{s: s}
-	_ = lead.weigh(e.rule, 0) // newMember handled the error
-	lead.ports, _, _ = mapPorts(e.spec.Ports, e.spec.Ports)
 	m := s.merger
 	if m != nil && m.lead != s {
 		b.dissolve(m)
@@ -202,7 +57,10 @@ func (b *batch) mergeInto(e *contender) {
 		s.merger = m
 	}
 	m.wanted = true
-	members := append([]*member{lead}, e.members...)
+	members := []*member{{Member: e.Lead, s: s}}
+	for _, of := range e.Members {
+		members = append(members, &member{Member: *of, s: b.db.tables[collection.ServiceEntry].claim(of.ID.name, of.ID.registry).of})
+	}
 	kept := make(map[*service]bool)
 	for _, now := range members {
 		if now.s != s && now.s.merger != nil && now.s.merger != m {
@@ -224,7 +82,7 @@ func (b *batch) mergeInto(e *contender) {
 		}
 	}
 	m.members = members
-	if weighted := lead.total > 0; weighted != m.weighted {
+	if weighted := e.Lead.Total > 0; weighted != m.weighted {
 		m.weighted = weighted
 		b.touchInstances(s)
 	}
@@ -376,7 +234,7 @@ func (m *merger) compose(b *batch) *composition {
 	for address := range looked {
 		var taken [][]encode.NamedPort
 		for n, of := range m.members {
-			if of.total > 0 && of.share == 0 {
+			if of.Total > 0 && of.Share == 0 {
 				continue
 			}
 			var mine [][]encode.NamedPort
@@ -403,7 +261,7 @@ func (m *merger) compose(b *batch) *composition {
 			}
 		}
 		again := fresh[n]
-		if unit := roundWeight(of.weight); of.total > 0 && unit != of.unit && !m.full {
+		if unit := conflict.RoundWeight(of.weight); of.Total > 0 && unit != of.unit && !m.full {
 			of.unit = unit
 			for i := range of.served {
 				if !slices.Contains(fresh[n], i) {
@@ -425,8 +283,8 @@ func (m *merger) compose(b *batch) *composition {
 // endpoint returns the ports that distinguish an endpoint from others of its
 // address.
 func (m *member) endpoint(i *Record) []encode.NamedPort {
-	if m.ports != nil {
-		return m.portsOf(i)
+	if m.Ports != nil {
+		return m.PortsOf(i.Spec())
 	}
 	var out []encode.NamedPort
 	for _, n := range encode.PortNumbers(i.Spec()) {
@@ -454,16 +312,16 @@ func (c *composition) at(address string) (out []*Record) {
 
 // derive returns the record that is served for an instance of a member.
 func (m *merger) derive(of *member, i *Record) *Record {
-	if of.s == m.lead && of.total == 0 {
+	if of.s == m.lead && of.Total == 0 {
 		return i
 	}
 	to := encode.Rewriting{Selector: m.lead.selector}
-	if of.total > 0 {
-		to.Weight = of.weightOf(ownWeight(i))
+	if of.Total > 0 {
+		to.Weight = of.Weight(ownWeight(i), of.unit)
 	}
 	name := i.Name()
 	if of.s != m.lead {
-		to.Ports = of.portsOf(i)
+		to.Ports = of.PortsOf(i.Spec())
 		name = derivedName(m.lead, of.s, name)
 	}
 	p := &encode.Part{

@@ -3,6 +3,8 @@ package state
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 )
 
 type metrics struct {
@@ -52,7 +54,7 @@ func newMetrics(d *DB, reg prometheus.Registerer) *metrics {
 
 // setConflicts sets the number of contested hosts by policy.
 func (m *metrics) setConflicts(by map[Policy]int) {
-	for _, p := range policies {
+	for _, p := range conflict.Policies {
 		m.conflicts.WithLabelValues(string(p)).Set(float64(by[p]))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 )
 
 // lineOfShadow is a claim that the batch shadowed, with the owner of the name.
@@ -38,7 +39,7 @@ func (b *batch) settle(t *table, name string) {
 		shadowed := c != owner && c.eligible() && !c.is(isDerived)
 		if isEntry {
 			v := d.verdictOf(c)
-			shadowed = v != nil && v.state == keptBack
+			shadowed = v != nil && v.Outcome == conflict.Shadowed
 		}
 		r := c.kind.registry
 		if d.setServed(c, c == owner) || c.marked(isShadowed) != shadowed {
@@ -85,7 +86,7 @@ func (d *DB) setCounted(c *Record, m marks, on bool, count func(r *Registry, n i
 func (b *batch) tellShadowed() {
 	for _, l := range b.fresh {
 		r := l.record.kind.registry
-		if v := b.db.verdictOf(l.record); l.record.Collection() == collection.ServiceEntry && v != nil && v.host != "" {
+		if v := b.db.verdictOf(l.record); l.record.Collection() == collection.ServiceEntry && v != nil && v.Host != "" {
 			continue // logged by tellHosts
 		}
 		if r.line() {

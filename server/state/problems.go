@@ -420,7 +420,7 @@ func (r *Registry) unsortedProblems() []Problem {
 			if id.registry != r {
 				continue
 			}
-			if reason := v.problem(id, d.rules); reason != "" {
+			if reason := id.problem(v, d.rules); reason != "" {
 				out = append(out, Problem{ID: "resource " + collection.ServiceEntry + " " + id.name, Reason: reason, Field: "conflicts"})
 			}
 		}
