@@ -93,7 +93,7 @@ func (d *DB) explainLocked(r *Record) Claim {
 		}
 	}
 	for name, item := range of.guard.kept {
-		k := Kept{Registry: r.Registry(), Collection: name.table.name, Name: name.name, Since: item.since, Reason: item.reason()}
+		k := Kept{Registry: r.Registry(), Collection: name.table.name, Name: name.name, Since: item.Since, Reason: item.Reason()}
 		held := name.table.claimShared(name.name, of)
 		if held != r && (held == nil || !held.IsInstance() || r.of == nil || held.of != r.of) {
 			continue
@@ -101,8 +101,8 @@ func (d *DB) explainLocked(r *Record) Claim {
 		if held != r {
 			k.Service = held.of.name
 		}
-		if !item.refused {
-			k.Until = item.from.Add(of.guard.protect.Hold)
+		if !item.Refused {
+			k.Until = item.From.Add(of.guard.protect.Hold)
 		}
 		c.Kept = append(c.Kept, k)
 	}

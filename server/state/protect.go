@@ -11,35 +11,17 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/protect"
 )
 
-// Protect configures which removals are treated as accidental and held back.
-// The zero value holds back nothing.
-type Protect struct {
-	// MinShare, from 0 to 1, is the share of the peak number of services in
-	// [ProtectWindow] that must remain. 0 holds back nothing.
-	MinShare float64
-	// MinServices is the number of services from which MinShare applies. A
-	// complete listing without any service is held back regardless.
-	MinServices int
-	// Hold is how long removals are held back.
-	Hold time.Duration
-	// Service protects the endpoints of a single service.
-	Service ProtectService
-}
+// Protect says which removals are treated as accidental and held back.
+type Protect = protect.Config
 
-// ProtectService configures which endpoint removals of a service are held back.
-type ProtectService struct {
-	// MinShare, from 0 to 1, is the share of the service's peak number of
-	// endpoints in [ProtectWindow] that must remain. 0 holds back nothing.
-	MinShare float64
-	// MinEndpoints is the number of endpoints from which MinShare applies.
-	MinEndpoints int
-}
+// ProtectService says which endpoint removals of a service are held back.
+type ProtectService = protect.Service
 
-// ProtectWindow is how far back the number of services, or of a service's
-// endpoints, is compared with.
-const ProtectWindow = 10 * time.Minute
+// ProtectWindow is how far back counts are compared with.
+const ProtectWindow = protect.Window
 
 // Errors of [Registry.Accept] and [Registry.Refuse].
 var (
@@ -85,77 +67,25 @@ type Kept struct {
 // guard is the state of [Protect] for one registry, guarded by DB.apply.
 type guard struct {
 	protect Protect
-	live    int   // services, except those whose endpoints were all removed
-	base    int   // live at the start of the current listing
-	peaks   peaks // past values of live
+	live    int           // services, except those whose endpoints were all removed
+	base    int           // live at the start of the current listing
+	peaks   protect.Peaks // past values of live
 
-	kept      map[keptName]*keptItem // nil until first used
-	services  int                    // retained, or with only retained endpoints
-	endpoints int                    // retained
-	resources int                    // retained, neither services nor endpoints
-	pending   int                    // retained, awaiting a decision
-	mass      int                    // of pending, those due to [Protect.MinShare]
-	of        int                    // services before, including those already retained
-	since     time.Time              // the earliest time from which the hold of a pending one counts
-	newest    time.Time              // the latest
-	told      time.Time              // time of the last log line
+	kept      map[keptName]*protect.Item // nil until first used
+	services  int                        // retained, or with only retained endpoints
+	endpoints int                        // retained
+	resources int                        // retained, neither services nor endpoints
+	pending   int                        // retained, awaiting a decision
+	mass      int                        // of pending, those due to [Protect.MinShare]
+	of        int                        // services before, including those already retained
+	since     time.Time                  // the earliest time from which the hold of a pending one counts
+	clock     protect.Clock              // from when on the time of a further one counts
+	told      time.Time                  // time of the last log line
 }
 
 type keptName struct {
 	table *table
 	name  string
-}
-
-// keptItem describes why a resource is retained.
-type keptItem struct {
-	since   time.Time
-	from    time.Time // Protect.Hold counts from here
-	listing bool      // missing from a complete listing, rather than removed explicitly
-	service bool      // due to [Protect.Service]
-	refused bool
-}
-
-// enabled reports whether any protection is configured.
-func (g *guard) enabled() bool { return g.protect.MinShare > 0 || g.protect.Service.MinShare > 0 }
-
-// peaks holds past values of a count in [ProtectWindow], in decreasing order: a
-// value is dropped when one at least as large follows. There are at most 2 x
-// peakSteps.
-type peaks []peak
-
-type peak struct {
-	count       int
-	first, last time.Time // when the count fell from it; of merged values, the first and last time
-}
-
-// peakSteps is the number of steps in which the window advances.
-const peakSteps = 60
-
-// note records that the count had a value until now.
-func (p *peaks) note(count int, now time.Time) {
-	for len(*p) > 0 && now.Sub((*p)[0].last) > ProtectWindow {
-		*p = (*p)[1:]
-	}
-	for len(*p) > 0 && (*p)[len(*p)-1].count <= count {
-		*p = (*p)[:len(*p)-1]
-	}
-	// Merge a value that ended shortly after a higher one into that one.
-	if n := len(*p); n > 0 && now.Sub((*p)[n-1].first) < ProtectWindow/peakSteps {
-		(*p)[n-1].last = now
-		return
-	}
-	*p = append(*p, peak{count, now, now})
-}
-
-// max returns the highest value in the window that ends now, including the
-// current count.
-func (p peaks) max(count int, now time.Time) int {
-	for _, q := range p {
-		if now.Sub(q.last) <= ProtectWindow {
-			return max(count, q.count)
-		}
-	}
-	return count
 }
 
 // high returns the peak number of services in the window. Additions count once
@@ -165,25 +95,20 @@ func (r *Registry) high(now time.Time) int {
 	if r.status.Listing {
 		count = r.guard.base
 	}
-	return r.guard.peaks.max(count, now)
+	return r.guard.peaks.Max(count, now)
 }
 
 // noteLive records a decrease in the number of services.
 func (r *Registry) noteLive(before int) {
 	if g := &r.guard; g.protect.MinShare > 0 && g.live < before && !r.status.Listing {
-		g.peaks.note(before, time.Now())
+		g.peaks.Note(before, time.Now())
 	}
 }
 
 // suspicious reports whether a decrease to left services is treated as
 // accidental.
 func (r *Registry) suspicious(left int, complete bool, now time.Time) bool {
-	p := &r.guard.protect
-	high := r.high(now)
-	if p.MinShare <= 0 || float64(left) >= p.MinShare*float64(high) {
-		return false
-	}
-	return high >= p.MinServices || complete && left == 0
+	return r.guard.protect.Suspicious(left, r.high(now), complete)
 }
 
 // recount updates the service's contribution to the counts of its guard.
@@ -209,7 +134,7 @@ func one(up bool) int {
 // countLive adds n to the endpoints of the service.
 func (s *service) countLive(n int) {
 	if s.registry.guard.protect.Service.MinShare > 0 && n < 0 {
-		s.peaks.note(s.live, time.Now())
+		s.peaks.Note(s.live, time.Now())
 	}
 	s.live += n
 	if empty := s.live == 0; empty != s.emptied {
@@ -316,7 +241,7 @@ func (b *batch) removals(removals []*pluginv1.Removal) {
 	}
 	r := b.r
 	g := &r.guard
-	if !g.enabled() || g.protect.Service.MinShare <= 0 && g.mass == 0 &&
+	if !g.protect.Enabled() || g.protect.Service.MinShare <= 0 && g.mass == 0 &&
 		!r.suspicious(g.live-len(removals), false, time.Now()) {
 		// Each removal removes at most one service.
 		for _, rm := range removals {
@@ -369,37 +294,27 @@ func (b *batch) lose(l *losses, swept, complete bool) {
 		}
 	}
 	accident := g.protect.MinShare > 0 && g.mass > 0 || r.suspicious(left, complete, now)
-	// A further removal of a share that is an accident by itself is held back
-	// for the whole time. Single ones go with those before, so that a registry
-	// that loses a service now and then is not held back for ever.
-	from := func(left, before int, share float64) time.Time {
-		if g.pending == 0 || float64(left) < share*float64(before) {
-			g.newest = now
-		}
-		return g.newest
-	}
 	var massFrom time.Time
 	if accident {
-		massFrom = from(left, g.live+gain, g.protect.MinShare)
+		massFrom = g.clock.From(left, g.live+gain, g.protect.MinShare, g.pending, now)
 	}
-	why := keptItem{since: now, listing: swept}
+	why := protect.Item{Since: now, Listing: swept}
 	for _, s := range l.order {
 		of := l.services[s]
 		lost := isLost(s, of)
-		why.service, why.from = false, massFrom
+		why.Service, why.From = false, massFrom
 		hold := accident && lost
 		if p := &g.protect.Service; !hold && p.MinShare > 0 {
 			stay := s.live - len(of.instances)
 			if of.entry != nil {
 				stay = 0
 			}
-			high := s.peaks.max(s.live, now)
 			// At least as many additions, in the batch or the listing, make it
 			// a replacement.
 			replaced := swept && stay >= len(of.instances) || !lost && instances[s.name]
-			hold = !replaced && high >= p.MinEndpoints && float64(stay) < p.MinShare*float64(high)
-			if why.service = hold; hold {
-				why.from = from(stay, s.live, p.MinShare)
+			hold = !replaced && p.Suspicious(stay, s.peaks.Max(s.live, now))
+			if why.Service = hold; hold {
+				why.From = g.clock.From(stay, s.live, p.MinShare, g.pending, now)
 			}
 		}
 		switch {
@@ -418,7 +333,7 @@ func (b *batch) lose(l *losses, swept, complete bool) {
 			}
 		}
 	}
-	why.service, why.from = false, massFrom
+	why.Service, why.From = false, massFrom
 	for _, c := range l.plain {
 		if accident {
 			b.keepBack(c, why)
@@ -429,24 +344,24 @@ func (b *batch) lose(l *losses, swept, complete bool) {
 }
 
 // keepBack retains a resource that its registry removed.
-func (b *batch) keepBack(c *Record, why keptItem) {
+func (b *batch) keepBack(c *Record, why protect.Item) {
 	if c.marked(isKept) {
 		return
 	}
 	g := &b.r.guard
 	if g.pending == 0 {
-		g.since, g.of = why.from, b.r.high(why.since)+g.services
+		g.since, g.of = why.From, b.r.high(why.Since)+g.services
 	}
 	b.r.setKept(c, &why)
 	g.pending++
-	if !why.service {
+	if !why.Service {
 		g.mass++
 	}
 	g.countKept(c, 1)
 }
 
 // setKept marks a resource as retained, for readers too; nil ends that.
-func (r *Registry) setKept(c *Record, why *keptItem) {
+func (r *Registry) setKept(c *Record, why *protect.Item) {
 	g, name := &r.guard, keptName{c.kind.collection, c.Name()}
 	r.db.book.change(func() {
 		c.mark(isKept, why != nil)
@@ -455,7 +370,7 @@ func (r *Registry) setKept(c *Record, why *keptItem) {
 			return
 		}
 		if g.kept == nil {
-			g.kept = make(map[keptName]*keptItem)
+			g.kept = make(map[keptName]*protect.Item)
 		}
 		g.kept[name] = why
 	})
@@ -487,9 +402,9 @@ func (r *Registry) unkeep(c *Record) {
 		return
 	}
 	g := &r.guard
-	if item := g.kept[keptName{c.kind.collection, c.Name()}]; !item.refused {
+	if item := g.kept[keptName{c.kind.collection, c.Name()}]; !item.Refused {
 		g.pending--
-		if !item.service {
+		if !item.Service {
 			g.mass--
 		}
 	}
@@ -559,7 +474,7 @@ func (r *Registry) Accept() (Protection, error) {
 		return Protection{}, ErrNothingKept
 	}
 	was := r.protection()
-	if err := r.removeKept(func(*keptItem) bool { return true }); err != nil {
+	if err := r.removeKept(func(*protect.Item) bool { return true }); err != nil {
 		return was, err
 	}
 	r.log.Warn("an operator accepted what was held back; it is removed", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
@@ -579,7 +494,7 @@ func (r *Registry) Refuse() (Protection, error) {
 		return Protection{}, ErrAlreadyRefused
 	}
 	for name, k := range g.kept {
-		r.db.book.change(func() { k.refused = true })
+		r.db.book.change(func() { k.Refused = true })
 		name.table.claim(name.name, r).forgetPeaks()
 	}
 	g.pending, g.mass = 0, 0
@@ -608,10 +523,12 @@ func (r *Registry) expire(now time.Time) {
 		return // those before are there again
 	}
 	was := r.protection()
-	if r.removeKept(func(k *keptItem) bool { return !k.refused && now.Sub(k.from) >= g.protect.Hold }) != nil {
-		for _, k := range g.kept {
-			k.from = now // until another hold is over
-		}
+	if r.removeKept(func(k *protect.Item) bool { return !k.Refused && now.Sub(k.From) >= g.protect.Hold }) != nil {
+		r.db.book.change(func() {
+			for _, k := range g.kept {
+				k.From = now // until another hold is over
+			}
+		})
 		g.since = now
 		return
 	}
@@ -623,8 +540,8 @@ func (r *Registry) expire(now time.Time) {
 // counts; there is one.
 func (g *guard) earliest() (first time.Time) {
 	for _, k := range g.kept {
-		if !k.refused && (first.IsZero() || k.from.Before(first)) {
-			first = k.from
+		if !k.Refused && (first.IsZero() || k.From.Before(first)) {
+			first = k.From
 		}
 	}
 	return first
@@ -632,12 +549,12 @@ func (g *guard) earliest() (first time.Time) {
 
 // removeKept removes the retained resources that chosen selects. After an error
 // all of them are retained as before.
-func (r *Registry) removeKept(chosen func(*keptItem) bool) error {
+func (r *Registry) removeKept(chosen func(*protect.Item) bool) error {
 	b := &batch{r: r, db: r.db}
 	return r.db.attempt(b, aDecision, func() { r.removeChosen(b, chosen) })
 }
 
-func (r *Registry) removeChosen(b *batch, chosen func(*keptItem) bool) {
+func (r *Registry) removeChosen(b *batch, chosen func(*protect.Item) bool) {
 	var gone []*Record
 	for name, k := range r.guard.kept {
 		if chosen(k) {
@@ -690,31 +607,14 @@ func (r *Registry) keptNow() []Kept {
 	g := &r.guard
 	out := make([]Kept, 0, len(g.kept))
 	for name, item := range g.kept {
-		k := Kept{Registry: r.name, Collection: name.table.name, Name: name.name, Since: item.since, Reason: item.reason()}
+		k := Kept{Registry: r.name, Collection: name.table.name, Name: name.name, Since: item.Since, Reason: item.Reason()}
 		if c := name.table.claim(name.name, r); c.IsInstance() {
 			k.Service = c.of.name
 		}
-		if !item.refused {
-			k.Until = item.from.Add(g.protect.Hold)
+		if !item.Refused {
+			k.Until = item.From.Add(g.protect.Hold)
 		}
 		out = append(out, k)
 	}
 	return out
-}
-
-// reason returns why a resource is retained.
-func (k *keptItem) reason() string {
-	what := "the registry removed it together with most of its services"
-	switch {
-	case k.listing && k.service:
-		what = "a complete listing was without it and most other endpoints of its service"
-	case k.listing:
-		what = "a complete listing was without it and most other services"
-	case k.service:
-		what = "the registry removed it together with most endpoints of its service"
-	}
-	if k.refused {
-		return what + "; an operator refused the removal"
-	}
-	return what + "; the removal is held back"
 }

@@ -786,48 +786,6 @@ func TestProtectionModel(t *testing.T) {
 	}
 }
 
-// The window forgets, and stays small.
-func TestPeaks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		rnd := rand.New(rand.NewPCG(1, 2))
-		var p peaks
-		type sample struct {
-			until time.Time
-			count int
-		}
-		var all []sample
-		count := 1000
-		for range 20_000 {
-			time.Sleep(time.Duration(rnd.IntN(int(5 * time.Second))))
-			now := time.Now()
-			if next := max(0, count+rnd.IntN(11)-5-rnd.IntN(2)); next < count {
-				p.note(count, now)
-				all = append(all, sample{now, count})
-				count = next
-			} else {
-				count = next
-			}
-			want, atMost := count, count
-			for _, s := range slices.Backward(all) {
-				age := now.Sub(s.until)
-				if age > ProtectWindow+ProtectWindow/peakSteps {
-					break
-				}
-				atMost = max(atMost, s.count)
-				if age <= ProtectWindow {
-					want = max(want, s.count)
-				}
-			}
-			if got := p.max(count, now); got < want || got > atMost {
-				t.Fatalf("the highest is %d, want %d to %d", got, want, atMost)
-			}
-			if len(p) > 2*peakSteps {
-				t.Fatalf("%d peaks are remembered", len(p))
-			}
-		}
-	})
-}
-
 // BenchmarkOneRemoval is an instance of 100,000 that goes, and one that comes.
 func BenchmarkOneRemoval(b *testing.B) {
 	for name, o := range map[string]Options{

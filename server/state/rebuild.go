@@ -8,6 +8,7 @@ import (
 
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/protect"
 )
 
 // read parses and checks a message, without a lock. A panic, which is a defect
@@ -119,7 +120,7 @@ func (d *DB) rebuildLocked(failed *Registry, written bool) {
 	d.claims.before, d.verdicts.before, d.book.begun = nil, nil, nil
 	clear(d.contested)
 	clear(d.contestedBy)
-	kept := make(map[*Registry]map[keptName]*keptItem)
+	kept := make(map[*Registry]map[keptName]*protect.Item)
 	for _, r := range d.registries {
 		r.resources, r.entries, r.bytes, r.services, r.instances, r.shadowed, r.disputed, r.unaddressed = 0, 0, 0, 0, 0, 0, 0, 0
 		for coll := range r.served {
@@ -161,12 +162,12 @@ func (d *DB) rebuildLocked(failed *Registry, written bool) {
 }
 
 // keepAgain retains a resource that its registry removed before a rebuild.
-func (r *Registry) keepAgain(name keptName, item *keptItem, c *Record) {
+func (r *Registry) keepAgain(name keptName, item *protect.Item, c *Record) {
 	g := &r.guard
 	r.setKept(c, item)
-	if !item.refused {
+	if !item.Refused {
 		g.pending++
-		if !item.service {
+		if !item.Service {
 			g.mass++
 		}
 	}

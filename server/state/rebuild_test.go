@@ -12,6 +12,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/state/protect"
 )
 
 // A panic while a message is parsed, applied or written to the logs is an error
@@ -138,7 +139,7 @@ func TestPanicInDecision(t *testing.T) {
 		}
 		seen := 0
 		if err := decide(func() error {
-			return r.removeKept(func(*keptItem) bool {
+			return r.removeKept(func(*protect.Item) bool {
 				if seen++; seen == kept {
 					panic("a defect")
 				}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/protect"
 )
 
 // service is the mutable state of a ServiceEntry with instances. DB.apply
@@ -26,13 +27,13 @@ type service struct {
 	kept        uint32  // last listing that kept all instances, 0 for none
 
 	// Counters of [Protect].
-	live      int   // instances except retained ones
-	keptCount int   // retained instances
-	emptied   bool  // all instances were removed or retained
-	isKept    bool  // the entry is retained
-	counted   bool  // in guard.live
-	lost      bool  // in guard.services
-	peaks     peaks // past values of live, with [Protect.Service]
+	live      int           // instances except retained ones
+	keptCount int           // retained instances
+	emptied   bool          // all instances were removed or retained
+	isKept    bool          // the entry is retained
+	counted   bool          // in guard.live
+	lost      bool          // in guard.services
+	peaks     protect.Peaks // past values of live, with [Protect.Service]
 
 	// Changes of the current batch.
 	changed        bool
