@@ -152,11 +152,12 @@ bench-first-call: ## the table of docs/install.md: from nothing that runs to the
 	$(GO) test -run '^$$' -bench FirstCall -benchtime 3x -timeout 30m ./test/compose ./test/deploy
 
 SEEDS ?= 1000
+STATES ?= 3000
 FIRST ?= 1
 
 .PHONY: simulate
 simulate: ## more seeds of the simulation: make simulate SEEDS=1000 FIRST=1
-	$(GO) test -count=1 -run '^(TestSeeds|TestState)$$' -timeout 24h -v ./test/simulation -seeds $(SEEDS) -first $(FIRST)
+	$(GO) test -count=1 -run '^(TestSeeds|TestState)$$' -timeout 24h -v ./test/simulation -seeds $(SEEDS) -states $(STATES) -first $(FIRST)
 
 .PHONY: mutation
 mutation: ## plant defects, look whether the validator finds them, write docs/mutations.md

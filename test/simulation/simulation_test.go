@@ -22,8 +22,9 @@ var kept = []uint64{
 }
 
 var (
-	seeds = flag.Int("seeds", 40, "how many seeds TestSeeds runs")
-	first = flag.Uint64("first", 1, "the first of them")
+	seeds  = flag.Int("seeds", 40, "how many seeds TestSeeds runs")
+	states = flag.Int("states", 100, "how many seeds TestState runs")
+	first  = flag.Uint64("first", 1, "the first of them")
 )
 
 // The eras of a seed, and the steps of an era.

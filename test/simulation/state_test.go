@@ -54,7 +54,7 @@ const defect = "defect"
 func TestState(t *testing.T) {
 	one(t)
 	all := slices.Clone(keptStates)
-	for n := range uint64(*seeds) {
+	for n := range uint64(*states) {
 		if seed := *first + n; !slices.Contains(all, seed) {
 			all = append(all, seed)
 		}
