@@ -65,7 +65,7 @@ func (b *batch) parse(upserts []*pluginv1.Upsert) {
 	var service, selector string // of the previous upsert: instances of a service are adjacent
 	var label []byte
 	owner := *b.r.owns.Load()
-	checks := []encode.Check{func(_ *encode.Part, body proto.Message) error { return b.db.options.Validate(body) }}
+	checks := []encode.Check{b.db.valid}
 	if owner != nil {
 		checks = append(checks, func(p *encode.Part, body proto.Message) error { return foreign(owner.Check(p, body)) })
 	}

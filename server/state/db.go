@@ -71,6 +71,7 @@ type Options struct {
 // DB is the state of all registries. Its methods are safe for concurrent use.
 type DB struct {
 	options    Options
+	valid      encode.Check // Options.Validate
 	log        *slog.Logger
 	metrics    *metrics
 	tables     map[string]*table // by collection; immutable
@@ -131,6 +132,7 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 		o.Selector = func(name string) string { return name }
 	}
 	d := &DB{
+		valid:   func(_ *encode.Part, body proto.Message) error { return o.Validate(body) },
 		options: o, log: log, tables: make(map[string]*table),
 		network:   o.Addresses,
 		hosts:     make(map[netip.Addr][]claimant),
