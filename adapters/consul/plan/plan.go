@@ -54,27 +54,14 @@ type Plan struct {
 	mapped map[int]bool
 	at     map[nodeKey]map[*Turn]bool // services known to be on the node
 	named  map[nodeKey]map[*Turn]bool // services of a name, as Consul sorts them
-	base   map[int]uint64             // by scope, the index up to which everything is known, 0 for none
 
 	urgent    []*Turn // to look at, in order
 	looks     int     // looks in progress
-	swept     []Look  // remaining looks of the current sweep
-	sweeps    int     // looks in progress that belong to the sweep
-	sweeping  bool
-	found     bool           // the sweep has found a change
-	began     time.Time      // start of the last sweep
-	broadAt   time.Time      // start of the last sweep over services
-	sweepAt   time.Time      // earliest start of the next sweep
-	took      time.Duration  // duration of the last sweep
-	stirred   bool           // a sweep is requested
-	doubted   bool           // checks have changed since the last sweep began
-	unknown   bool           // requested for a reason without an index
-	broad     bool           // requested over services, not nodes
-	upTo      map[int]uint64 // by scope, the index of the table's last change
-	seen      map[int]uint64 // by scope, the highest index of an answer
-	open      map[int]bool   // scopes whose services may wait
-	delay     time.Duration  // from a wake to the full answer, smoothed
 	refusedAt time.Time
+	delay     time.Duration // from a wake to the full answer, smoothed
+
+	sweepState
+	tableState
 }
 
 // Turn is one service in the plan. All of it but Wake and Owner belongs
@@ -144,7 +131,8 @@ func New(places, lookMost int) Plan {
 	return Plan{
 		most: places, places: places, lookMost: max(lookMost, 2),
 		turns: map[*Turn]bool{}, groups: map[groupKey]*Group{}, nodes: map[nodeKey]*Node{}, mapped: map[int]bool{},
-		at: map[nodeKey]map[*Turn]bool{}, named: map[nodeKey]map[*Turn]bool{}, base: map[int]uint64{}, seen: map[int]uint64{}, upTo: map[int]uint64{}, open: map[int]bool{},
+		at: map[nodeKey]map[*Turn]bool{}, named: map[nodeKey]map[*Turn]bool{},
+		tableState: tableState{base: map[int]uint64{}, seen: map[int]uint64{}, upTo: map[int]uint64{}, open: map[int]bool{}},
 	}
 }
 

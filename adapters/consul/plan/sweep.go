@@ -6,6 +6,32 @@ import (
 	"time"
 )
 
+// sweepState is that of sweeps, of which there is one at a time.
+type sweepState struct {
+	swept    []Look // remaining looks of the current sweep
+	sweeps   int    // looks in progress that belong to it
+	sweeping bool
+	found    bool          // it has found a change
+	began    time.Time     // start of the last one
+	took     time.Duration // duration of the last one
+	broadAt  time.Time     // start of the last one over services
+	sweepAt  time.Time     // earliest start of the next one
+
+	stirred bool // one is requested
+	doubted bool // checks have changed since the last one began
+	unknown bool // requested for a reason without an index
+	broad   bool // requested over services, not nodes
+}
+
+// tableState is what is known, by scope, of the table of services, whose index
+// every change raises.
+type tableState struct {
+	upTo map[int]uint64 // the index of the last change
+	seen map[int]uint64 // the highest index of an answer
+	base map[int]uint64 // the index up to which everything is known, 0 for none
+	open map[int]bool   // services may wait
+}
+
 // Look is a service or a node to look at.
 type Look struct {
 	*Turn
