@@ -32,7 +32,7 @@ func newValidate() *cobra.Command {
 		Short: "Check a configuration, with the help of each registry's adapter",
 		Long: `Check a configuration. Each registry's plugin is started and asked about its block; no registry is contacted. FILE may be - for standard input.
 
-Every problem is one line, FILE:LINE:COLUMN: FIELD: what is wrong and how to mend it, and the line of the file with a mark. The exit code is then 3.
+Every problem is one line, FILE:LINE:COLUMN: FIELD: what is wrong and how to correct it, and the line of the file with a mark. The exit code is then 3.
 With --output json standard output has an object instead: valid, and the problems, each with file, line, column, field and reason. All problems are
 reported at once: those of the file and those that the plugins find. A plugin that cannot be asked is a problem too.
 

@@ -321,7 +321,7 @@ func (i *Istiod) ReportRejected(rejected []Rejected) (found []Finding) {
 		found = append(found, Finding{
 			Check: "istiod-rejected", Severity: Failure, Subject: "istiod " + i.name,
 			Problem: problem + ": its validation rejects that, which it acknowledges all the same: " + some(list),
-			Change:  "istiod's log says why (\"Error adding a new resource to the store\", \"Error updating an existing resource in the store\"); mend what it names in the registry",
+			Change:  "istiod's log says why (\"Error adding a new resource to the store\", \"Error updating an existing resource in the store\"); correct what it names in the registry",
 		})
 	}
 	return found

@@ -181,7 +181,7 @@ func TestFaults(t *testing.T) {
 		waitShown(t, bridge, "a required registry that is down", shown{
 			code:    http.StatusServiceUnavailable,
 			readyz:  []string{`^registry dc1: the first listing is not complete: degraded: .*connection refused.*; it holds .*ServiceEntry.* since \S+Z$`},
-			page:    []string{`holds for \d+ s: .*ServiceEntry`, "optional: served without it"},
+			page:    []string{`types that wait for it, for \d+ s: .*ServiceEntry`, "optional: served without it"},
 			metrics: []string{`^isthmus_held\{` + seTypes + `\} 1$`},
 			log: []string{
 				`msg="the registry can not be followed; its types are held until its first listing is complete" registry=dc1`,
