@@ -213,7 +213,7 @@ func TestLastGoodState(t *testing.T) {
 	}
 	p.find(p.stderr, `msg="the registry can not be followed; what is known is served" registry=dc1`)
 	code, body := get(t, "http://"+w.api+"/readyz")
-	if code != http.StatusOK || !strings.HasPrefix(body, "ready\nregistry dc1: restored, it is served as it was ") || !strings.Contains(body, "waits for broken.yaml") {
+	if code != http.StatusOK || !strings.Contains(body, "registry dc1: serves-restored: restored, it is served as it was ") || !strings.Contains(body, "waits for broken.yaml") {
 		t.Errorf("/readyz = %d %q", code, body)
 	}
 	if _, body := get(t, "http://"+w.api+"/api/v1/registries"); strings.Count(body, `"phase": "restored"`) != 2 || strings.Count(body, `"restored": "20`) != 2 {
@@ -253,7 +253,7 @@ func TestLastGoodState(t *testing.T) {
 	}
 	p.find(p.stderr, `msg="listing complete" registry=dc1`)
 	_, body = get(t, "http://"+w.api+"/readyz")
-	if strings.Contains(body, "dc1") || !strings.Contains(body, "registry dc2: restored") {
+	if strings.Contains(body, "dc1") || !strings.Contains(body, "registry dc2: serves-restored: restored") {
 		t.Errorf("/readyz = %q", body)
 	}
 	w.stop(p, syscall.SIGTERM)
@@ -310,8 +310,8 @@ func TestLastGoodStateNowhere(t *testing.T) {
 	if n := len(w.sink().until(9)); n != 9 {
 		t.Errorf("a sink got %d resources", n)
 	}
-	if _, body := get(t, "http://"+w.api+"/api/v1/registries"); strings.Count(body, `"id": "last good state"`) != 2 {
-		t.Errorf("/api/v1/registries = %s", body)
+	if _, body := get(t, "http://"+w.api+"/api/v1/conditions"); strings.Count(body, `"condition": "state-failing"`) != 1 {
+		t.Errorf("/api/v1/conditions = %s", body)
 	}
 	if _, body := get(t, "http://"+w.api+"/metrics"); !strings.Contains(body, "\nisthmus_state_failing 1\n") {
 		t.Errorf("/metrics = %s", body)
