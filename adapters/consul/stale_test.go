@@ -82,17 +82,17 @@ func TestFailover(t *testing.T) {
 	r := startHTTP(t, two, func(c *Config) {
 		c.Address, c.Addresses, c.RemoveGrace = "", []string{"http://127.0.0.1:1", one.URL, two.URL}, 0
 	})
-	r.AwaitSynced(t, 10*time.Second)
-	r.Await(t, 10*time.Second, "the second address", func(h *plugintest.Held) bool {
+	r.AwaitSynced(t, time.Minute)
+	r.Await(t, time.Minute, "the second address", func(h *plugintest.Held) bool {
 		return strings.Contains(h.Detail, "at "+strings.TrimPrefix(one.URL, "http://")) && strings.Contains(h.Detail, "127.0.0.1:1:")
 	})
 	one.Listener.Close()
 	one.CloseClientConnections()
-	r.Await(t, 10*time.Second, "the third address", func(h *plugintest.Held) bool {
+	r.Await(t, time.Minute, "the third address", func(h *plugintest.Held) bool {
 		return strings.Contains(h.Detail, "at "+strings.TrimPrefix(two.URL, "http://"))
 	})
 	f.set("web", entry("web", "web-1", 81))
-	r.Await(t, 10*time.Second, "a change", func(h *plugintest.Held) bool {
+	r.Await(t, time.Minute, "a change", func(h *plugintest.Held) bool {
 		return len(h.Instances["web"]) == 1 && h.Instances["web"][0].Ports[0].Number == 81
 	})
 	if h := r.held(); len(h.Reasons) > 0 || h.Removes > 0 {
