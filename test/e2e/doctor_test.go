@@ -82,6 +82,10 @@ func TestDoctorIstiod(t *testing.T) {
 		istiod.WaitReady(t)
 		bridge.Configure(t, services(2))
 		bridge.WaitPhase(t, "a", "protected")
+		testenv.Eventually(t, testenv.Patience, "the condition", func() (string, bool) {
+			_, body := bridge.Get(t, "/api/v1/conditions")
+			return body, strings.Contains(body, "removal-paused")
+		})
 		found := bridge.Doctor(t, "--address", bridge.Admin)
 		checks(t, found, "removal-paused")
 		says(t, found, "removal-paused", "10 of 12 services")
