@@ -7,16 +7,18 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
 // A host is followed from its registry to a call, and the check stops at the
 // first hop that is not fine.
 func TestCheckCall(t *testing.T) {
-	code := http.StatusOK
+	var code atomic.Int64
+	code.Store(http.StatusOK)
 	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Host == "s00.files" {
-			w.WriteHeader(code)
+			w.WriteHeader(int(code.Load()))
 		}
 	}))
 	defer gateway.Close()
@@ -48,6 +50,6 @@ func TestCheckCall(t *testing.T) {
 	check(exitOK, "ok    sinks     1 sink has acknowledged it", "--call", "s00.files")
 	check(exitOK, "ok    call      200 OK through "+proxy, "--call", "s00.files", "--proxy", proxy)
 	check(exitFailed, "STOP  istiod", "--call", "s00.files", "--istiod", proxy)
-	code = http.StatusServiceUnavailable
+	code.Store(http.StatusServiceUnavailable)
 	check(exitFailed, `"hop": "call",`, "--call", "s00.files", "--proxy", proxy, "--output", "json")
 }
