@@ -11,7 +11,7 @@ import (
 
 // Patience bounds waits for what takes a second on an idle machine. It detects
 // a hang and states nothing about performance.
-const Patience = 90 * time.Second
+const Patience = 3 * time.Minute
 
 // Eventually is [testwait.Eventually].
 func Eventually(t testing.TB, deadline time.Duration, what string, check func() (seen string, ok bool)) {
