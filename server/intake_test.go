@@ -597,13 +597,13 @@ func TestIdentityPace(t *testing.T) {
 			t.Errorf("on one more connection: %v", err)
 		}
 		began = time.Now()
-		h, leave, err := n.join(over, "spiffe://b")
+		_, leave, err := n.join(over, "spiffe://b")
 		if took := time.Since(began); err != nil || took != 0 {
 			t.Fatalf("another identity: %v after %v", err, took)
 		}
 		leave()
 		// Changes wake as many streams of all its addresses as of one.
-		h = n.paceOf(identityPrefix + "spiffe://a")
+		h := n.paceOf(identityPrefix + "spiffe://a")
 		a := account{paces: []*hostPace{over.pace, h}}
 		began = time.Now()
 		for range turnBurst + turnRate {
