@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
@@ -39,6 +40,7 @@ type flapping struct {
 	joined int
 	live   []string // names of the instances in the registry
 	left   string   // name of the one that left
+	outage string   // what the plugin said of the outage before
 }
 
 func flaps(ctx context.Context, cfg Config) error {
@@ -104,10 +106,17 @@ func (f *flapping) cut(ctx context.Context) error {
 	if err := f.Cut(ctx); err != nil {
 		return fmt.Errorf("cut: %w", err)
 	}
+	// It may not have said yet that the outage before is over.
+	reason := func(degraded string) string {
+		r, _, _ := strings.Cut(degraded, "; ")
+		return r
+	}
+	goesOn := before != "" && reason(before) == f.outage
 	return f.until(f.within, "the degraded state", func(w *World) error {
-		if w.Degraded == "" || w.Degraded == before {
+		if w.Degraded == "" || w.Degraded == before && !goesOn {
 			return errors.New("the plugin does not say that the registry cannot be followed")
 		}
+		f.outage = reason(w.Degraded)
 		return nil
 	})
 }
