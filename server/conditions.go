@@ -336,25 +336,28 @@ func (a *assessor) ownCertificates(now time.Time) []ownCertificate {
 // clientCertificates reads the certificates of blocks in which the bridge is a
 // client. Those that cannot be read are left out: whoever uses them says why.
 func clientCertificates(cfg *config.Config) (out []ownCertificate) {
-	read := func(field, file string) {
-		if file == "" {
-			return
-		}
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return
-		}
-		if block, _ := pem.Decode(text); block != nil {
-			if cert, err := x509.ParseCertificate(block.Bytes); err == nil {
-				out = append(out, ownCertificate{field, cert.NotBefore, cert.NotAfter})
-			}
-		}
-	}
 	for i := range cfg.Sinks {
-		read(fmt.Sprintf("sinks[%d].tls.cert_file", i), cfg.Sinks[i].TLS.CertFile)
+		out = append(out, readCertificate(fmt.Sprintf("sinks[%d].tls.cert_file", i), cfg.Sinks[i].TLS.CertFile)...)
 	}
-	read("telemetry.tls.cert_file", cfg.Telemetry.TLS.CertFile)
-	return out
+	return append(out, readCertificate("telemetry.tls.cert_file", cfg.Telemetry.TLS.CertFile)...)
+}
+
+// readCertificate returns the first certificate of a file, none if there is no
+// such file.
+func readCertificate(field, file string) []ownCertificate {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil
+	}
+	return []ownCertificate{{field, cert.NotBefore, cert.NotAfter}}
 }
 
 // CheckCertificates returns what is wrong with the certificates of a
@@ -363,16 +366,7 @@ func CheckCertificates(cfg *config.Config) (found []conditions.Condition) {
 	now := time.Now()
 	all := clientCertificates(cfg)
 	for _, l := range cfg.Listen.All() {
-		if l.TLS.CertFile == "" {
-			continue
-		}
-		if text, err := os.ReadFile(l.TLS.CertFile); err == nil {
-			if block, _ := pem.Decode(text); block != nil {
-				if cert, err := x509.ParseCertificate(block.Bytes); err == nil {
-					all = append(all, ownCertificate{l.Path + ".tls.cert_file", cert.NotBefore, cert.NotAfter})
-				}
-			}
-		}
+		all = append(all, readCertificate(l.Path+".tls.cert_file", l.TLS.CertFile)...)
 	}
 	for _, c := range all {
 		found = append(found, judgeCertificate(now, c.field, c.from, c.until)...)

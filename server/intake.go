@@ -294,16 +294,14 @@ const identityPrefix = "identity "
 func (n *intake) join(c *intakeConn, identity string) (h *hostPace, leave func(), err error) {
 	h = n.paceOf(identityPrefix + identity)
 	n.mu.Lock()
-	first, over := h.on[c] == 0, false
+	first := h.on[c] == 0
 	if first && len(h.on) >= n.peer {
-		over = true
-	} else if h.on == nil {
-		h.on = make(map[*intakeConn]int)
-	}
-	if over {
 		h.open--
 		n.mu.Unlock()
 		return nil, nil, stream.TooManyConnections(n.peer)
+	}
+	if h.on == nil {
+		h.on = make(map[*intakeConn]int)
 	}
 	h.on[c]++
 	n.mu.Unlock()
