@@ -21,6 +21,9 @@ type Cursor struct {
 	// Lost reports that removals which the reader has not read were evicted. It
 	// has to restart from the zero Cursor.
 	Lost bool
+	// Now is the revision at which the newest call of [Log.Follow] began to
+	// read. What it yields beyond changed meanwhile.
+	Now Revision
 
 	begun bool     // not the zero Cursor
 	whole Revision // up to which it read everything when it last came to the end
@@ -236,6 +239,7 @@ const few = 8
 func (l *Log[T]) Follow(lock sync.Locker, now *Revision, c *Cursor, yield func(Change[T]) bool) {
 	var first [few]Change[T]
 	var more *[chunk]Change[T]
+	c.Now = 0
 	defer func() {
 		if more != nil {
 			clear(more[:])
@@ -275,6 +279,9 @@ func (l *Log[T]) Follow(lock sync.Locker, now *Revision, c *Cursor, yield func(C
 func (l *Log[T]) read(lock sync.Locker, now *Revision, c *Cursor, buf []Change[T]) ([]Change[T], Revision) {
 	lock.Lock()
 	defer lock.Unlock()
+	if c.Now == 0 {
+		c.Now = *now
+	}
 	if !c.begun {
 		c.begun, c.Begun = true, *now
 	}

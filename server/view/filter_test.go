@@ -216,6 +216,22 @@ func TestEqualVersionPerView(t *testing.T) {
 	}
 }
 
+// The first sink of a view with a filter gets all of it in its first response,
+// as any other: it may regard itself as up to date after that.
+func TestFirstResponseOfPart(t *testing.T) {
+	db := newDB(t, state.Options{})
+	for i := range 10 {
+		apply(db, set(t, fmt.Sprintf("ns/s%d", i), fmt.Sprintf("s%d.example.org", i)))
+	}
+	v, release := New(db).Narrow(Filter{Namespaces: []string{"ns"}})
+	defer release()
+	s := newSink(t, v, DeltaXDS, Options{})
+	defer s.sub.Close()
+	if r, _ := s.step(); r.Resources != 10 {
+		t.Errorf("the first response has %d of 10 resources", r.Resources)
+	}
+}
+
 // A view waits for the first listings of its own registries only.
 func TestHeldByOwnRegistries(t *testing.T) {
 	db := state.New([]string{"a", "b"}, state.Options{}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())

@@ -501,17 +501,14 @@ func (s *Subscription) changes() (r Response, ok bool, err error) {
 		s.cursor, s.begun, s.listing, s.held = state.Cursor{}, true, true, 0
 		r.Full = s.options.Framing == MCP && len(s.options.Versions) == 0
 	}
-	whole, last, now := true, s.cursor.Revision, s.view.data.Revision()
+	whole, last := true, s.cursor.Revision
 	for c := range s.view.data.Changes(s.kind, &s.cursor) {
 		// What changed since the response was begun may be in it already. It is
 		// left to the next one: a client may refuse a response that has a name
 		// twice.
-		if c.Revision > now && r.Resources+len(r.Removed) > 0 || !s.change(&r, &c) {
+		if c.Revision > s.cursor.Now && r.Resources+len(r.Removed) > 0 || !s.change(&r, &c) {
 			s.cursor.Revision, whole = last, false
 			break
-		}
-		if r.Resources+len(r.Removed) == 0 {
-			now = max(now, c.Revision)
 		}
 		last = c.Revision
 		s.unask(c.Name)
