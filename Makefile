@@ -282,7 +282,8 @@ generated: $(PROTO)/buf
 	$(GO) run ./internal/pages -check && \
 	$(PROTO)/buf generate --template adapters/consul/proto/buf.gen.yaml -o "$$tmp" && \
 		diff -r -x '*.proto' -x buf.gen.yaml "$$tmp/adapters/consul/proto" adapters/consul/proto && \
-	$(GO) run ./cmd/isthmus docs > "$$tmp/configuration.md" && diff "$$tmp/configuration.md" docs/configuration.md && \
+	mkdir "$$tmp/reference" && $(GO) run ./cmd/isthmus docs --dir "$$tmp/reference" && for f in "$$tmp"/reference/*; do \
+		diff "$$f" docs/reference/ || exit 1; done && \
 	$(GO) run ./cmd/isthmus docs --schema > "$$tmp/schema.json" && diff "$$tmp/schema.json" docs/configuration.schema.json || \
 	{ echo "generated files are not current; run make generate"; exit 1; }
 

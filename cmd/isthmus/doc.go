@@ -20,6 +20,6 @@
 //	5  the registries did not list what they hold in time
 package main
 
-//go:generate sh -c "go run . docs > ../../docs/configuration.md"
+//go:generate go run . docs --dir ../../docs/reference
 //go:generate sh -c "cd ../.. && go run ./internal/pages"
 //go:generate sh -c "go run . docs --schema > ../../docs/configuration.schema.json"

@@ -24,7 +24,7 @@ import (
 
 func newDocs() *cobra.Command {
 	var asSchema bool
-	var pluginDir string
+	var pluginDir, dir string
 	cmd := &cobra.Command{
 		Use:   "docs",
 		Short: "Print the reference of the configuration, or a schema of it for editors",
@@ -42,10 +42,12 @@ and contact no registry.`,
 			if asSchema {
 				return writeSchema(cmd.OutOrStdout(), described)
 			}
-			return writeDocs(cmd.OutOrStdout(), described)
+			return writeDocs(cmd.OutOrStdout(), dir, described)
 		},
 	}
 	cmd.Flags().BoolVar(&asSchema, "schema", false, "print a JSON Schema of the configuration file")
+	cmd.Flags().StringVar(&dir, "dir", "", "write the pages of the reference into `DIR`: configuration.md, adapters.md, translate.md")
+	cmd.MarkFlagsMutuallyExclusive("schema", "dir")
 	cmd.Flags().StringVar(&pluginDir, "plugin-dir", "", "`DIR` with executables isthmus-adapter-TYPE, to be described too")
 	return cmd
 }
@@ -115,76 +117,53 @@ func describeAdapters(ctx context.Context, pluginDir string, stderr io.Writer) (
 	return all, nil
 }
 
-const docsHead = `<!-- Made by "make generate" from the code. Do not edit. -->
+// docsHead begins each page of the reference.
+const docsHead = "<!-- Made by \"make generate\" from the code. Do not edit. -->\n\n"
 
-# Configuration
+// page is a page of the reference, with the name of its file.
+type page struct{ file, text string }
 
-` + "`" + `isthmus serve --config FILE` + "`" + ` reads one YAML document. ` + "`" + `isthmus validate
---config FILE` + "`" + ` checks it without contacting a registry.
-[configuration.schema.json](configuration.schema.json) is a JSON Schema of it
-for editors; the first line of each example says where they find it. With
-adapters in a plugin_dir, ` + "`" + `isthmus docs --plugin-dir DIR` + "`" + ` prints this page
-with their blocks, and with ` + "`" + `--schema` + "`" + ` the schema.
-
-` + "```" + `yaml
-listen: {xds: 127.0.0.1:15051, admin: 127.0.0.1:15080}
-registries:
-- {name: dc1, type: consul, config: {address: "http://127.0.0.1:8500"}, translate: {namespace: consul}}
-- {name: load, type: sim, config: {services: 1000, instances: 10, changes_per_second: 5, seed: 1}}
-- {name: static, type: file, config: {path: ./mesh}}
-` + "```" + `
-
-An unknown field, a field given twice or a value of the wrong type is an error.
-All problems are reported at once, each with its line and column: those of the
-file, and those that the plugins of its registries find in their blocks. What
-remains hidden until the rest is mended:
-
-- everything, where the file is no YAML;
-- a registry's blocks, where its type is wrong or its plugin cannot be asked;
-- what depends on a value that is itself wrong, such as two fields that have to
-  fit together.
-
-Fields are never removed or given another meaning; new ones may come.
-
-A text value may hold ` + "`" + `${NAME}` + "`" + `, which stands for the environment variable of
-that name; it is an error if the variable is not set. ` + "`" + `${NAME:-default}` + "`" + ` stands
-for the default if it is not set or empty, and ` + "`" + `$${` + "`" + ` for a plain ` + "`" + `${` + "`" + `. A number of
-the tables of the file may be a variable, too. In the block of an adapter a
-value with a variable is text, unless a tag says that it is a number:
-` + "`" + `services: !!int "${SERVICES:-100}"` + "`" + `, or ` + "`" + `!!float` + "`" + `. Inside ` + "`{...}`" + ` it needs the
-quotes too, since YAML ends a plain value at a brace.
-
-Relative paths start at the working directory of the bridge.
-
-A running bridge loads the file again when it changes; [operations.md](operations.md#reload) says what that does, and which fields need a restart.
-
-## The file
-
-`
-
-// writeDocs writes the reference of the configuration.
-func writeDocs(w io.Writer, adapters []described) error {
+// reference returns the pages of the reference of the configuration.
+func reference(adapters []described) ([]page, error) {
 	var b bytes.Buffer
-	b.WriteString(docsHead)
+	b.WriteString(docsHead + `# The configuration file
+
+Every field of the file that ` + "`isthmus serve --config FILE`" + ` reads.
+[Write a configuration](../configuration.md) has an example.
+
+`)
 	file, err := parseSchema(fileSchema())
 	if err != nil {
-		return fmt.Errorf("schema of the file: %w", err)
+		return nil, fmt.Errorf("schema of the file: %w", err)
 	}
 	tableHead(&b)
 	file.rows(&b, "", file, 0)
+	pages := []page{{"configuration.md", b.String()}}
 
+	b.Reset()
+	b.WriteString(docsHead + `# config, by adapter
+
+Every field of the block ` + "`registries[].config`" + `, which is the adapter's own.
+`)
 	for _, a := range adapters {
 		s, err := parseSchema(a.ConfigSchema)
 		if err != nil {
-			return fmt.Errorf("adapter %s: config schema: %w", a.Name, err)
+			return nil, fmt.Errorf("adapter %s: config schema: %w", a.Name, err)
 		}
 		fmt.Fprintf(&b, "\n## config of %s\n\n", a.Name)
 		b.WriteString(introduction(a) + "\n\n")
 		tableHead(&b)
 		s.rows(&b, "", s, 0)
 	}
+	pages = append(pages, page{"adapters.md", b.String()})
 
-	b.WriteString("\n## translate\n\nHow services of a registry become resources. Every adapter that speaks of\nservices takes this block.\n\n")
+	b.Reset()
+	b.WriteString(docsHead + `# translate
+
+Every field of the block ` + "`registries[].translate`" + `: how services of a registry
+become resources. Adapters that speak of services take it.
+
+`)
 	var all []*schema
 	var names []string
 	own := map[string]*schema{} // of adapters that translate in another way
@@ -194,7 +173,7 @@ func writeDocs(w io.Writer, adapters []described) error {
 		}
 		s, err := parseSchema(a.TranslateSchema)
 		if err != nil {
-			return fmt.Errorf("adapter %s: translate schema: %w", a.Name, err)
+			return nil, fmt.Errorf("adapter %s: translate schema: %w", a.Name, err)
 		}
 		if len(all) > 0 && !slices.Equal(fields(s), fields(all[0])) {
 			own[a.Name] = s
@@ -222,8 +201,27 @@ func writeDocs(w io.Writer, adapters []described) error {
 		tableHead(&b)
 		own[name].rows(&b, "", own[name], 0)
 	}
-	if _, err := w.Write(b.Bytes()); err != nil {
-		return fmt.Errorf("write: %w", err)
+	return append(pages, page{"translate.md", b.String()}), nil
+}
+
+// writeDocs writes the pages one after the other, or as files of a directory.
+func writeDocs(w io.Writer, dir string, adapters []described) error {
+	pages, err := reference(adapters)
+	if err != nil {
+		return err
+	}
+	for i, p := range pages {
+		switch {
+		case dir != "":
+			err = os.WriteFile(filepath.Join(dir, p.file), []byte(p.text), 0o644) //nolint:gosec // a page that others may read
+		case i == 0:
+			_, err = io.WriteString(w, p.text)
+		default:
+			_, err = io.WriteString(w, "\n"+strings.TrimPrefix(p.text, docsHead))
+		}
+		if err != nil {
+			return fmt.Errorf("write %s: %w", p.file, err)
+		}
 	}
 	return nil
 }
@@ -254,7 +252,7 @@ func introduction(a described) string {
 		}
 		return strings.TrimSpace(text + " " + about + ".")
 	}
-	page := fmt.Sprintf("[registries/%s.md](registries/%[1]s.md)", a.Name)
+	page := fmt.Sprintf("[registries/%s.md](../registries/%[1]s.md)", a.Name)
 	text := a.Summary + " See"
 	if len(text)+1+len(page)+1 > 80 {
 		return text + "\n" + page + "."

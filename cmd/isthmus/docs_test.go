@@ -19,14 +19,17 @@ var logged = regexp.MustCompile(`\.(?:(?:Warn|Error)\(|(?:Warn|Error)Context\([^
 var firstCell = regexp.MustCompile("(?m)^\\| (`[^|]+`) \\|")
 
 // Every message of the bridge and of its adapters that needs somebody is
-// explained in docs/operations.md, and so is every phase; a message that is
-// explained there is one that can come.
+// explained in docs/reference/log.md, and every phase in phases.md; a message
+// that is explained there is one that can come.
 func TestOperations(t *testing.T) {
-	b, err := os.ReadFile("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
+	read := func(page string) string {
+		text, err := os.ReadFile("../../docs/reference/" + page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
 	}
-	operations := string(b)
+	lines, phases := read("log.md"), read("phases.md")
 	var sources strings.Builder
 	found := 0
 	for _, dir := range []string{"../../server", "../../adapters", "../../plugin", "."} {
@@ -42,8 +45,8 @@ func TestOperations(t *testing.T) {
 			for _, m := range logged.FindAllStringSubmatch(string(source), -1) {
 				found++
 				message, _, _ := strings.Cut(m[1], ":") // what follows is a cure
-				if !strings.Contains(operations, "`"+message+"`") {
-					t.Errorf("%s logs %q, which docs/operations.md does not explain", path, m[1])
+				if !strings.Contains(lines, "`"+message+"`") {
+					t.Errorf("%s logs %q, which docs/reference/log.md does not explain", path, m[1])
 				}
 			}
 			return nil
@@ -55,8 +58,6 @@ func TestOperations(t *testing.T) {
 	if found < 5 {
 		t.Errorf("%d messages were found in the source: the pattern is wrong", found)
 	}
-	_, lines, _ := strings.Cut(operations, "\n## Log\n")
-	lines, _, _ = strings.Cut(lines, "\n## ")
 	rows := firstCell.FindAllStringSubmatch(lines, -1)
 	if len(rows) < 50 {
 		t.Errorf("%d rows were found: the pattern is wrong", len(rows))
@@ -64,13 +65,13 @@ func TestOperations(t *testing.T) {
 	for _, r := range rows {
 		for message := range strings.SplitSeq(strings.Trim(r[1], "`"), "`, `") {
 			if !strings.Contains(sources.String(), message) {
-				t.Errorf("docs/operations.md explains %q, which nothing logs", message)
+				t.Errorf("docs/reference/log.md explains %q, which nothing logs", message)
 			}
 		}
 	}
 	for _, phase := range append(supervisor.Phases(), supervisor.PhaseRestored, supervisor.PhaseProtected) {
-		if !strings.Contains(operations, "| `"+phase.String()+"` |") {
-			t.Errorf("docs/operations.md lacks the phase %s", phase)
+		if !strings.Contains(phases, "| `"+phase.String()+"` |") {
+			t.Errorf("docs/reference/phases.md lacks the phase %s", phase)
 		}
 	}
 }
@@ -88,9 +89,6 @@ func TestSummaries(t *testing.T) {
 		}
 	}
 }
-
-// link finds links of Markdown.
-var link = regexp.MustCompile(`\]\(([^)#\s]+)`)
 
 // Every test that SECURITY.md names exists.
 func TestThreatModel(t *testing.T) {
@@ -121,41 +119,5 @@ func TestThreatModel(t *testing.T) {
 	}
 	for name := range missing {
 		t.Errorf("it names %s, and there is no such test", name)
-	}
-}
-
-// Every link to a file of the repository leads somewhere.
-func TestLinks(t *testing.T) {
-	const root = "../.."
-	found := 0
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && (d.Name() == ".git" || d.Name() == "testdata"):
-			return filepath.SkipDir
-		case d.IsDir() || filepath.Ext(path) != ".md":
-			return nil
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
-			if strings.Contains(m[1], "://") || strings.HasPrefix(m[1], "mailto:") {
-				continue
-			}
-			found++
-			if _, err := os.Stat(filepath.Join(filepath.Dir(path), m[1])); err != nil {
-				t.Errorf("%s links to %s: %v", path, m[1], err)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if found < 10 {
-		t.Errorf("%d links were found: the pattern is wrong", found)
 	}
 }

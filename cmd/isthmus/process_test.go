@@ -473,7 +473,7 @@ func TestDemo(t *testing.T) {
 	}
 
 	// Every metric is explained.
-	operations, err := os.ReadFile("../../docs/operations.md")
+	reference, err := os.ReadFile("../../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -483,8 +483,8 @@ func TestDemo(t *testing.T) {
 		t.Errorf("%d metrics:\n%s", len(names), metrics)
 	}
 	for _, name := range names {
-		if !strings.Contains(string(operations), "| `"+name[1]+"` |") {
-			t.Errorf("docs/operations.md lacks the metric %s", name[1])
+		if !strings.Contains(string(reference), "| `"+name[1]+"` |") {
+			t.Errorf("docs/reference/metrics.md lacks the metric %s", name[1])
 		}
 	}
 

@@ -349,7 +349,7 @@ func (g *Gate) denied(p *Policy, s *guarded, cause error) error {
 	why := "no rule in allow of " + g.field() + " fits: " + c.String()
 	if p.tls != nil && s.caller.TLS == nil {
 		const why = "this port speaks TLS, and the connection is plaintext"
-		g.refuse(reasonPlaintext, who, address, actionStream, why, "an istiod before 1.26, and one whose tlsSettings are not mode SIMPLE, dials plaintext: see security.md")
+		g.refuse(reasonPlaintext, who, address, actionStream, why, "an istiod before 1.26, and one whose tlsSettings are not mode SIMPLE, dials plaintext: see docs/security.md")
 		return status.Error(codes.Unauthenticated, why+"; dial with TLS: in istiod's configSources tlsSettings of mode SIMPLE, from 1.26 on")
 	}
 	g.refuse(reasonRule, who, address, actionStream, why, "add a rule for it to the listener's allow, if it may")

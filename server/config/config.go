@@ -41,7 +41,7 @@ type Config struct {
 	PluginDir  string     `json:"plugin_dir" doc:"Directory of executables named isthmus-adapter-TYPE, for registries whose type is not built in. A relative path starts at the working directory of the bridge."`
 	Profile    string     `json:"profile" doc:"Name of the profile that every sink gets. Empty: the profile is found by what a sink asks for, which is right unless a sink was built from changed sources; for istiod 1.23 name istio-1.23, see istiod.md."`
 	Log        Log        `json:"log" doc:"The log, which goes to standard error."`
-	State      State      `json:"state" doc:"The last good state, which is kept on disk and served after a restart until the registries are followed again; see operations.md."`
+	State      State      `json:"state" doc:"The last good state, which is kept on disk and served after a restart until the registries are followed again; see docs/operate/state.md."`
 	Audit      Audit      `json:"audit" doc:"The record of who changed something by listen.admin, and of who was refused at a listener."`
 	Admin      Admin      `json:"admin" doc:"The admin pages and API."`
 	Limits     Limits     `json:"limits" doc:"Bounds that keep a registry run wild from using up the machine."`
@@ -71,7 +71,7 @@ type Listener struct {
 	TLS         ListenerTLS `json:"tls" doc:"TLS. Its files may be renewed at any time, and are read again then. Plaintext is refused."`
 	Allow       []Allow     `json:"allow" doc:"Who may use the listener: those whom a rule fits, and nobody else. Without rules everyone may read."`
 	TokenReview TokenReview `json:"token_review" doc:"How tokens of peer.service_account are checked."`
-	View        View        `json:"view" doc:"What the listener serves; see views.md. Without it everything. Not for listen.admin."`
+	View        View        `json:"view" doc:"What the listener serves; see docs/views.md. Without it everything. Not for listen.admin."`
 	Hosts       []string    `json:"hosts" doc:"For listen.admin: names, or patterns such as *.example.org, that it is reached by, as the Host of a request. Always known are addresses, names without a dot, those of Services of a cluster (NAME.NAMESPACE.svc), that of address, and those of the certificate. Requests for others are refused, as a page of somebody else's may send them."`
 	MaxAge      Duration    `json:"max_age" doc:"Greatest age of a connection that was let in by a certificate, token or password: it ends then, or up to a fifth earlier, so that its credential is checked again. Streams that no credential let in, such as istiod's, have none. At least 1m. Default: 1h."`
 	Insecure    bool        `json:"insecure" doc:"Accept that everyone who reaches the address may use it, or reads what is sent. An address that is not loopback needs tls, allow, or this."`
@@ -184,8 +184,8 @@ type Registry struct {
 
 	Required    bool     `json:"required" doc:"Whether the types of the registry are held until its first listing is complete, however long that takes. With false they are served without it once it is shown that it cannot be reached, or sync_timeout has passed; what it lists later is added."`
 	SyncTimeout Duration `json:"sync_timeout" doc:"How long a first listing may take, counted from the start of the bridge. After it a registry that is not required is no longer waited for; of a required one the log says that it holds its types, and nothing else changes."`
-	Protect     Protect  `json:"protect" doc:"Which removals look like an accident and are held back; see operations.md."`
-	Owns        Owns     `json:"owns" doc:"What the registry may say. What it says of others is refused and listed; see security.md."`
+	Protect     Protect  `json:"protect" doc:"Which removals look like an accident and are held back; see docs/operate/removals.md."`
+	Owns        Owns     `json:"owns" doc:"What the registry may say. What it says of others is refused and listed; see docs/security.md."`
 }
 
 // Owns configures what a registry may say.
@@ -240,10 +240,10 @@ func (a Addresses) Network() netip.Prefix {
 type Plugin struct {
 	SHA256      string   `json:"sha256" doc:"SHA-256 of the executable, 64 hexadecimal digits, for a type that is not built in. If given, another file is not started."`
 	PublicKey   string   `json:"public_key" doc:"Key that minisign -G has written, for a type that is not built in. If given, only an executable is started whose signature of that key is beside it, in a file of its name and .minisig, as minisign -S writes it."`
-	Env         []string `json:"env" doc:"Names of variables of the bridge's environment that the process gets, besides those by which a program finds its surroundings; see security.md. Values for config are written there as ${NAME} and need none."`
+	Env         []string `json:"env" doc:"Names of variables of the bridge's environment that the process gets, besides those by which a program finds its surroundings; see docs/security.md. Values for config are written there as ${NAME} and need none."`
 	User        string   `json:"user" doc:"Name or number of the user that the process runs as; only a bridge that runs as root can do that. The program and the files of config must be readable for it. Default: that of the bridge."`
 	Confinement string   `json:"confinement" doc:"required: the registry is not followed, and the bridge does not start, where the process cannot give up what it does not need: without Landlock or seccomp in the kernel, or with an adapter that does not do that. Empty: what is not in force is shown."`
-	Confine     bool     `json:"confine" doc:"Whether the process gives up, once it is configured, what it does not need: other files, other TCP ports, programs. Every built-in adapter but exec does so, where the kernel lets it; see security.md."`
+	Confine     bool     `json:"confine" doc:"Whether the process gives up, once it is configured, what it does not need: other files, other TCP ports, programs. Every built-in adapter but exec does so, where the kernel lets it; see docs/security.md."`
 }
 
 // AutoDir is the value of state.dir that selects the default directory: see

@@ -74,8 +74,8 @@ type ruleFile struct {
 
 var metric = regexp.MustCompile(`isthmus_[a-z_|()]*[a-z]`)
 
-// checkMetrics reports the metrics of a query that docs/operations.md does not
-// have, where a test of the program holds them.
+// checkMetrics reports the metrics of a query that docs/reference/metrics.md
+// does not have, where a test of the program holds them.
 func checkMetrics(t *testing.T, where, expr string, documented string) {
 	t.Helper()
 	for _, name := range metric.FindAllString(expr, -1) {
@@ -85,7 +85,7 @@ func checkMetrics(t *testing.T, where, expr string, documented string) {
 		}
 		for _, n := range names {
 			if !strings.Contains(documented, "`"+strings.TrimSuffix(n, "_bucket")) {
-				t.Errorf("%s: docs/operations.md has no metric %s", where, n)
+				t.Errorf("%s: docs/reference/metrics.md has no metric %s", where, n)
 			}
 		}
 	}
@@ -113,7 +113,7 @@ func TestAlerts(t *testing.T) {
 			fires[a.Name] = fires[a.Name] || len(a.Expected) > 0
 		}
 	}
-	runbooks, documented := string(read(t, "docs", "runbooks.md")), string(read(t, "docs", "operations.md"))
+	runbooks, documented := string(read(t, "docs", "runbooks.md")), string(read(t, "docs", "reference", "metrics.md"))
 	for _, r := range rules.Groups[0].Rules {
 		if !fires[r.Alert] {
 			t.Errorf("no test lets %s fire", r.Alert)
@@ -150,7 +150,7 @@ func TestDashboard(t *testing.T) {
 		Expr   string `yaml:"expr"`
 	}
 	var queries []recording
-	ids, documented := map[int]bool{}, string(read(t, "docs", "operations.md"))
+	ids, documented := map[int]bool{}, string(read(t, "docs", "reference", "metrics.md"))
 	for _, p := range board.Panels {
 		if ids[p.ID] {
 			t.Errorf("two panels have the id %d", p.ID)

@@ -94,7 +94,7 @@ func retryNow(t *testing.T, bridge *testisthmus.Server, registry string) {
 }
 
 // Of each fault: what is served to istiod, what is shown, and how it ends. The
-// table in docs/operations.md has a row for each.
+// table in docs/operate/faults.md has a row for each.
 func TestFaults(t *testing.T) {
 	testenv.SkipIfShort(t)
 	const seTypes = `collection="networking.istio.io/ServiceEntry"`
