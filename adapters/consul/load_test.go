@@ -25,7 +25,7 @@ import (
 )
 
 // long runs the tests of every change in the length that
-// README.md quotes.
+// docs/performance-consul.md quotes.
 var long = flag.Bool("long", false, "run 10,000 changes instead of some hundreds")
 
 // world is a Consul with many services, what the adapter makes of it, and what
