@@ -86,9 +86,7 @@ func (b *batch) setUnaddressed(s *service, on bool) {
 	} else {
 		r.unaddressed--
 	}
-	if r != b.r && !slices.Contains(b.others, r) {
-		b.others = append(b.others, r)
-	}
+	b.concern(r)
 }
 
 // countHost adds delta, 1 or -1, to the number of services with a host. It

@@ -28,9 +28,9 @@ type batch struct {
 	upserts  []upsert
 	idle     map[string]history.Idle // by names of removals that say why
 	touched  []touch
-	services []*service // changed
-	hosts    []string   // their addresses may have changed
-	others   []*Registry
+	services []*service  // changed
+	hosts    []string    // their addresses may have changed
+	others   []*Registry // whose counts have changed
 	fresh    []lineOfShadow
 
 	// Conflicts of hosts between registries.

@@ -18,7 +18,7 @@ import (
 // precedence of registries on a name has changed.
 func (d *DB) SetRegistries(names []string, renamed map[string]string) {
 	d.apply.Lock()
-	defer d.apply.Unlock()
+	defer d.unlock()
 	d.setRegistries(names, renamed)
 }
 
@@ -27,7 +27,7 @@ func (d *DB) SetRegistries(names []string, renamed map[string]string) {
 // another one each host has another address.
 func (d *DB) Configure(names []string, renamed map[string]string, rules []ConflictRule, addresses netip.Prefix) {
 	d.apply.Lock()
-	defer d.apply.Unlock()
+	defer d.unlock()
 	d.setRules(rules)
 	d.setRegistries(names, renamed)
 	d.setNetwork(addresses)
@@ -98,7 +98,7 @@ func (d *DB) setRegistries(names []string, renamed map[string]string) {
 // changes.
 func (d *DB) SetOptions(options map[string]RegistryOptions) {
 	d.apply.Lock()
-	defer d.apply.Unlock()
+	defer d.unlock()
 	for _, r := range d.registries {
 		r.setOptions(options[r.name])
 		r.release()

@@ -84,7 +84,7 @@ type DB struct {
 	// before mu.
 	apply      sync.Mutex
 	writing    bool                      // the writer holds mu
-	registries []*Registry               // in the order of the configuration
+	registries []*Registry               // in the order of the configuration; see public
 	network    netip.Prefix              // of the addresses of hosts
 	hosts      map[netip.Addr][]claimant // the hosts that hash to an address
 	rules      conflict.Rules
@@ -101,6 +101,9 @@ type DB struct {
 	verdicts draft[entryID, *verdict]  // on ServiceEntries in conflict
 	// committedRules are the rules of the committed verdicts.
 	committedRules conflict.Rules
+	// public are the registries, and in each its status, as the last change left
+	// them; guarded by book.
+	public []*Registry
 
 	// mu guards the logs. A batch holds it only while it writes to them.
 	mu       sync.RWMutex
@@ -155,6 +158,7 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 	}
 	d.waiting = d.waitingNow()
 	d.metrics.setHeld(d, d.waiting)
+	d.publish()
 	return d
 }
 
@@ -177,25 +181,43 @@ func (d *DB) Run(ctx context.Context) error {
 			return nil
 		case <-t.C:
 		}
-		d.apply.Lock()
-		for _, r := range d.registries {
-			r.tick()
-		}
-		d.history.AddSample(d.sizeNow(), maxSamples)
-		d.apply.Unlock()
+		d.tick()
 	}
 }
 
-// Registry returns the registry of that name, nil if there is none.
-func (d *DB) Registry(name string) *Registry {
+func (d *DB) tick() {
 	d.apply.Lock()
-	defer d.apply.Unlock()
-	return d.registryLocked(name)
+	defer d.unlock()
+	for _, r := range d.registries {
+		r.tick()
+	}
+	d.history.AddSample(d.sizeNow(), maxSamples)
 }
 
-func (d *DB) registryLocked(name string) *Registry {
-	for _, r := range d.registries {
-		if r.name == name {
+// unlock unlocks apply after a change of any registry.
+func (d *DB) unlock() {
+	d.publish()
+	d.apply.Unlock()
+}
+
+// publish lets readers see the registries and their statuses. The caller holds
+// apply.
+func (d *DB) publish() {
+	d.book.change(func() {
+		d.public = d.registries
+		for _, r := range d.public {
+			r.publishLocked()
+		}
+	})
+}
+
+// Registry returns the registry of that name, nil if there is none. It does not
+// wait for a change in progress.
+func (d *DB) Registry(name string) *Registry {
+	d.book.RLock()
+	defer d.book.RUnlock()
+	for _, r := range d.public {
+		if r.public.Registry == name {
 			return r
 		}
 	}
@@ -457,13 +479,13 @@ func (d *DB) Services() iter.Seq[ServiceStatus] {
 }
 
 // Registries returns the state of all registries, in the order of the
-// configuration.
+// configuration. It does not wait for a change in progress.
 func (d *DB) Registries() []Status {
-	d.apply.Lock()
-	defer d.apply.Unlock()
-	out := make([]Status, 0, len(d.registries))
-	for _, r := range d.registries {
-		out = append(out, r.statusLocked())
+	d.book.RLock()
+	defer d.book.RUnlock()
+	out := make([]Status, 0, len(d.public))
+	for _, r := range d.public {
+		out = append(out, r.publicLocked())
 	}
 	return out
 }

@@ -113,10 +113,11 @@ func (d *DB) explainLocked(r *Record) Claim {
 }
 
 // Similar returns up to n hosts that resemble a name, the most similar first.
+// It does not wait for a batch in progress.
 func (d *DB) Similar(host string, n int) []string {
-	d.apply.Lock()
+	d.book.RLock()
 	all := d.claims.keys()
-	d.apply.Unlock()
+	d.book.RUnlock()
 	type candidate struct {
 		host     string
 		distance int

@@ -47,12 +47,10 @@ func (d *DB) Holds() []Hold {
 	if d.Synced() {
 		return nil
 	}
-	d.apply.Lock()
-	defer d.apply.Unlock()
 	var out []Hold
-	for _, r := range d.registries {
-		if held := r.holds(); len(held) > 0 {
-			out = append(out, Hold{r.name, held, r.begun})
+	for _, s := range d.Registries() {
+		if len(s.Holds) > 0 {
+			out = append(out, Hold{s.Registry, s.Holds, s.HeldSince})
 		}
 	}
 	return out

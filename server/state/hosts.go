@@ -32,7 +32,7 @@ type verdict = conflict.Verdict[entryID]
 // resulting changes are published at once.
 func (d *DB) SetConflicts(rules []ConflictRule) {
 	d.apply.Lock()
-	defer d.apply.Unlock()
+	defer d.unlock()
 	d.setRules(rules)
 	d.decideAnew()
 }
@@ -343,9 +343,7 @@ func (d *DB) setVerdict(b *batch, id entryID, v *verdict) {
 	if v.IsDisputed() {
 		id.registry.disputed++
 	}
-	if id.registry != b.r && !slices.Contains(b.others, id.registry) {
-		b.others = append(b.others, id.registry)
-	}
+	b.concern(id.registry)
 	if v == nil {
 		d.verdicts.remove(id)
 	} else {

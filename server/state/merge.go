@@ -370,4 +370,5 @@ func (b *batch) dropDerived(c *Record) {
 	b.touch(t, c.Name())
 	t.drop(c)
 	b.db.setServed(c, false)
+	b.concern(c.kind.registry)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
-// Get and Explain do not wait for a batch in progress, and return what was
-// committed before it, to the last change of it.
+// Get, Explain and the statuses of registries do not wait for a batch in
+// progress, and return what was committed before it, to the last change of it.
 func TestReadersDoNotWait(t *testing.T) {
 	var e env
 	looks := 0
@@ -37,12 +37,18 @@ func TestReadersDoNotWait(t *testing.T) {
 				out = append(out, fmt.Sprint("explain ", host, " ", c.Registry, " ", c.Name, " ", c.Outcome, " by ", c.Owner, " ", c.Endpoints))
 			}
 		}
+		for _, st := range e.Registries() {
+			out = append(out, fmt.Sprint(st.Registry, " has ", st.Resources[collection.ServiceEntry], ", problems ", e.Registry(st.Registry).Status().ProblemCount))
+		}
+		e.Holds()
+		e.Similar("wep.example.org", 1)
 		return out
 	}
 	before := []string{
 		"a/web[web.example.org] 1", "a/gone[gone.example.org] 0", "b/alone[alone.example.org] 0", "a/web-1",
 		"explain web.example.org a a/web served by  1", "explain web.example.org b b/web kept back by a 1",
 		"explain gone.example.org a a/gone served by  0", "explain a/gone a a/gone served by  0",
+		"a has 2, problems 0", "b has 1, problems 1",
 	}
 	armed := false
 	e = newEnv(t, Options{Selector: func(name string) string {
@@ -74,7 +80,7 @@ func TestReadersDoNotWait(t *testing.T) {
 	want := []string{
 		"a/web[other.example.org] 0", "a/new[new.example.org] 0", "b/web[web.example.org] 1", "b/alone[alone.example.org] 0",
 		"explain web.example.org b b/web served by  1", "explain other.example.org a a/web served by  0",
-		"explain new.example.org a a/new served by  0",
+		"explain new.example.org a a/new served by  0", "a has 2, problems 0", "b has 2, problems 0",
 	}
 	if d := cmp.Diff(want, look()); d != "" {
 		t.Errorf("after the batch (-want +got):\n%s", d)
@@ -157,7 +163,7 @@ func number(r *Record) (n int) {
 	return n
 }
 
-// BenchmarkBesideFlood is how long Get and Explain take while a registry
+// BenchmarkBesideFlood is how long Get, Explain and Registries take while a registry
 // changes 1,000 instances of 100 services in each message, without end. The
 // longest also has what the scheduler adds on a busy machine; blocked is how
 // long they wait for locks, for each message.
@@ -193,7 +199,7 @@ func BenchmarkBesideFlood(b *testing.B) {
 			batches = append(batches, time.Since(start))
 		}
 	})
-	var gets, explains []time.Duration
+	var gets, explains, registries []time.Duration
 	blocked := waited()
 	for b.Loop() {
 		start := time.Now()
@@ -202,14 +208,17 @@ func BenchmarkBesideFlood(b *testing.B) {
 		}
 		got := time.Now()
 		e.Explain("s7.example.org")
-		gets, explains = append(gets, got.Sub(start)), append(explains, time.Since(got))
+		explained := time.Now()
+		e.Registries()
+		registries = append(registries, time.Since(explained))
+		gets, explains = append(gets, got.Sub(start)), append(explains, explained.Sub(got))
 		runtime.Gosched()
 	}
 	blocked = waited() - blocked
 	close(done)
 	group.Wait()
 	b.ReportMetric(float64(blocked.Microseconds())/1000/float64(len(batches)), "blocked-ms/message")
-	for name, took := range map[string][]time.Duration{"get": gets, "explain": explains, "batch": batches} {
+	for name, took := range map[string][]time.Duration{"get": gets, "explain": explains, "registries": registries, "batch": batches} {
 		slices.Sort(took)
 		ms := func(n int) float64 { return float64(took[n].Microseconds()) / 1000 }
 		b.ReportMetric(ms(len(took)*999/1000), name+"-p99.9-ms")

@@ -43,9 +43,7 @@ func (b *batch) settle(t *table, name string) {
 		}
 		r := c.kind.registry
 		if d.setServed(c, c == owner) || c.marked(isShadowed) != shadowed {
-			if r != b.r && !slices.Contains(b.others, r) {
-				b.others = append(b.others, r)
-			}
+			b.concern(r)
 		}
 		if d.setShadowed(c, shadowed) && shadowed && owner != nil && owner.kind.registry != r {
 			b.fresh = append(b.fresh, lineOfShadow{c, owner.kind.registry})
@@ -54,6 +52,13 @@ func (b *batch) settle(t *table, name string) {
 			c.of.keptBack = !c.of.keptBack
 			c.of.each(func(i *Record) { b.touch(d.tables[collection.WorkloadEntry], i.Name()) })
 		}
+	}
+}
+
+// concern notes a registry whose counts the batch changes.
+func (b *batch) concern(r *Registry) {
+	if r != b.r && !slices.Contains(b.others, r) {
+		b.others = append(b.others, r)
 	}
 }
 

@@ -460,16 +460,17 @@ func (r *Registry) protection() Protection {
 
 // Protection summarizes the removals held back; ok is false if there are none.
 func (r *Registry) Protection() (p Protection, ok bool) {
-	r.db.apply.Lock()
-	defer r.db.apply.Unlock()
-	return r.protection(), len(r.guard.kept) > 0
+	if now := r.Status().Protection; now != nil {
+		return *now, true
+	}
+	return p, false
 }
 
 // Accept applies all removals that are held back, including refused ones, and
 // returns their summary. The error is [ErrNothingKept].
 func (r *Registry) Accept() (Protection, error) {
 	r.db.apply.Lock()
-	defer r.db.apply.Unlock()
+	defer r.db.unlock()
 	if len(r.guard.kept) == 0 {
 		return Protection{}, ErrNothingKept
 	}
@@ -485,7 +486,7 @@ func (r *Registry) Accept() (Protection, error) {
 // removal is accepted. The error is [ErrNothingKept] or [ErrAlreadyRefused].
 func (r *Registry) Refuse() (Protection, error) {
 	r.db.apply.Lock()
-	defer r.db.apply.Unlock()
+	defer r.db.unlock()
 	g := &r.guard
 	if len(g.kept) == 0 {
 		return Protection{}, ErrNothingKept

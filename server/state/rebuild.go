@@ -159,6 +159,7 @@ func (d *DB) rebuildLocked(failed *Registry, written bool) {
 		r.countProblems()
 	}
 	d.remark()
+	d.publish()
 }
 
 // keepAgain retains a resource that its registry removed before a rebuild.

@@ -59,6 +59,10 @@ type Registry struct {
 	begun    time.Time             // start of the first listing, from which its collections are held
 	released bool                  // collections were opened without it
 	overdue  bool                  // the SyncTimeout warning was logged
+
+	// public is the status as the last change left it, for readers; guarded by
+	// DB.book.
+	public Status
 }
 
 // Status describes a registry to operators.
@@ -117,7 +121,7 @@ func newRegistry(d *DB, name string, order int) *Registry {
 func (r *Registry) Begin(collections []string) {
 	d := r.db
 	d.apply.Lock()
-	defer d.apply.Unlock()
+	defer d.unlock()
 	r.collections = append([]string{}, collections...)
 	if collections == nil {
 		r.collections = nil
@@ -140,7 +144,7 @@ func (r *Registry) Begin(collections []string) {
 // Down records why no plugin is running. Resources are retained.
 func (r *Registry) Down(err error) {
 	r.db.apply.Lock()
-	defer r.db.apply.Unlock()
+	defer r.db.unlock()
 	r.summarize(true)
 	if r.states.dropped > 0 {
 		r.sayState()
@@ -171,7 +175,15 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) error {
 	}
 	r.db.apply.Lock()
 	defer r.db.apply.Unlock()
-	return r.db.attempt(b, aMessage, func() { r.apply(b, m) })
+	return r.db.attempt(b, aMessage, func() {
+		r.apply(b, m)
+		r.db.book.change(func() {
+			r.publishLocked()
+			for _, other := range b.others {
+				other.publishLocked()
+			}
+		})
+	})
 }
 
 // apply applies a parsed message. The caller holds apply.
@@ -234,16 +246,30 @@ func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) {
 	}
 }
 
-// Status returns the registry's state.
+// Status returns the registry's state. It does not wait for a change in
+// progress.
 func (r *Registry) Status() Status {
-	r.db.apply.Lock()
-	defer r.db.apply.Unlock()
-	return r.statusLocked()
+	r.db.book.RLock()
+	defer r.db.book.RUnlock()
+	return r.publicLocked()
 }
 
-func (r *Registry) statusLocked() Status {
-	s := r.status
-	s.Resources, s.Bytes = maps.Clone(r.served), r.bytes
+// publicLocked returns a copy of public. The caller holds the book for reading.
+func (r *Registry) publicLocked() Status {
+	s := r.public
+	s.Resources = maps.Clone(s.Resources)
+	return s
+}
+
+// publishLocked lets readers see the status. The caller holds apply and the
+// book.
+func (r *Registry) publishLocked() {
+	s, resources := r.status, r.public.Resources
+	if resources == nil {
+		resources = make(map[string]int, len(r.served))
+	}
+	maps.Copy(resources, r.served)
+	s.Resources, s.Bytes = resources, r.bytes
 	s.Required, s.Released = !r.options.Optional, r.released && !s.Listed()
 	if s.Holds = r.holds(); len(s.Holds) > 0 {
 		s.HeldSince = r.begun
@@ -251,7 +277,7 @@ func (r *Registry) statusLocked() Status {
 	if s.Kept = len(r.guard.kept); s.Kept > 0 {
 		s.Protection = new(r.protection())
 	}
-	return s
+	r.public = s
 }
 
 // claims calls f with each claim of the registry, ordered by collection.

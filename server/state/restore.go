@@ -121,7 +121,7 @@ var ErrNotEmpty = errors.New("state: what was saved has to be restored before an
 // first own listing removes what it does not mention. The DB must be unused.
 func (d *DB) Restore(items []Saved, registries []SavedRegistry) ([]Restored, error) {
 	d.apply.Lock()
-	defer d.apply.Unlock()
+	defer d.unlock()
 	for _, t := range d.tables {
 		if len(t.index) > 0 {
 			return nil, ErrNotEmpty
@@ -134,7 +134,7 @@ func (d *DB) Restore(items []Saved, registries []SavedRegistry) ([]Restored, err
 	}
 	l := loader{d: d, items: items}
 	for _, s := range registries {
-		r := d.registryLocked(s.Name)
+		r := d.Registry(s.Name)
 		l.registries = append(l.registries, r)
 		if r != nil {
 			r.status.Restored = s.AsOf
