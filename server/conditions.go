@@ -31,9 +31,7 @@ const (
 	// restartWindow is the time in which maxRestarts are normal.
 	restartWindow = 10 * time.Minute
 	maxRestarts   = 3
-	// sinkPatience is how long a sink may take to acknowledge a response, and
-	// alonePatience how long a bridge may be without sinks.
-	sinkPatience  = time.Minute
+	// alonePatience is how long a bridge may be without sinks.
 	alonePatience = 10 * time.Minute
 	// maxSinks bounds the sinks of one kind of condition; the rest are counted.
 	maxSinks = 20
@@ -252,8 +250,8 @@ func (s *Server) nearLimits(status []state.Status) (found []conditions.Condition
 
 // ofSinks returns what is wrong with sinks.
 func (a *assessor) ofSinks(now time.Time) (found []conditions.Condition) {
-	all := slices.Concat(a.s.xds.Status(), a.s.mcp.Status())
-	if len(all) > 0 || !a.s.serves() {
+	all := slices.Concat(a.s.xds.Troubled(now), a.s.mcp.Troubled(now))
+	if a.s.xds.Len()+a.s.mcp.Len() > 0 || !a.s.serves() {
 		a.sinks = now
 	}
 	if now.Sub(a.sinks) > alonePatience {
@@ -286,7 +284,7 @@ func judgeSink(now time.Time, sink *stream.Status) (kind conditions.Kind, since 
 		switch {
 		case sent && sub.Oversize:
 			return conditions.ResponseTooLarge, sub.SentAt, fmt.Sprintf("a response of %s has %d bytes, more than it receives", sub.TypeURL, sub.Bytes)
-		case sent && now.Sub(sub.SentAt) > sinkPatience:
+		case sent && now.Sub(sub.SentAt) > stream.Patience:
 			kind, since, problem = conditions.SinkLags, sub.SentAt, fmt.Sprintf("it has not acknowledged a response of %s; %d changes wait", sub.TypeURL, sub.Lag)
 		case sub.State == view.Current.String() && sub.AckedRevision < sub.SentRevision && kind == "":
 			kind, since, problem = conditions.SinkRefuses, sub.SentAt, fmt.Sprintf("it refused a response of %s: %s", sub.TypeURL, sub.LastNack)

@@ -423,6 +423,16 @@ func (s *session) who() string {
 	return s.identity()
 }
 
+// Troubled implements [stream.Session].
+func (s *session) Troubled() (from time.Time) {
+	for _, u := range s.subs {
+		if u.open() {
+			from = stream.Earlier(from, u.Troubled(view.MaxMessage))
+		}
+	}
+	return from
+}
+
 // Status implements [stream.Session].
 func (s *session) Status() stream.Status {
 	s.mu.Lock()

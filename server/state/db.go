@@ -101,8 +101,8 @@ type DB struct {
 	verdicts draft[entryID, *verdict]  // on ServiceEntries in conflict
 	// committedRules are the rules of the committed verdicts.
 	committedRules conflict.Rules
-	// public are the registries, and in each its status, as the last change left
-	// them; guarded by book.
+	// public are the registries, and in each its status, as the last change
+	// left them; guarded by book.
 	public []*Registry
 
 	// mu guards the logs. A batch holds it only while it writes to them.

@@ -291,6 +291,6 @@ func (m *draft[K, V]) shared(key K) V {
 // book.
 func (m *draft[K, V]) commitLocked() { m.before = emptied(m.before) }
 
-// keys returns all keys, as the batch in progress has them. The caller holds the
-// book for reading.
+// keys returns all keys, as the batch in progress has them. The caller holds
+// the book for reading.
 func (m *draft[K, V]) keys() []K { return slices.Collect(maps.Keys(m.now)) }

@@ -163,10 +163,10 @@ func number(r *Record) (n int) {
 	return n
 }
 
-// BenchmarkBesideFlood is how long Get, Explain and Registries take while a registry
-// changes 1,000 instances of 100 services in each message, without end. The
-// longest also has what the scheduler adds on a busy machine; blocked is how
-// long they wait for locks, for each message.
+// BenchmarkBesideFlood is how long Get, Explain and Registries take while a
+// registry changes 1,000 instances of 100 services in each message, without
+// end. The longest also has what the scheduler adds on a busy machine; blocked
+// is how long they wait for locks, for each message.
 func BenchmarkBesideFlood(b *testing.B) {
 	e := newEnv(b, Options{}, "dc1")
 	message := func(turn int) *pluginv1.WatchResponse {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -49,6 +50,9 @@ type Session interface {
 	Close(now time.Time, err error)
 	// Status returns the status for pages and the API.
 	Status() Status
+	// Troubled returns from when on the sink is in trouble unless it answers:
+	// see [Subscription.Troubled]. It is zero for never.
+	Troubled() time.Time
 }
 
 // Message is one response: an encoded header, then encoded resources that are
@@ -130,11 +134,12 @@ type Server struct {
 	mu       sync.Mutex
 	draining bool                      // guarded by mu
 	sessions map[Session]chan struct{} // guarded by mu; closed to end the stream
+	troubled map[Session]time.Time     // guarded by mu; sessions that owe an answer, or refused, with [Session.Troubled]
 }
 
 // NewServer returns a server without streams.
 func NewServer(v *view.View) *Server {
-	return &Server{view: v, down: make(chan struct{}), sessions: make(map[Session]chan struct{})}
+	return &Server{view: v, down: make(chan struct{}), sessions: make(map[Session]chan struct{}), troubled: make(map[Session]time.Time)}
 }
 
 // Shutdown ends all streams, after what was already handed to gRPC, and refuses
@@ -167,14 +172,45 @@ func (s *Server) Drain(over time.Duration) {
 // Down returns a channel that is closed when new streams are refused.
 func (s *Server) Down() <-chan struct{} { return s.down }
 
+// Len returns the number of streams.
+func (s *Server) Len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.sessions)
+}
+
 // Status returns the status of all streams, the oldest first.
 func (s *Server) Status() []Status {
 	s.mu.Lock()
-	sessions := make([]Session, 0, len(s.sessions))
-	for sess := range s.sessions {
-		sessions = append(sessions, sess)
+	sessions := slices.Collect(maps.Keys(s.sessions))
+	s.mu.Unlock()
+	return statusOf(sessions)
+}
+
+// Troubled returns the status of the streams whose sinks are in trouble, the
+// oldest first. It looks at no other stream than those that owe an answer.
+func (s *Server) Troubled(now time.Time) []Status {
+	s.mu.Lock()
+	var sessions []Session
+	for sess, from := range s.troubled {
+		if !now.Before(from) {
+			sessions = append(sessions, sess)
+		}
 	}
 	s.mu.Unlock()
+	return statusOf(sessions)
+}
+
+// tellTroubled records [Session.Troubled] of a stream.
+func (s *Server) tellTroubled(sess Session, from time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.troubled[sess] = from; from.IsZero() {
+		delete(s.troubled, sess)
+	}
+}
+
+func statusOf(sessions []Session) []Status {
 	out := make([]Status, 0, len(sessions))
 	for _, sess := range sessions {
 		out = append(out, sess.Status())
@@ -282,6 +318,7 @@ func (s *Server) Serve(st Stream, sess Session, wake Waker, receive func() (any,
 	}
 	s.mu.Lock()
 	delete(s.sessions, sess)
+	delete(s.troubled, sess)
 	s.mu.Unlock()
 	sess.Close(time.Now(), err)
 	return err
@@ -322,11 +359,18 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 	account := accountOf(ctx)
 	turns := make(chan turn)
 	var req any
+	var troubled time.Time
+	tell := func() {
+		if from := sess.Troubled(); from != troubled {
+			troubled = from
+			s.tellTroubled(sess, from)
+		}
+	}
 	for {
 		// A stack that has grown stays as it is while a quarter of it is used,
 		// and this goroutine waits under all of gRPC's frames. What needs much
 		// stack runs in one that ends, so that a stream takes 8 kB less.
-		go func() { turns <- takeTurn(st, sess, account, shown, req) }()
+		go func() { turns <- takeTurn(st, sess, account, shown, req, tell) }()
 		now := <-turns
 		if req = nil; now.err != nil {
 			return now.err
@@ -390,7 +434,9 @@ type turn struct {
 }
 
 // takeTurn handles a request, if there is one, and sends what there is to send.
-func takeTurn(st Stream, sess Session, account Account, shown *view.View, req any) (t turn) {
+// It calls tell when the session has changed.
+func takeTurn(st Stream, sess Session, account Account, shown *view.View, req any, tell func()) (t turn) {
+	defer tell()
 	if req != nil {
 		if _, err := sound(func() (any, error) { return nil, sess.Take(req, time.Now()) }); err != nil {
 			return turn{err: &Fault{codes.ResourceExhausted, err}}
@@ -426,6 +472,7 @@ func takeTurn(st Stream, sess Session, account Account, shown *view.View, req an
 		if err := account.Retain(sess.Retained()); err != nil {
 			return turn{err: &Fault{codes.ResourceExhausted, err}}
 		}
+		tell()
 		// Blocks this stream only, while the sink does not read.
 		if err := st.SendMsg(m); err != nil {
 			return turn{err: err}

@@ -148,6 +148,32 @@ func (s *Subscription) Changes() bool { return s.began != time.Time{} && !s.full
 // no limit.
 func (s *Subscription) Oversize(limit int) bool { return limit > 0 && s.size > limit }
 
+// Patience is how long a sink may take to acknowledge a response.
+const Patience = time.Minute
+
+// Troubled returns from when on the sink is in trouble with the newest
+// response, the zero time for never: at once if it refused it, or if it is
+// larger than the limit, and otherwise [Patience] after it was sent, unless the
+// sink answers.
+func (s *Subscription) Troubled(limit int) time.Time {
+	sent := s.State() == view.Sent
+	switch {
+	case sent && s.Oversize(limit), s.Refused():
+		return s.began
+	case sent:
+		return s.began.Add(Patience)
+	}
+	return time.Time{}
+}
+
+// Earlier returns the earlier of two times, of which a zero one is never.
+func Earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
 // Warn reports whether this is the first call.
 func (s *Subscription) Warn() (first bool) {
 	first, s.warned = !s.warned, true

@@ -27,6 +27,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/servertest"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
@@ -239,6 +240,57 @@ func TestSlowSink(t *testing.T) {
 		r = recv(t, slow)
 		if d := diff(&discovery.DiscoveryResponse{Resources: sorted(built(t, w, encode.Form{}))}, &discovery.DiscoveryResponse{Resources: sorted(r.GetResources())}); d != "" {
 			t.Errorf("the slow sink (-store +sink):\n%s", d)
+		}
+	})
+}
+
+// A sink is in trouble at once if it refuses a response, and after a while if
+// it does not acknowledge one, read or not.
+func TestTroubled(t *testing.T) {
+	bubble(t, func(t *testing.T, w *servertest.World, s *Server, client discovery.AggregatedDiscoveryServiceClient) {
+		fill(w, 1000)
+		troubled := func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			var got []string
+			for _, st := range s.Troubled(time.Now()) {
+				got = append(got, st.Node)
+			}
+			if d := cmp.Diff(want, got); d != "" {
+				t.Errorf("in trouble (-want +got):\n%s", d)
+			}
+		}
+		sinks := map[string]sotwStream{}
+		for _, node := range []string{"good", "refuses", "waits", "reads nothing"} {
+			sink, err := client.StreamAggregatedResources(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := sink.Send(&discovery.DiscoveryRequest{TypeUrl: entriesV1, Node: &core.Node{Id: node}}); err != nil {
+				t.Fatal(err)
+			}
+			sinks[node] = sink
+			<-time.After(time.Millisecond) // so that they are in this order
+		}
+		ack(t, sinks["good"], recv(t, sinks["good"]))
+		r := recv(t, sinks["refuses"])
+		if err := sinks["refuses"].Send(&discovery.DiscoveryRequest{TypeUrl: entriesV1, ResponseNonce: r.GetNonce(), ErrorDetail: status.New(codes.InvalidArgument, "no").Proto()}); err != nil {
+			t.Fatal(err)
+		}
+		waits := recv(t, sinks["waits"])
+		troubled("refuses")
+		<-time.After(stream.Patience)
+		troubled("refuses", "waits", "reads nothing")
+		ack(t, sinks["waits"], waits)
+		ack(t, sinks["reads nothing"], recv(t, sinks["reads nothing"]))
+		troubled("refuses")
+		w.Entry("ns/s0", "other.example.org")
+		for _, node := range []string{"good", "refuses", "waits", "reads nothing"} {
+			ack(t, sinks[node], recv(t, sinks[node]))
+		}
+		troubled()
+		if n := s.Len(); n != len(sinks) {
+			t.Errorf("%d streams, want %d", n, len(sinks))
 		}
 	})
 }

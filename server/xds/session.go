@@ -492,6 +492,18 @@ func (s *session) who() string {
 	return s.identity()
 }
 
+// Troubled implements [stream.Session].
+func (s *session) Troubled() (from time.Time) {
+	limit := 0
+	if s.profile != nil {
+		limit = s.profile.Limit
+	}
+	for _, sub := range s.order {
+		from = stream.Earlier(from, sub.Troubled(limit))
+	}
+	return from
+}
+
 // Status implements [stream.Session].
 func (s *session) Status() stream.Status {
 	s.mu.Lock()
