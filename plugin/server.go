@@ -137,10 +137,13 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 	}
 
 	var all []error
+	resp = &pluginv1.ConfigureResponse{}
 	var translator *translate.Translator
 	_, err = s.translate.DecodeAlone(req.GetTranslate(), func(o Translate) (err error) {
 		o.Permit = req.GetLabels()
-		translator, err = translate.New(req.GetRegistry(), o.Over(s.translate.Defaults))
+		if translator, err = translate.New(req.GetRegistry(), o.Over(s.translate.Defaults)); err == nil && o.Host != "" {
+			resp.Warnings = s.oneHost(req.GetRegistry(), translator)
+		}
 		return err
 	})
 	all = append(all, err)
@@ -161,7 +164,6 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 	if err := errors.Join(all...); err != nil {
 		return &pluginv1.ConfigureResponse{Violations: violations(err)}, nil
 	}
-	resp = &pluginv1.ConfigureResponse{}
 	if access == nil && req.GetConfinementRequired() {
 		return &pluginv1.ConfigureResponse{Violations: violations(unconfinable("the adapter does not say what it needs"))}, nil
 	}
@@ -183,6 +185,26 @@ func (s *server) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (r
 		s.given = &sharded{s.catalog, translator, shards}
 	}
 	return resp, nil
+}
+
+// oneHost warns of a template of hosts that leaves out what the adapter's own
+// has.
+func (s *server) oneHost(name string, t *translate.Translator) []*pluginv1.Violation {
+	usual, err := translate.New(name, s.translate.Defaults)
+	if err != nil {
+		return nil
+	}
+	parts := t.OneHost(usual)
+	if len(parts) == 0 {
+		return nil
+	}
+	of := strings.Join(parts, ", ")
+	reason := fmt.Sprintf("services that differ only in %s have one host, and the first of them by name is served (see conflicts); "+
+		"if the registry has such, use %[1]s in the template too", of)
+	if parts[0] == "Name" {
+		reason = "services of different names have one host, and the first of them by name is served (see conflicts); use Name in the template"
+	}
+	return []*pluginv1.Violation{{Field: "translate.host", Reason: reason}}
 }
 
 // Watch implements the contract.

@@ -126,7 +126,7 @@ func (s *Server) explainedResources(claims []state.Claim) []admin.ExplainedResou
 	l := encode.NewLayout(encode.Form{})
 	seen := make(map[string]bool)
 	for _, c := range claims {
-		if c.Outcome == "kept back" || c.Outcome == "merged" || seen[c.Name] {
+		if c.Outcome == "shadowed" || c.Outcome == "merged" || seen[c.Name] {
 			continue
 		}
 		seen[c.Name] = true
@@ -163,7 +163,7 @@ func explainSink(st *stream.Status, claims []state.Claim) admin.ExplainedSink {
 		if st.Shape == encode.Workload.String() {
 			kind.Shape = encode.Workload
 		}
-		if !slices.ContainsFunc(claims, func(c state.Claim) bool { return c.Outcome != "kept back" && st.Shows(kind, c.Name) }) {
+		if !slices.ContainsFunc(claims, func(c state.Claim) bool { return c.Outcome != "shadowed" && st.Shows(kind, c.Name) }) {
 			out.State = "not in its view"
 			return out
 		}

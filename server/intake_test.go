@@ -105,7 +105,7 @@ func TestRequestBytes(t *testing.T) {
 	}
 	t.Logf("after %d frames", sent)
 
-	// Of those who came before and come now nothing is kept back.
+	// Of those who came before and come now nothing is shadowed.
 	if err := good.SendMsg(&mcpv1.RequestResources{Collection: entries, ResponseNonce: last.GetNonce(), Incremental: true}); err != nil {
 		t.Fatal(err)
 	}

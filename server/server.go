@@ -197,7 +197,7 @@ func (s *Server) newMember(cfg *config.Config, r *config.Registry) (*member, err
 func conflictRules(rules []config.Conflict) []state.ConflictRule {
 	out := make([]state.ConflictRule, 0, len(rules))
 	for _, r := range rules {
-		rule := state.ConflictRule{Hosts: r.Hosts, Policy: state.Policy(r.Policy)}
+		rule := state.ConflictRule{Registry: r.Registry, Hosts: r.Hosts, Policy: state.Policy(r.Policy)}
 		if r.Weights != nil {
 			rule.Weights = make(map[string]uint32, len(r.Weights))
 		}

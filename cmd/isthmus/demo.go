@@ -50,7 +50,7 @@ func newDemo() *cobra.Command {
 			log := cfg.Log.Logger(cmd.ErrOrStderr())
 			ctx, stop := endAtHangup(cmd.Context())
 			defer stop()
-			if err := checkPlugins(ctx, &cfg, log); err != nil {
+			if _, err := checkPlugins(ctx, &cfg, log); err != nil {
 				return demoError(cmd, err)
 			}
 			s, err := newServer(cfg, server.Options{Log: log})

@@ -135,7 +135,7 @@ func readMesh(stdin io.Reader, name string) (*doctor.Mesh, error) {
 // or says why it cannot.
 func examineRegistries(ctx context.Context, report *doctor.Report, cfg *config.Config, timeout time.Duration) error {
 	known := append(config.Problems{}, server.CheckListeners(cfg)...)
-	if err := checkPlugins(ctx, cfg, config.Log{Level: "error"}.Logger(io.Discard), known...); err != nil {
+	if _, err := checkPlugins(ctx, cfg, config.Log{Level: "error"}.Logger(io.Discard), known...); err != nil {
 		return err
 	}
 	s, err := newServer(*cfg, server.Options{Log: slog.New(slog.DiscardHandler)})
@@ -250,12 +250,21 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 		}
 		report.Add(fmt.Sprintf("%s: %s, %s", subject, doctor.Count(int(r.Served.Services), "service", "services"), doctor.Count(int(r.Served.Instances), "instance", "instances")), found...)
 	}
-	if list := undecided(cfg, o.Conflicts); len(list) > 0 {
-		x := list[0]
+	between, own := undecided(cfg, o.Conflicts)
+	if len(between) > 0 {
+		x := between[0]
 		report.Add("", doctor.Finding{
 			Check: "conflict", Severity: doctor.Warning, Subject: "registries",
-			Problem: fmt.Sprintf("several registries have %s that no rule of conflicts is for, the first: %s is served from %s, and what %s has is shadowed", doctor.Count(len(list), "host", "hosts"), x.Host, x.Owner, x.Registry),
+			Problem: fmt.Sprintf("several registries have %s that no rule of conflicts is for, the first: %s is served from %s, and what %s has is shadowed", doctor.Count(len(between), "host", "hosts"), x.Host, x.Owner, x.Registry),
 			Change:  fmt.Sprintf("conflicts: [{hosts: [%q], policy: merge}], or policy: priority if it is meant", x.Host),
+		})
+	}
+	if len(own) > 0 {
+		x := own[0]
+		report.Add("", doctor.Finding{
+			Check: "conflict-within", Severity: doctor.Warning, Subject: "registry " + x.Registry,
+			Problem: fmt.Sprintf("%s of one registry have a host that another service of it has, the first: %s is served from %s, and %s is shadowed", doctor.Count(len(own), "service", "services"), x.Host, x.OwnerName, x.Name),
+			Change:  fmt.Sprintf("translate.host, so that each has a host of its own, or conflicts: [{hosts: [%q], registry: %s, policy: merge}] if both are one service", x.Host, x.Registry),
 		})
 	}
 }
@@ -305,16 +314,24 @@ func unstated(ctx context.Context, report *doctor.Report, cfg *config.Config, s 
 	}
 }
 
-// undecided returns the conflicts for which the configuration has no rule.
-func undecided(cfg *config.Config, all []state.Conflict) []state.Conflict {
-	return slices.DeleteFunc(slices.Clone(all), func(x state.Conflict) bool {
-		return slices.ContainsFunc(cfg.Conflicts, func(r config.Conflict) bool {
-			return slices.ContainsFunc(r.Hosts, func(pattern string) bool {
+// undecided returns the conflicts for which the configuration has no rule:
+// those between registries, and those within one.
+func undecided(cfg *config.Config, all []state.Conflict) (between, own []state.Conflict) {
+	for _, x := range all {
+		list, registry := &between, ""
+		if x.Registry == x.Owner {
+			list, registry = &own, x.Registry
+		}
+		if !slices.ContainsFunc(cfg.Conflicts, func(r config.Conflict) bool {
+			return r.Registry == registry && slices.ContainsFunc(r.Hosts, func(pattern string) bool {
 				ok, _ := path.Match(pattern, x.Host) // validated by Parse
 				return ok
 			})
-		})
-	})
+		}) {
+			*list = append(*list, x)
+		}
+	}
+	return between, own
 }
 
 // causeOf classifies why the registry at a path of the configuration cannot be

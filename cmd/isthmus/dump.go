@@ -70,7 +70,7 @@ the configuration that would change it (none where only the registry can), and r
 		}
 		cfg.Log.Level = "error" // warnings are among the problems
 		log := cfg.Log.Logger(cmd.ErrOrStderr())
-		if err := checkPlugins(ctx, &cfg, log); err != nil {
+		if _, err := checkPlugins(ctx, &cfg, log); err != nil {
 			return err
 		}
 		s, err := newServer(cfg, server.Options{Log: log})

@@ -139,7 +139,7 @@ func explainText(e *admin.Explanation, now time.Time) string {
 			}
 		}
 		for _, c := range r.Claims {
-			line(1, "%s: %s, %s", c.Name, strings.Replace(c.Outcome, "kept back", "shadowed", 1), doctor.Count(c.Endpoints, "endpoint", "endpoints"))
+			line(1, "%s: %s, %s", c.Name, c.Outcome, doctor.Count(c.Endpoints, "endpoint", "endpoints"))
 			if c.Reason != "" {
 				line(2, "%s: %s", c.Rule, c.Reason)
 			}

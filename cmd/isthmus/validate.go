@@ -63,12 +63,13 @@ bridge cannot be asked.`,
 			return &exitError{exitConfig, err}
 		}
 		cfg, err := parseConfig(ctx, source, log)
+		var warnings config.Problems
 		if err == nil {
-			err = checkPlugins(ctx, &cfg, log, server.CheckListeners(&cfg)...)
+			warnings, err = checkPlugins(ctx, &cfg, log, server.CheckListeners(&cfg)...)
 		}
 		if problems, ok := errors.AsType[config.Problems](err); ok {
 			if output.value == "json" {
-				err = writeVerdict(cmd.OutOrStdout(), problems)
+				err = writeVerdict(cmd.OutOrStdout(), problems, nil)
 			} else {
 				err = writeExcerpts(cmd.ErrOrStderr(), problems, source.text)
 			}
@@ -78,7 +79,7 @@ bridge cannot be asked.`,
 		case err != nil:
 			return err
 		case output.value == "json":
-			if err := writeVerdict(cmd.OutOrStdout(), nil); err != nil {
+			if err := writeVerdict(cmd.OutOrStdout(), nil, warnings); err != nil {
 				return err
 			}
 		default:
@@ -87,6 +88,9 @@ bridge cannot be asked.`,
 				n = "registry"
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s is valid: %d %s\n", source.name, len(cfg.Registries), n)
+		}
+		for _, w := range warnings {
+			fmt.Fprintf(cmd.ErrOrStderr(), "isthmus: warning: %s\n", w.Error())
 		}
 		for _, c := range server.CheckCertificates(&cfg) {
 			fmt.Fprintf(cmd.ErrOrStderr(), "isthmus: warning: %s: %s. %s %s\n", c.Subject, c.Problem, c.Affects, c.Cure)
@@ -102,14 +106,19 @@ bridge cannot be asked.`,
 	return cmd
 }
 
-// writeVerdict writes what is wrong with a configuration as JSON.
-func writeVerdict(w io.Writer, problems config.Problems) error {
+// writeVerdict writes what is wrong with a configuration, and what may not be
+// meant, as JSON.
+func writeVerdict(w io.Writer, problems, warnings config.Problems) error {
 	verdict := struct {
 		Valid    bool                  `json:"valid"`
 		Problems []admin.ConfigProblem `json:"problems"`
-	}{len(problems) == 0, make([]admin.ConfigProblem, 0, len(problems))}
+		Warnings []admin.ConfigProblem `json:"warnings,omitempty"`
+	}{len(problems) == 0, make([]admin.ConfigProblem, 0, len(problems)), nil}
 	for _, p := range problems {
 		verdict.Problems = append(verdict.Problems, admin.ConfigProblem{File: p.File, Line: p.Line, Column: p.Column, Field: p.Field, Reason: p.Reason})
+	}
+	for _, p := range warnings {
+		verdict.Warnings = append(verdict.Warnings, admin.ConfigProblem{File: p.File, Line: p.Line, Column: p.Column, Field: p.Field, Reason: p.Reason})
 	}
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
@@ -207,7 +216,7 @@ func parseConfig(ctx context.Context, in input, log *slog.Logger) (config.Config
 	if !ok {
 		return cfg, err
 	}
-	found, err := askPlugins(ctx, &cfg, log)
+	found, _, err := askPlugins(ctx, &cfg, log)
 	return cfg, errors.Join(append(problems, found...).Sort(), err)
 }
 
@@ -222,30 +231,31 @@ const maxChecks = 16
 // checkPlugins lets the plugin of each registry check its blocks. Errors, and
 // plugins that cannot be run, are returned as config.Problems, with those known
 // before.
-func checkPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger, known ...*config.Problem) error {
-	found, err := askPlugins(ctx, cfg, log)
+func checkPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger, known ...*config.Problem) (warnings config.Problems, err error) {
+	found, warnings, err := askPlugins(ctx, cfg, log)
 	found = append(found, known...)
 	if len(found) > 0 {
 		err = errors.Join(found.Sort(), err)
 	}
-	return err
+	return warnings, err
 }
 
 // askPlugins returns the errors that the plugins find in the blocks of the
-// registries. Its own error joins those of plugins that could not be run.
-func askPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger) (config.Problems, error) {
+// registries, and their warnings. Its own error joins those of plugins that
+// could not be run.
+func askPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger) (problems, warnings config.Problems, err error) {
 	host, err := supervisor.NewHost("", log)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	found := make([]config.Problems, len(cfg.Registries))
+	found, accepted := make([]config.Problems, len(cfg.Registries)), make([]config.Problems, len(cfg.Registries))
 	failed := make([]error, len(cfg.Registries))
 	var group errgroup.Group
 	group.SetLimit(maxChecks)
 	for i := range cfg.Registries {
 		if cfg.Askable(i) {
 			group.Go(func() error {
-				found[i], failed[i] = askPlugin(ctx, host, cfg, i, log)
+				found[i], accepted[i], failed[i] = askPlugin(ctx, host, cfg, i, log)
 				return nil
 			})
 		}
@@ -253,26 +263,29 @@ func askPlugins(ctx context.Context, cfg *config.Config, log *slog.Logger) (conf
 	_ = group.Wait() // errors are in failed
 	err = errors.Join(errors.Join(failed...), host.Close())
 	if ctx.Err() != nil {
-		return nil, ctx.Err() // results are irrelevant then
+		return nil, nil, ctx.Err() // results are irrelevant then
 	}
-	return slices.Concat(found...), err
+	return slices.Concat(found...), slices.Concat(accepted...), err
 }
 
 // askPlugin lets the plugin of registry i check its blocks.
-func askPlugin(ctx context.Context, host *supervisor.Host, cfg *config.Config, i int, log *slog.Logger) (found config.Problems, err error) {
+func askPlugin(ctx context.Context, host *supervisor.Host, cfg *config.Config, i int, log *slog.Logger) (found, accepted config.Problems, err error) {
 	r := &cfg.Registries[i]
 	s, err := server.Spec(cfg, r)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	violations, err := supervisor.Check(ctx, host, s, log.With(slog.String("registry", r.Name)))
+	violations, warnings, err := supervisor.Check(ctx, host, s, log.With(slog.String("registry", r.Name)))
 	if err != nil {
-		return config.Problems{cfg.Problem(i, "", fmt.Sprintf("its plugin cannot be asked: %v", err))}, nil
+		return config.Problems{cfg.Problem(i, "", fmt.Sprintf("its plugin cannot be asked: %v", err))}, nil, nil
 	}
-	for _, v := range violations {
-		if p := cfg.Problem(i, v.Field, v.Reason); p != nil {
-			found = append(found, p)
+	place := func(all []supervisor.Violation) (out config.Problems) {
+		for _, v := range all {
+			if p := cfg.Problem(i, v.Field, v.Reason); p != nil {
+				out = append(out, p)
+			}
 		}
+		return out
 	}
-	return found, nil
+	return place(violations), place(warnings), nil
 }

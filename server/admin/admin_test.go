@@ -441,7 +441,7 @@ func TestConflicts(t *testing.T) {
 	}
 	for _, n := range []int{0, 1, maxShown + 1} {
 		_, body, _ := get(t, New(&world{overview: Overview{Conflicts: conflicts[:n]}}, Options{}), "/problems")
-		if shown := strings.Contains(body, fmt.Sprintf("Hosts that several registries have: %d", n)); shown != (n > 0) {
+		if shown := strings.Contains(body, fmt.Sprintf("Hosts that several services have: %d", n)); shown != (n > 0) {
 			t.Errorf("%d conflicts: shown is %t", n, shown)
 		}
 		row := `<th scope="row"><a href="host/h0.example.org">h0.example.org</a></th><td>merge</td><td>old <code>old/web</code></td><td>new <code>new/web</code></td><td>merged</td>`

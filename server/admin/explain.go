@@ -126,18 +126,20 @@ func (e *Explanation) explain() {
 		r := &e.Registries[i]
 		found = found || len(r.Services)+len(r.Claims) > 0
 		for _, s := range r.Services {
-			shadowed := slices.ContainsFunc(r.Claims, func(c state.Claim) bool { return c.Name == s.Entry && c.Outcome == "kept back" })
+			shadowed := slices.ContainsFunc(r.Claims, func(c state.Claim) bool { return c.Name == s.Entry && c.Outcome == "shadowed" })
 			if s.Host != "" && s.Entry != "" && s.Host != e.Host && s.Key != e.Host {
 				say("Its host is %s.", s.Host)
 			}
 			out = append(out, s.explain(r.Registry, shadowed)...)
 		}
 		for _, c := range r.Claims {
-			if c.Outcome != "kept back" {
+			if c.Outcome != "shadowed" {
 				serving++
 			}
 			switch {
-			case c.Outcome == "kept back":
+			case c.Outcome == "shadowed" && c.Owner == r.Registry:
+				say("%s of registry %s is not served: %s.", c.Name, r.Registry, strings.TrimSuffix(c.Reason, "."))
+			case c.Outcome == "shadowed":
 				say("Registry %s is not served for this host: %s.", r.Registry, strings.TrimSuffix(c.Reason, "."))
 			case c.Reason != "":
 				say("Registry %s: %s.", r.Registry, strings.TrimSuffix(c.Reason, "."))

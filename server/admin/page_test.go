@@ -24,7 +24,7 @@ func TestGroupProblems(t *testing.T) {
 		owner := []string{"prod", "test"}[i%2]
 		problems = append(problems, state.Problem{
 			ID: fmt.Sprint("resource r", i), Field: "conflicts",
-			Reason: fmt.Sprintf(`registry %q, which comes first in the configuration, has the host h%d.example.org too (%s/h%d); kept back`, owner, i, owner, i),
+			Reason: fmt.Sprintf(`registry %q, which comes first in the configuration, has the host h%d.example.org too (%s/h%d); shadowed`, owner, i, owner, i),
 		})
 		problems = append(problems, state.Problem{
 			ID: fmt.Sprint("instance i", i), Field: "translate.health",

@@ -24,7 +24,7 @@ var (
 	// keptWords are the variable parts that tell kinds apart: registries and
 	// fields of the configuration.
 	keptWords = regexp.MustCompile(`^(?:translate|config|limits|owns|conflicts|addresses|protect)\b`)
-	ownedBy   = regexp.MustCompile(`^registry "([^"]*)", which comes first`)
+	ownedBy   = regexp.MustCompile(`^(?:registry|… of the same registry) "([^"]*)", which comes first`)
 )
 
 // shapeOf returns a reason without what differs between problems of one kind.

@@ -35,7 +35,7 @@ const MaxSize = 4 << 20
 type Config struct {
 	Listen     Listen     `json:"listen" doc:"Where the bridge listens."`
 	Registries []Registry `json:"registries" doc:"The registries that are followed, at least one. Each has a plugin process of its own."`
-	Conflicts  []Conflict `json:"conflicts" doc:"What becomes of hosts that several registries have. The first rule that fits a host holds. Without one the policy is priority."`
+	Conflicts  []Conflict `json:"conflicts" doc:"What becomes of hosts that several registries, or several services of one registry, have. The first rule that fits a host holds. Without one the policy is priority."`
 	Addresses  Addresses  `json:"addresses" doc:"The virtual addresses of hosts, by which proxies tell apart hosts that speak raw TCP on one port, and answer DNS."`
 	Mesh       Mesh       `json:"mesh" doc:"What the bridge has to know of the mesh, to keep registries from what is not theirs."`
 	PluginDir  string     `json:"plugin_dir" doc:"Directory of executables named isthmus-adapter-TYPE, for registries whose type is not built in. A relative path starts at the working directory of the bridge."`
@@ -218,11 +218,13 @@ type ProtectService struct {
 	MinEndpoints int     `json:"min_endpoints" doc:"Number of endpoints of a service from which min_share applies."`
 }
 
-// Conflict is a rule for hosts that exist in several registries.
+// Conflict is a rule for hosts that exist in several registries, or several
+// times in one.
 type Conflict struct {
-	Hosts   []string       `json:"hosts" doc:"The hosts, as patterns: * stands for any run of characters, dots included, ? for one, and [a-c] for one of several; *.example.org fits every host of that domain, * every host."`
-	Policy  string         `json:"policy" doc:"priority: the first registry of the configuration that has the host serves it, the services of the others are kept back and listed, and the next one takes over when the first has it no longer. isolate: the service of each registry is served in its own namespace. merge: the service of the first registry is served with the endpoints of all."`
-	Weights map[string]int `json:"weights" doc:"With merge, the share of traffic by registry, 0 to 1000, at least one above 0: {old: 90, new: 10}. None of the endpoints of a registry with 0 is served; one that is not named is kept back. Without weights every endpoint has its own weight."`
+	Hosts    []string       `json:"hosts" doc:"The hosts, as patterns: * stands for any run of characters, dots included, ? for one, and [a-c] for one of several; *.example.org fits every host of that domain, * every host."`
+	Registry string         `json:"registry" doc:"A registry: the rule is for hosts that several of its own services have. Empty: it is for hosts that several registries have."`
+	Policy   string         `json:"policy" doc:"priority: the first registry of the configuration that has the host serves it, the services of the others are shadowed and listed, and the next one takes over when the first has it no longer. isolate: each service is served in its own namespace. merge: the first service is served with the endpoints of all. Of the services of one registry, the first is that by name (namespace/name)."`
+	Weights  map[string]int `json:"weights" doc:"With merge, the share of traffic by registry, 0 to 1000, at least one above 0: {old: 90, new: 10}. None of the endpoints of a registry with 0 is served; one that is not named is shadowed. Without weights every endpoint has its own weight."`
 }
 
 // Addresses configures the addresses of hosts.

@@ -415,7 +415,9 @@ conflicts:
 - {hosts: [x], policy: priority, weights: {old: 1}}
 - {hosts: [x], policy: merge, weights: {old: 0, new: -1}}
 - {hosts: [x], policy: merge, weights: {}}
-- {hosts: [x], policy: merge, weights: {old: 1001}}`, `
+- {hosts: [x], policy: merge, weights: {old: 1001}}
+- {hosts: [x], registry: od, policy: isolate}
+- {hosts: [x], registry: old, policy: merge, weights: {old: 1}}`, `
 f:3:29: conflicts[0].hosts[1]: [a is no pattern: a [ needs its ], and a \ something behind it; *.example.org fits every host of that domain
 f:3:35: conflicts[0].hosts[2]: a/b fits no host, as none has a slash or a space
 f:3:42: conflicts[0].hosts[3]: is empty; write "*" for every host
@@ -426,7 +428,9 @@ f:5:34: conflicts[2].weights: is for policy merge; with priority each host has o
 f:6:31: conflicts[3].weights: has no share above 0, so that nothing would be served; give the registry that is to serve the host at least 1
 f:6:49: conflicts[3].weights.new: must be 0 to 1000
 f:7:31: conflicts[4].weights: has no share above 0, so that nothing would be served; give the registry that is to serve the host at least 1
-f:8:41: conflicts[5].weights.old: must be 0 to 1000`},
+f:8:41: conflicts[5].weights.old: must be 0 to 1000
+f:9:16: conflicts[6].registry: no registry has this name; did you mean old?
+f:10:46: conflicts[7].weights: are shares of registries, and with registry the rule is for the services of one`},
 		{"owns", `mesh: {cluster_domain: .local, root_namespace: "*"}
 registries:
 - {name: a, type: sim, owns: {collections: [ServiceEntry, networking.istio.io/*, "*"], hosts: ["[a", ""], namespaces: [A, "a-*"], addresses: [10.0.0.0/33], labels: ["[", "*"]}}`, `

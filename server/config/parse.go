@@ -354,7 +354,7 @@ func MatchName(pattern, name string) bool {
 // maxWeight bounds the weight of a registry.
 const maxWeight = 1000
 
-// conflict checks a rule for hosts that exist in several registries.
+// conflict checks a rule for hosts that exist several times.
 func (d *decoder) conflict(at string, r *Conflict) {
 	hosts := at + ".hosts"
 	d.check(len(r.Hosts) > 0, hosts, `is missing; name hosts or patterns such as "*.example.org", or "*" for every host`)
@@ -367,15 +367,17 @@ func (d *decoder) conflict(at string, r *Conflict) {
 	}
 	policies := []string{"priority", "isolate", "merge"}
 	d.check(slices.Contains(policies, r.Policy), at+".policy", "must be one of %s", strings.Join(policies, ", "))
-	weights := at + ".weights"
-	if r.Weights == nil {
-		return
-	}
-	d.check(r.Policy == "merge" || !slices.Contains(policies, r.Policy), weights, "is for policy merge; with %s each host has one registry's endpoints, or each namespace its own", r.Policy)
 	var names []string
 	for i := range d.config.Registries {
 		names = append(names, d.config.Registries[i].Name)
 	}
+	d.check(r.Registry == "" || slices.Contains(names, r.Registry), at+".registry", "no registry has this name; %s", suggest(r.Registry, names))
+	weights := at + ".weights"
+	if r.Weights == nil {
+		return
+	}
+	d.check(r.Registry == "", weights, "are shares of registries, and with registry the rule is for the services of one")
+	d.check(r.Policy == "merge" || !slices.Contains(policies, r.Policy), weights, "is for policy merge; with %s each host has one registry's endpoints, or each namespace its own", r.Policy)
 	sum := 0
 	for _, name := range slices.Sorted(maps.Keys(r.Weights)) {
 		n, item := r.Weights[name], weights+"."+name

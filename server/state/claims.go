@@ -116,7 +116,7 @@ func (c Claims) AppendSaved(b []byte, coll string, registry func(*Record) int) [
 }
 
 // asides lists the names of a collection that have a claim which is not what
-// sinks receive under the name: it is kept back, or merged into another. Sinks
+// sinks receive under the name: it is shadowed, or merged into another. Sinks
 // see nothing of it. A name whose claims have become what is served is removed
 // from it. DB.mu guards it.
 type asides struct {

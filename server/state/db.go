@@ -416,13 +416,15 @@ type ServiceStatus struct {
 	Hosts     []string `json:"hosts"`
 	Endpoints int      `json:"endpoints"`
 	Version   string   `json:"version"`
-	// ShadowedBy is the registry that owns the host or the name while the
-	// service is kept back. It is empty if the service is served.
+	// ShadowedBy is who owns the host or the name while the service is
+	// shadowed: a registry, or a service (namespace/name) of the same registry.
+	// It is empty if the service is served.
 	ShadowedBy string `json:"shadowed_by,omitempty"`
-	// MergedWith are the registries whose services are merged with this one,
-	// the lead first.
+	// MergedWith are the registries, or services of the same registry, that are
+	// merged with this one, the lead first.
 	MergedWith []string `json:"merged_with,omitempty"`
-	// Beside is a registry whose service with the same host is served as well.
+	// Beside is the registry, or the service of the same registry, with the
+	// same host that is served as well.
 	Beside string `json:"beside,omitempty"`
 }
 
@@ -446,15 +448,15 @@ func (d *DB) Services() iter.Seq[ServiceStatus] {
 			if v := d.verdictOf(r); v != nil {
 				switch v.Outcome {
 				case conflict.Shadowed:
-					it.owner = v.By.registry.name
+					it.owner = v.By.seenFrom(r)
 				case conflict.Beside:
-					it.beside = v.By.registry.name
+					it.beside = v.By.seenFrom(r)
 				}
 			}
 			if m := r.of.merger; m != nil {
 				for _, of := range m.members {
 					if of.s != r.of {
-						it.merged = append(it.merged, of.s.registry.name)
+						it.merged = append(it.merged, entryID{of.s.registry, of.s.name}.seenFrom(r))
 					}
 				}
 			}

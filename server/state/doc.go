@@ -33,7 +33,7 @@
 // # Ownership
 //
 // A name belongs to the first registry, in the order of the configuration, that
-// has it. The same name in a later one is kept back and listed there as a
+// has it. The same name in a later one is shadowed and listed there as a
 // problem; it is served when the first one removes its own. The owner does not
 // depend on time, and is the same on every replica.
 //
@@ -41,14 +41,14 @@
 // belongs to a registry, not to its position: a new order is a new decision on
 // the names that several registries claim, and changes nothing else.
 //
-// An instance has the name of its WorkloadEntry. If its service is kept back,
+// An instance has the name of its WorkloadEntry. If its service is shadowed,
 // the instance is too, and claims no name. If only the name of the instance
 // belongs to another registry, sinks of the shape workload do not receive it;
 // inline it is an endpoint of its service, which needs no name.
 //
 // A host belongs to registries in the same way: an index finds the
 // ServiceEntries of a host, whatever their names, and [ConflictRule] sets
-// whether a later registry's is kept back (the default), served beside the
+// whether a later registry's is shadowed (the default), served beside the
 // first, or merged into it. Decisions depend only on the resources of the
 // registries and their order. They are made at the end of a batch that changes
 // the entries of a host; a changed instance causes none. Endpoints of a merged

@@ -19,7 +19,7 @@ type Claim struct {
 	Hosts     []string `json:"hosts"`
 	Endpoints int      `json:"endpoints"`
 	Version   string   `json:"version"`
-	// Outcome is served, served too, merged or kept back.
+	// Outcome is served, served too, merged or shadowed.
 	Outcome string `json:"outcome"`
 	// Rule is the configuration field that decided on a conflict, Reason what
 	// it decided and the remedy. Both are empty without a conflict.
@@ -84,7 +84,7 @@ func (d *DB) explainLocked(r *Record) Claim {
 	if v := d.verdicts.shared(entryID{of, r.Name()}); v != nil {
 		c.Outcome, c.Owner, c.OwnerName = v.Outcome.String(), *v.By.registry.shown.Load(), v.By.name
 		c.Reason = entryID{of, r.Name()}.problem(v, d.committedRules)
-		_, rule := d.committedRules.Says(v.Rule)
+		_, rule := v.Says(d.committedRules)
 		if c.Rule = "conflicts"; strings.HasPrefix(rule, "conflicts[") {
 			c.Rule, _, _ = strings.Cut(rule, " ")
 		}

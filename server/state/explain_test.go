@@ -21,7 +21,7 @@ func TestExplain(t *testing.T) {
 	if a.Registry != "a" || a.Outcome != "served" || a.Rule != "" || a.Endpoints != 1 {
 		t.Errorf("the first: %+v", a)
 	}
-	if b.Registry != "b" || b.Outcome != "kept back" || b.Rule != "conflicts" || b.Owner != "a" || b.OwnerName != "a/web" || b.Reason == "" {
+	if b.Registry != "b" || b.Outcome != "shadowed" || b.Rule != "conflicts" || b.Owner != "a" || b.OwnerName != "a/web" || b.Reason == "" {
 		t.Errorf("the second: %+v", b)
 	}
 	e.Registry("a").Apply(upserts(instance("a/web", "a/web-1", "10.1.0.9")))

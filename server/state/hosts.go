@@ -11,7 +11,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 )
 
-// Policy is the handling of a host that several registries have.
+// Policy is the handling of a host that several services have.
 type Policy = conflict.Policy
 
 // Policies of a [ConflictRule].
@@ -21,11 +21,10 @@ const (
 	Merge    = conflict.Merge
 )
 
-// ConflictRule sets the policy of hosts that several registries have.
+// ConflictRule sets the policy of hosts that several services have.
 type ConflictRule = conflict.Rule
 
-// verdict is the decision on a ServiceEntry that conflicts with another
-// registry's.
+// verdict is the decision on a ServiceEntry that conflicts with another one.
 type verdict = conflict.Verdict[entryID]
 
 // SetConflicts replaces the rules; the first that matches a host applies. All
@@ -139,18 +138,20 @@ func (b *batch) rehost(old, now *Record) {
 		d.disclaimHosts(id, before)
 		d.claimHosts(id, after)
 	}
+	entries := d.tables[collection.ServiceEntry]
+	isService := func(c *Record) bool { return c != nil && c.parts != nil }
 	for _, hosts := range [][]string{before, after} {
 		for _, host := range conflict.HostKeys(hosts) {
-			// Entries of one registry do not conflict, and may be many.
 			for c := d.claims.now[host]; c != nil; c = c.next {
-				if c.registry != b.r {
+				// Of one registry, services are in conflict, and nothing else.
+				if c.registry != b.r || c.entryID != id && (isService(old) || isService(now)) && isService(entries.claim(c.name, c.registry)) {
 					b.markHost(host)
 					break
 				}
 			}
 		}
 	}
-	head := d.tables[collection.ServiceEntry].index[name]
+	head := entries.index[name]
 	others := false
 	for c := head; c != nil; c = c.next {
 		others = others || !c.is(isTombstone) && c.kind.registry != b.r
@@ -368,6 +369,14 @@ func (d *DB) isAside(c *Record) bool {
 	return d.verdictOf(c).IsAside()
 }
 
+// seenFrom returns the registry of an entry, or its name in the same registry.
+func (id entryID) seenFrom(r *Record) string {
+	if id.registry == r.kind.registry {
+		return id.name
+	}
+	return id.registry.name
+}
+
 // problem describes the conflict of an entry and its remedy; "" means that
 // there is no problem.
 func (id entryID) problem(v *verdict, rules conflict.Rules) string {
@@ -381,37 +390,38 @@ func (b *batch) tellHosts() {
 		if v == nil || !id.registry.line() {
 			continue
 		}
-		policy, _ := b.db.rules.Says(v.Rule)
+		policy, _ := v.Says(b.db.rules)
 		about := []any{"host", v.Host, "name", id.name, "owner", v.By.registry.name, "owner_name", v.By.name, "policy", string(policy)}
 		if reason := cmp.Or(v.Why, v.Notes); reason != "" {
 			about = append(about, "reason", reason)
 		}
 		switch v.Outcome {
 		case conflict.Shadowed:
-			id.registry.log.Warn("another registry has the host; kept back", about...)
+			id.registry.log.Warn("another service has the host; shadowed", about...)
 		case conflict.Merged:
-			id.registry.log.Info("another registry has the host; merged", about...)
+			id.registry.log.Info("another service has the host; merged", about...)
 		default:
-			id.registry.log.Info("another registry has the host; served too", about...)
+			id.registry.log.Info("another service has the host; served too", about...)
 		}
 	}
 	b.news = nil
 }
 
-// Conflict is a host that a second registry has.
+// Conflict is a host that a second service has, of another registry or of the
+// same one.
 type Conflict struct {
 	Host     string
 	Policy   Policy
-	Registry string // the second one
+	Registry string // the second one's
 	Name     string // of its ServiceEntry
-	Outcome  string // kept back, merged or served too
+	Outcome  string // shadowed, merged or served too
 	// Owner is the registry that takes precedence, and OwnerName the name of
 	// its ServiceEntry.
 	Owner, OwnerName string
 }
 
-// Conflicts returns the hosts that several registries have, once for each
-// registry except the first, by host and in the order of the configuration.
+// Conflicts returns the hosts that several services have, once for each service
+// except the first, by host and in the order of the configuration.
 func (d *DB) Conflicts() []Conflict {
 	type item struct {
 		Conflict
@@ -425,7 +435,7 @@ func (d *DB) Conflicts() []Conflict {
 			if v.Host == "" {
 				continue
 			}
-			policy, _ := d.rules.Says(v.Rule)
+			policy, _ := v.Says(d.rules)
 			items = append(items, item{Conflict{
 				Host: v.Host, Policy: policy, Registry: id.registry.name, Name: id.name, Outcome: v.Outcome.String(),
 				Owner: v.By.registry.name, OwnerName: v.By.name,

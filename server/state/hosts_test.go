@@ -144,8 +144,7 @@ func TestPriority(t *testing.T) {
 	}
 }
 
-// Each registry's entry is served; what is kept back is not, whatever the
-// policy, where both have one name.
+// Each registry's entry is served, but for one in the namespace of the other.
 func TestIsolate(t *testing.T) {
 	e := twoOfOneHost(t, rule(Isolate, nil))
 	e.wantDump("both", `
@@ -171,7 +170,66 @@ func TestIsolate(t *testing.T) {
 		se a/web web.example.org [10.1.0.1]`, `
 		se a/web web.example.org selects web
 		we a/web-1 [10.1.0.1] of web`)
-	if p := b.Problems(); len(p) != 1 || !strings.Contains(p[0].Reason, "both have one name") {
+	if p := b.Problems(); len(p) != 1 || !strings.Contains(p[0].Reason, "both are in the namespace a; give one of the two another") {
+		t.Errorf("problems: %v", p)
+	}
+}
+
+// Of two services of one registry that have one host, the first by name is
+// served and the other one listed; it takes over when the first is gone. A rule
+// with the registry may say otherwise.
+func TestOneRegistry(t *testing.T) {
+	two := func(rules ...ConflictRule) env {
+		e := newEnv(t, Options{Conflicts: rules}, "a")
+		e.Registry("a").Apply(upserts(entry("ns/db-prod", "db.example.org"), instance("ns/db-prod", "ns/db-prod-1", "10.1.0.2")))
+		e.Registry("a").Apply(upserts(entry("ns/db", "db.example.org"), instance("ns/db", "ns/db-1", "10.1.0.1")))
+		e.Registry("a").Apply(synced)
+		return e
+	}
+	for name, rules := range map[string][]ConflictRule{"no rule": nil, "a rule between registries": {rule(Merge, nil)}} {
+		t.Run(name, func(t *testing.T) {
+			e := two(rules...)
+			e.wantDump("both", `
+				se ns/db db.example.org [10.1.0.1]`, `
+				se ns/db db.example.org selects db
+				we ns/db-1 [10.1.0.1] of db`)
+			p := e.Registry("a").Problems()
+			if len(p) != 1 || p[0].ID != "resource networking.istio.io/ServiceEntry ns/db-prod" || !strings.Contains(p[0].Reason, `ns/db of the same registry "a", which comes first by name, has the host db.example.org too`) {
+				t.Errorf("problems: %v", p)
+			}
+			want := []Conflict{{Host: "db.example.org", Policy: Priority, Registry: "a", Name: "ns/db-prod", Outcome: "shadowed", Owner: "a", OwnerName: "ns/db"}}
+			if d := cmp.Diff(want, e.Conflicts()); d != "" {
+				t.Errorf("conflicts (-want +got):\n%s", d)
+			}
+			for s := range e.Services() {
+				if want := map[string]string{"ns/db-prod": "ns/db"}[s.Name]; s.ShadowedBy != want {
+					t.Errorf("%s is shadowed by %q, want %q", s.Name, s.ShadowedBy, want)
+				}
+			}
+			e.Registry("a").Apply(removed(collection.ServiceEntry, "ns/db"))
+			e.wantDump("one", `
+				se ns/db-prod db.example.org [10.1.0.2]`, `
+				se ns/db-prod db.example.org selects db-prod
+				we ns/db-prod-1 [10.1.0.2] of db-prod`)
+			if p := e.Registry("a").Problems(); len(p) > 0 || len(e.Conflicts()) > 0 {
+				t.Errorf("problems: %v, conflicts: %v", p, e.Conflicts())
+			}
+		})
+	}
+	merged := rule(Merge, nil)
+	merged.Registry = "a"
+	e := two(merged)
+	e.wantDump("merged", `
+		se ns/db db.example.org [10.1.0.1] [10.1.0.2]`, `
+		se ns/db db.example.org selects db
+		we ns/db-1 [10.1.0.1] of db
+		we ns/db-prod-1.ns.a [10.1.0.2] of db`)
+	e.Registry("a").Apply(removed(collection.WorkloadEntry, "ns/db-prod-1"))
+	e.wantDump("an instance is gone", `
+		se ns/db db.example.org [10.1.0.1]`, `
+		se ns/db db.example.org selects db
+		we ns/db-1 [10.1.0.1] of db`)
+	if p := e.Registry("a").Problems(); len(p) > 0 {
 		t.Errorf("problems: %v", p)
 	}
 }
@@ -408,7 +466,7 @@ func TestPortsOfMerged(t *testing.T) {
 			"missing",
 			[]*networking.ServicePort{port("http", 80), port("grpc", 90)},
 			[]*networking.ServicePort{port("http", 80)},
-			nil, "", "it has no port grpc (90); kept back",
+			nil, "", "it has no port grpc (90); shadowed",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -440,12 +498,12 @@ func TestVisibility(t *testing.T) {
 		served string // names
 		says   string
 	}{
-		{"", "", "a/web", "kept back"},
-		{"*", ".", "a/web", "kept back"},
+		{"", "", "a/web", "shadowed"},
+		{"*", ".", "a/web", "shadowed"},
 		{".", ".", "a/web b/web", ""},
 		{"~", "*", "a/web b/web", ""},
 		{".", "*", "a/web b/web", "visible in namespaces that do not see the other one"},
-		{"b,c", ".", "a/web", "kept back"},
+		{"b,c", ".", "a/web", "shadowed"},
 		{"b", "b,c", "a/web b/web", "visible in namespaces"},
 	} {
 		for _, policy := range []Policy{Priority, Merge} {
@@ -464,7 +522,7 @@ func TestVisibility(t *testing.T) {
 			slices.Sort(names)
 			p := e.Registry("b").Problems()
 			says := tt.says
-			if says == "kept back" && policy == Merge {
+			if says == "shadowed" && policy == Merge {
 				says = ""
 			}
 			if strings.Join(names, " ") != tt.served || (len(p) > 0) != (says != "") || len(p) > 0 && !strings.Contains(p[0].Reason, says) {
@@ -504,8 +562,8 @@ func TestConflictsAreShown(t *testing.T) {
 	}
 	want("all", map[string]float64{"merge": 1, "isolate": 1, "priority": 2})
 	for _, line := range []string{
-		`msg="another registry has the host; kept back" registry=b host=p.org name=b/p owner=a owner_name=a/p policy=priority`,
-		`msg="another registry has the host; merged" registry=b host=m.org`, `msg="another registry has the host; served too" registry=b host=i.org`,
+		`msg="another service has the host; shadowed" registry=b host=p.org name=b/p owner=a owner_name=a/p policy=priority`,
+		`msg="another service has the host; merged" registry=b host=m.org`, `msg="another service has the host; served too" registry=b host=i.org`,
 	} {
 		if strings.Count(log.String(), line) != 1 {
 			t.Errorf("the log does not say once %s:\n%s", line, log.String())

@@ -43,7 +43,7 @@ func newMetrics(d *DB, reg prometheus.Registerer) *metrics {
 		Name: "isthmus_held", Help: "1 while the collection is held, as a registry has not completed its first listing.",
 	}, []string{"collection"})
 	m.conflicts = auto.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "isthmus_conflicts", Help: "Hosts that several registries have, by the policy of conflicts that holds.",
+		Name: "isthmus_conflicts", Help: "Hosts that several services have, by the policy of conflicts that holds.",
 	}, []string{"policy"})
 	m.setConflicts(nil)
 	auto.NewGaugeFunc(prometheus.GaugeOpts{

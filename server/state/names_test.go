@@ -46,7 +46,7 @@ func TestReadersDoNotWait(t *testing.T) {
 	}
 	before := []string{
 		"a/web[web.example.org] 1", "a/gone[gone.example.org] 0", "b/alone[alone.example.org] 0", "a/web-1",
-		"explain web.example.org a a/web served by  1", "explain web.example.org b b/web kept back by a 1",
+		"explain web.example.org a a/web served by  1", "explain web.example.org b b/web shadowed by a 1",
 		"explain gone.example.org a a/gone served by  0", "explain a/gone a a/gone served by  0",
 		"a has 2, problems 0", "b has 1, problems 1",
 	}

@@ -95,7 +95,7 @@ func (b *batch) tellShadowed() {
 			continue // logged by tellHosts
 		}
 		if r.line() {
-			r.log.Warn("another registry owns the name; kept back", "collection", l.record.Collection(), "name", l.record.Name(), "owner", l.owner.name)
+			r.log.Warn("another registry owns the name; shadowed", "collection", l.record.Collection(), "name", l.record.Name(), "owner", l.owner.name)
 		}
 	}
 	b.tellHosts()

@@ -428,9 +428,9 @@ func (r *Registry) unsortedProblems() []Problem {
 			if !c.marked(isShadowed) || t.name == collection.ServiceEntry {
 				return
 			}
-			what, cure := "kept back", "Rename one of the two"
+			what, cure := "shadowed", "Rename one of the two"
 			if c.IsInstance() {
-				what = "kept back from sinks of the shape workload (inline, it is an endpoint of its service)"
+				what = "not served to sinks of the shape workload (inline, it is an endpoint of its service)"
 				cure = "Give the service in one of the two another name (translate.name)"
 			}
 			out = append(out, Problem{

@@ -724,8 +724,8 @@ func TestManyNamesKeptBackAreFewLines(t *testing.T) {
 			m.Upserts[n] = instance("ns/none", fmt.Sprint("ns/", n), "10.0.0.1")
 		}
 		i.Registry("a").Apply(m)
-		if strings.Count(log.String(), "registry=b") != maxLines+1 || strings.Count(log.String(), "kept back") != maxLines || !strings.Contains(log.String(), "registry=b problems=480 all=500") {
-			t.Errorf("names that are kept back:\n%s", log)
+		if strings.Count(log.String(), "registry=b") != maxLines+1 || strings.Count(log.String(), "shadowed") != maxLines || !strings.Contains(log.String(), "registry=b problems=480 all=500") {
+			t.Errorf("names that are shadowed:\n%s", log)
 		}
 		if strings.Count(log.String(), "registry=a") != maxLines+1 || !strings.Contains(log.String(), "registry=a problems=480 all=500") {
 			t.Errorf("resources that are refused:\n%s", log)
@@ -1313,7 +1313,7 @@ func TestOwnershipOfInstances(t *testing.T) {
 		b.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.WorkloadEntry, "ns/web-2")}})
 		e.want(inline, workload)
 		if n := len(slices.Collect(e.History())); e.Revision() != before || n != 3 && order == "ab" {
-			t.Errorf("what is kept back cost %d revisions; %d changes are shown", e.Revision()-before, n)
+			t.Errorf("what is shadowed cost %d revisions; %d changes are shown", e.Revision()-before, n)
 		}
 		wantServices := []ServiceStatus{{Registry: "a", Name: "ns/web", Endpoints: 2}, {Registry: "b", Name: "ns/web", Endpoints: 2, ShadowedBy: "a"}}
 		if d := cmp.Diff(wantServices, slices.Collect(e.Services()), cmpopts.IgnoreFields(ServiceStatus{}, "Version", "Hosts")); d != "" {
@@ -1349,7 +1349,7 @@ func TestOwnershipOfWorkloadEntries(t *testing.T) {
 			t.Errorf("problems: %v", p)
 		}
 		if got := keptBack.Status().Resources[collection.WorkloadEntry]; got != 0 {
-			t.Errorf("%d WorkloadEntries of the registry that is kept back are counted as served", got)
+			t.Errorf("%d WorkloadEntries of the registry that is shadowed are counted as served", got)
 		}
 		file.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.WorkloadEntry, "ns/web-1")}})
 		e.want(ownInline, map[string]string{"se ns/web": se, "we ns/web-1": "10.0.0.1 web"})
@@ -1385,8 +1385,9 @@ func TestHandover(t *testing.T) {
 // services whose instances move, resources that stand for themselves, and
 // plugins that die and list again, and a configuration in which registries
 // come, go, change places and are renamed, the store holds what a plain model
-// says after each message, and so do the lists of what is kept back. A
-// ServiceEntry is kept back if an earlier registry has its name or its host.
+// says after each message, and so do the lists of what is shadowed. A
+// ServiceEntry is shadowed if an earlier registry has its name or its host, or
+// an earlier service of its own registry its host.
 func TestModel(t *testing.T) {
 	type svc struct {
 		host      string
@@ -1554,7 +1555,8 @@ func TestModel(t *testing.T) {
 					}
 					return owners[k] == name
 				}
-				hosts := map[string]string{} // registry by host
+				hosts := map[string]string{}       // registry by host
+				byService := map[string][]string{} // hosts of services, by registry
 				served, keptBack := map[string]map[string]int{}, map[string][]string{}
 				for _, name := range names {
 					tr := truths[name]
@@ -1574,10 +1576,16 @@ func TestModel(t *testing.T) {
 							keptBack[name] = append(keptBack[name], "resource "+k.collection+" "+n)
 							return false
 						}
+						if owners[k] == "" && tr.services[n] != nil && slices.Contains(byService[name], host) {
+							keptBack[name] = append(keptBack[name], "resource "+k.collection+" "+n)
+							return false
+						}
 						if !claim(k) {
 							return false
 						}
-						hosts[host] = name
+						if hosts[host] = name; tr.services[n] != nil {
+							byService[name] = append(byService[name], host)
+						}
 						return true
 					}
 					for k, text := range tr.plain {
@@ -1593,7 +1601,8 @@ func TestModel(t *testing.T) {
 							inline["vs "+k.name], byWorkload["vs "+k.name] = text, text
 						}
 					}
-					for n, s := range tr.services {
+					for _, n := range slices.Sorted(maps.Keys(tr.services)) {
+						s := tr.services[n]
 						if !claimEntry(n, s.host) {
 							continue
 						}
@@ -1614,7 +1623,7 @@ func TestModel(t *testing.T) {
 					}
 					slices.Sort(keptBack[name])
 					if d := cmp.Diff(keptBack[name], listed, cmpopts.EquateEmpty()); d != "" {
-						t.Errorf("registry %s: kept back (-want +got):\n%s", name, d)
+						t.Errorf("registry %s: shadowed (-want +got):\n%s", name, d)
 					}
 					if got, want := e.Registry(name).Status().Bytes, e.bytes(name); got != want {
 						t.Errorf("registry %s: %d bytes are counted, there are %d", name, got, want)

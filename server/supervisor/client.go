@@ -85,6 +85,7 @@ type client struct {
 	output  sync.WaitGroup // runs forwardOutput
 
 	confinement []string // as the plugin said; set by configure
+	warnings    []Violation
 }
 
 // open starts a plugin and connects to it. The caller must close the client
@@ -308,13 +309,17 @@ func (c *client) configure(ctx context.Context, spec Spec) error {
 	}
 	if len(resp.GetViolations()) == 0 {
 		c.confinement = resp.GetConfinement()
+		c.warnings = violationsOf(resp.GetWarnings())
 		return c.confined(spec)
 	}
-	e := &ConfigError{}
-	for _, v := range resp.GetViolations() {
-		e.Violations = append(e.Violations, Violation{Field: v.GetField(), Reason: v.GetReason()})
+	return &ConfigError{violationsOf(resp.GetViolations())}
+}
+
+func violationsOf(list []*pluginv1.Violation) (out []Violation) {
+	for _, v := range list {
+		out = append(out, Violation{Field: v.GetField(), Reason: v.GetReason()})
 	}
-	return e
+	return out
 }
 
 func orEmpty(b json.RawMessage) []byte {
@@ -378,19 +383,20 @@ func Describe(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (Descri
 }
 
 // Check starts a plugin, sends its configuration, and ends it. Violations are
-// those the plugin reports; the error covers everything else.
-func Check(ctx context.Context, h *Host, spec Spec, log *slog.Logger) ([]Violation, error) {
+// those the plugin reports, warnings what it accepts; the error covers
+// everything else.
+func Check(ctx context.Context, h *Host, spec Spec, log *slog.Logger) (violations, warnings []Violation, err error) {
 	c, err := open(ctx, h, spec, log, nil, nil)
 	defer c.close()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if _, err := c.describe(ctx, spec); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	err = c.configure(ctx, spec)
 	if e, ok := errors.AsType[*ConfigError](err); ok {
-		return e.Violations, nil
+		return e.Violations, nil, nil
 	}
-	return nil, err
+	return nil, c.warnings, err
 }

@@ -162,7 +162,7 @@ func TestHandshakeSteps(t *testing.T) {
 			if h.Hurry(); errors.Is(want.is, supervisor.ErrHung) {
 				h.HurryHung()
 			}
-			_, err := supervisor.Check(t.Context(), h, spec(role, struct{}{}), slog.New(slog.DiscardHandler))
+			_, _, err := supervisor.Check(t.Context(), h, spec(role, struct{}{}), slog.New(slog.DiscardHandler))
 			if err == nil {
 				t.Fatal("no error")
 			}

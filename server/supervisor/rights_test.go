@@ -418,7 +418,7 @@ func TestConfinementRequired(t *testing.T) {
 		}
 		sp.Adapter = ""
 		sp.Confinement = supervisor.ConfinementRequired
-		violations, err := supervisor.Check(t.Context(), h, sp, slog.New(slog.DiscardHandler))
+		violations, _, err := supervisor.Check(t.Context(), h, sp, slog.New(slog.DiscardHandler))
 		switch {
 		case err != nil:
 			t.Errorf("%s: %v", tt.role, err)
@@ -426,7 +426,7 @@ func TestConfinementRequired(t *testing.T) {
 			t.Errorf("%s: %v, want %q", tt.role, violations, tt.want)
 		}
 		sp.Confinement = ""
-		if violations, err := supervisor.Check(t.Context(), h, sp, slog.New(slog.DiscardHandler)); err != nil || len(violations) > 0 {
+		if violations, _, err := supervisor.Check(t.Context(), h, sp, slog.New(slog.DiscardHandler)); err != nil || len(violations) > 0 {
 			t.Errorf("%s, not required: %v, %v", tt.role, violations, err)
 		}
 	}

@@ -774,7 +774,7 @@ func TestViolations(t *testing.T) {
 		{Field: "config.token", Reason: "must be a string, not a list"},
 		{Field: "config.wait", Reason: "must be a string, not a number"},
 	}
-	got, err := supervisor.Check(t.Context(), h, sp, slog.New(slog.DiscardHandler))
+	got, _, err := supervisor.Check(t.Context(), h, sp, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -803,7 +803,7 @@ func TestViolations(t *testing.T) {
 func TestConfigurePanics(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	_, err := supervisor.Check(t.Context(), h, spec("remote", remoteConfig{Socket: "x", Greeting: "panic"}), slog.New(slog.DiscardHandler))
+	_, _, err := supervisor.Check(t.Context(), h, spec("remote", remoteConfig{Socket: "x", Greeting: "panic"}), slog.New(slog.DiscardHandler))
 	if err == nil || err.Error() != "configure: the adapter panicked: greeted with panic" {
 		t.Errorf("error %v", err)
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 )
 
 // sinkTypes are what the sink of conflicts follows: by delta, instances are
@@ -216,7 +217,7 @@ services:
 			if services := strings.Join(strings.Fields(string(bridge.Page(t, "/api/v1/services?registry=new"))), " "); !strings.Contains(strings.ReplaceAll(services, " ", ""), strings.ReplaceAll(tt.outcome, " ", "")) {
 				t.Errorf("services of the second registry: %s, want %s", services, tt.outcome)
 			}
-			if page := string(bridge.Page(t, "/problems")); !strings.Contains(page, "Hosts that several registries have: 1") {
+			if page := string(bridge.Page(t, "/problems")); !strings.Contains(page, "Hosts that several services have: 1") {
 				t.Errorf("the page does not show the conflict: %s", page)
 			}
 			if n := bridge.Metrics(t)["isthmus_conflicts"]; n == nil {
@@ -234,4 +235,38 @@ services:
 			}
 		})
 	}
+}
+
+// Two services of one registry with one host are not mixed in istiod, unless a
+// rule says so: the first by name is served, and the other one is named with
+// the cure by explain, doctor, the page and the list of problems.
+func TestOneHostInOneRegistry(t *testing.T) {
+	testenv.SkipIfShort(t)
+	const host = "db.example.org"
+	const registries = `- {name: static, type: static, config: {services: [
+    {name: db, endpoints: [10.1.0.1:5432]}, {name: db-prod, endpoints: [10.2.0.1:5432]}]}, translate: {host: db.example.org}}
+`
+	bridge := testisthmus.Start(t, registries)
+	istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: meshOf(bridge)})
+	istiod.WaitReady(t)
+	waits := func(want ...string) {
+		t.Helper()
+		testenv.Eventually(t, testenv.Patience, fmt.Sprint(want, " in istiod"), func() (string, bool) {
+			got := istiod.EndpointShards(t)[host]
+			return fmt.Sprint(got), slices.Equal(got, want)
+		})
+	}
+	waits("10.1.0.1:5432")
+	says(t, bridge.Doctor(t, "--address", bridge.Admin), "conflict-within", "static/db-prod is shadowed")
+	for path, want := range map[string]string{
+		"/api/v1/explain?host=" + host: "static/db-prod of registry static is not served",
+		"/problems":                    "Hosts that several services have: 1",
+		"/services":                    "shadowed by static/db",
+	} {
+		if page := string(bridge.Page(t, path)); !strings.Contains(page, want) {
+			t.Errorf("%s does not say %q: %s", path, want, page)
+		}
+	}
+	bridge.Configure(t, registries+`conflicts: [{hosts: ["*"], registry: static, policy: merge}]`)
+	waits("10.1.0.1:5432", "10.2.0.1:5432")
 }

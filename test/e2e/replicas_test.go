@@ -128,7 +128,7 @@ func TestReplicas(t *testing.T) {
 	}
 	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 
-	// What the second registry says of some services of the first is kept back.
+	// What the second registry says of some services of the first is shadowed.
 	dir := t.TempDir()
 	file := func(name, text string) {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -508,13 +509,20 @@ func (w *model) expect() map[id]*resource {
 			e := &contender{registry: name, name: n, service: tr.services[n]}
 			owner := slices.IndexFunc(served, func(o *contender) bool { return o.name == n })
 			is, lead := "", (*contender)(nil)
+			for _, o := range served {
+				for _, s := range append([]*contender{o}, o.members...) {
+					if s.registry == name && s.host == e.host && (owner < 0 || o == served[owner]) {
+						is = "shadowed"
+					}
+				}
+			}
 			for i, o := range served {
 				if o.host != e.host || o.registry == name || owner >= 0 && i != owner {
 					continue
 				}
-				now := map[byte]string{'p': "kept back", 'm': "merged", 'i': "beside"}[e.host[0]]
-				if owner >= 0 && now == "beside" {
-					now = "kept back"
+				now := map[byte]string{'p': "shadowed", 'm': "merged", 'i': "beside"}[e.host[0]]
+				if now == "beside" && (owner >= 0 || path.Dir(o.name) == path.Dir(n)) {
+					now = "shadowed"
 				}
 				if is == "" || is == "beside" && now != "beside" {
 					is, lead = now, o
@@ -523,7 +531,7 @@ func (w *model) expect() map[id]*resource {
 			switch {
 			case is == "merged":
 				lead.members = append(lead.members, e)
-			case is == "kept back", owner >= 0:
+			case is == "shadowed", owner >= 0:
 			default:
 				served = append(served, e)
 			}

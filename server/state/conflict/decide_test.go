@@ -29,6 +29,17 @@ func with(e *Contender[string], f func(*encode.Entry)) *Contender[string] {
 
 func exportTo(to ...string) func(*encode.Entry) { return func(s *encode.Entry) { s.ExportTo = to } }
 
+// asIs returns a contender whose endpoints are part of it.
+func asIs(e *Contender[string]) *Contender[string] {
+	e.Composed = false
+	return e
+}
+
+// own has a rule for the services of one registry.
+func own(registry string, p Policy) Rules {
+	return Rules{{Registry: registry, Hosts: []string{"*"}, Policy: p}}
+}
+
 func rules(p Policy, weights map[string]uint32) Rules {
 	return Rules{{Hosts: []string{"*"}, Policy: p, Weights: weights}}
 }
@@ -63,8 +74,8 @@ func TestDecide(t *testing.T) {
 		rules Rules
 		want  []string
 	}{
-		{"no rule", fresh(), nil, []string{"a a/web: served", "b b/web: kept back, a a/web, rule -1, web"}},
-		{"priority", fresh(), rules(Priority, nil), []string{"a a/web: served", "b b/web: kept back, a a/web, rule 0, web"}},
+		{"no rule", fresh(), nil, []string{"a a/web: served", "b b/web: shadowed, a a/web, rule -1, web"}},
+		{"priority", fresh(), rules(Priority, nil), []string{"a a/web: served", "b b/web: shadowed, a a/web, rule 0, web"}},
 		{"isolate", fresh(), rules(Isolate, nil), []string{"a a/web: served", "b b/web: served too, a a/web, rule 0, web"}},
 		{"merge", fresh(), rules(Merge, nil), []string{"a a/web: served + b b/web", "b b/web: merged, a a/web, rule 0, web"}},
 		{
@@ -72,16 +83,55 @@ func TestDecide(t *testing.T) {
 			Rules{{Hosts: []string{"other"}, Policy: Isolate}, {Hosts: []string{"WEB"}, Policy: Merge}, {Hosts: []string{"*"}}},
 			[]string{"a a/web: served + b b/web", "b b/web: merged, a a/web, rule 1, web"},
 		},
-		{"letters of a host", []*Contender[string]{a, entry("b", "b/web", "WEB")}, nil, []string{"a a/web: served", "b b/web: kept back, a a/web, rule -1, web"}},
-		{"one registry", []*Contender[string]{a, entry("a", "a/other", "web")}, nil, []string{"a a/web: served", "a a/other: served"}},
+		{"letters of a host", []*Contender[string]{a, entry("b", "b/web", "WEB")}, nil, []string{"a a/web: served", "b b/web: shadowed, a a/web, rule -1, web"}},
+		{"one registry", []*Contender[string]{entry("a", "a/other", "web"), entry("a", "a/web", "web")}, nil, []string{"a a/other: served", "a a/web: shadowed, a a/other, rule -1, web"}},
+		{"one registry, and a rule for several", []*Contender[string]{entry("a", "a/1", "web"), entry("a", "a/2", "web")}, rules(Merge, nil), []string{
+			"a a/1: served", "a a/2: shadowed, a a/1, rule -1, web",
+		}},
+		{"one registry, merge", []*Contender[string]{entry("a", "a/1", "web"), entry("a", "a/2", "web"), entry("b", "b/1", "web"), entry("b", "b/2", "web")}, own("a", Merge), []string{
+			"a a/1: served + a a/2", "a a/2: merged, a a/1, rule 0, web", "b b/1: shadowed, a a/1, rule -1, web", "b b/2: shadowed, a a/1, rule -1, web",
+		}},
+		{"one registry, isolate", []*Contender[string]{entry("a", "x/web", "web"), entry("a", "y/web", "web"), entry("a", "y/www", "web")}, own("a", Isolate), []string{
+			"a x/web: served", "a y/web: served too, a x/web, rule 0, web", "a y/www: shadowed, a y/web, rule 0, web, both are in the namespace y; give one of the two another (translate.namespace)",
+		}},
+		{
+			"two of a registry that is merged into another",
+			[]*Contender[string]{entry("a", "a/1", "web"), entry("b", "b/1", "web"), entry("b", "b/2", "web")},
+			rules(Merge, nil),
+			[]string{"a a/1: served + b b/1", "b b/1: merged, a a/1, rule 0, web", "b b/2: shadowed, b b/1, rule -1, web"},
+		},
+		{
+			"both are merged into another",
+			[]*Contender[string]{entry("a", "a/1", "web"), entry("b", "b/1", "web"), entry("b", "b/2", "web")},
+			append(rules(Merge, nil), own("b", Merge)...),
+			[]string{"a a/1: served + b b/1 + b b/2", "b b/1: merged, a a/1, rule 0, web", "b b/2: merged, a a/1, rule 1, web"},
+		},
+		{
+			"the share of a registry is that of one service",
+			[]*Contender[string]{entry("a", "a/1", "web"), entry("b", "b/1", "web"), entry("b", "b/2", "web")},
+			append(rules(Merge, map[string]uint32{"a": 1, "b": 1}), own("b", Merge)...),
+			[]string{"a a/1: served + b b/1", "b b/1: merged, a a/1, rule 0, web", "b b/2: shadowed, b b/1, rule 1, web, " + errWeights.Error()},
+		},
+		{
+			"merged ones get no weights",
+			[]*Contender[string]{entry("a", "a/1", "web"), entry("a", "a/2", "web"), entry("b", "b/1", "web")},
+			append(rules(Merge, map[string]uint32{"a": 1, "b": 1}), own("a", Merge)...),
+			[]string{"a a/1: served + a a/2", "a a/2: merged, a a/1, rule 1, web", "b b/1: shadowed, a a/1, rule 0, web, " + errWeights.Error()},
+		},
+		{"one registry's own resources", []*Contender[string]{asIs(entry("a", "a/1", "web")), asIs(entry("a", "a/2", "web")), entry("a", "a/3", "web")}, nil, []string{
+			"a a/1: served", "a a/2: served", "a a/3: served",
+		}},
+		{"one namespace", []*Contender[string]{entry("a", "x/1", "web"), entry("b", "x/2", "web")}, rules(Isolate, nil), []string{
+			"a x/1: served", "b x/2: shadowed, a x/1, rule 0, web, both are in the namespace x; give one of the two another (translate.namespace)",
+		}},
 		{"one name", []*Contender[string]{entry("a", "x/web", "web"), entry("b", "x/web", "other")}, rules(Isolate, nil), []string{
-			"a x/web: served", "b x/web: kept back, a x/web, rule -1",
+			"a x/web: served", "b x/web: shadowed, a x/web, rule -1",
 		}},
 		{"one name and host", []*Contender[string]{entry("a", "x/web", "web"), entry("b", "x/web", "web")}, rules(Isolate, nil), []string{
-			"a x/web: served", "b x/web: kept back, a x/web, rule 0, web",
+			"a x/web: served", "b x/web: shadowed, a x/web, rule 0, web, both are in the namespace x; give one of the two another (translate.namespace)",
 		}},
 		{"who is shadowed has nothing", []*Contender[string]{entry("a", "a/1", "x"), entry("b", "b/1", "x", "y"), entry("c", "c/1", "y")}, nil, []string{
-			"a a/1: served", "b b/1: kept back, a a/1, rule -1, x", "c c/1: served",
+			"a a/1: served", "b b/1: shadowed, a a/1, rule -1, x", "c c/1: served",
 		}},
 		{"no common reader", []*Contender[string]{with(entry("a", "a/web", "web"), exportTo(".")), with(entry("b", "b/web", "web"), exportTo("."))}, nil, []string{
 			"a a/web: served", "b b/web: served",
@@ -91,10 +141,10 @@ func TestDecide(t *testing.T) {
 			"a a/web: served", "b b/web: served too, a a/web, rule 0, web, it is visible in namespaces that do not see the other one",
 		}},
 		{"fewer readers", []*Contender[string]{with(entry("a", "a/web", "web"), exportTo("x", "y")), with(entry("b", "b/web", "web"), exportTo("y"))}, nil, []string{
-			"a a/web: served", "b b/web: kept back, a a/web, rule -1, web",
+			"a a/web: served", "b b/web: shadowed, a a/web, rule -1, web",
 		}},
 		{"merge of more hosts", []*Contender[string]{entry("a", "a/web", "web"), entry("b", "b/web", "web", "www")}, rules(Merge, nil), []string{
-			"a a/web: served", "b b/web: kept back, a a/web, rule 0, web, it has other hosts besides",
+			"a a/web: served", "b b/web: shadowed, a a/web, rule 0, web, it has other hosts besides",
 		}},
 		{"merge of fewer hosts", []*Contender[string]{entry("a", "a/web", "web", "www"), entry("b", "b/web", "web")}, rules(Merge, nil), []string{
 			"a a/web: served + b b/web", "b b/web: merged, a a/web, rule 0, web",
@@ -103,10 +153,10 @@ func TestDecide(t *testing.T) {
 			"a a/web: served + b b/web + c c/web", "b b/web: merged, a a/web, rule 0, web", "c c/web: merged, a a/web, rule 0, web",
 		}},
 		{"resolution", []*Contender[string]{entry("a", "a/web", "web"), with(entry("b", "b/web", "web"), func(s *encode.Entry) { s.Resolution = "DNS" })}, rules(Merge, nil), []string{
-			"a a/web: served", "b b/web: kept back, a a/web, rule 0, web, its resolution is DNS and that of the other one STATIC",
+			"a a/web: served", "b b/web: shadowed, a a/web, rule 0, web, its resolution is DNS and that of the other one STATIC",
 		}},
 		{"weights", fresh(), rules(Merge, map[string]uint32{"a": 1}), []string{
-			"a a/web: served", `b b/web: kept back, a a/web, rule 0, web, conflicts[0].weights does not name registry "b"`,
+			"a a/web: served", `b b/web: shadowed, a a/web, rule 0, web, conflicts[0].weights does not name registry "b"`,
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -121,11 +171,11 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// What is contested has the policy of its rule; hosts of one registry are not.
+// What is contested has the policy of its rule.
 func TestContested(t *testing.T) {
-	all := []*Contender[string]{entry("a", "a/1", "x", "own"), entry("a", "a/2", "own"), entry("b", "b/1", "x"), entry("b", "b/2", "y"), entry("c", "c/1", "Y")}
+	all := []*Contender[string]{entry("a", "a/1", "x", "own"), entry("a", "a/2", "own", "x"), entry("b", "b/1", "x"), entry("b", "b/2", "y"), entry("c", "c/1", "Y")}
 	got := Decide(all, Rules{{Hosts: []string{"y"}, Policy: Isolate}})
-	if d := cmp.Diff(map[string]Policy{"x": Priority, "y": Isolate}, got); d != "" {
+	if d := cmp.Diff(map[string]Policy{"x": Priority, "own": Priority, "y": Isolate}, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
@@ -210,7 +260,7 @@ func TestRandom(t *testing.T) {
 		Decide(all, rs)
 		for i, e := range all {
 			for _, o := range all[:i] {
-				if e.Owner == o.Owner || o.Verdict.IsAside() || e.Verdict != nil {
+				if e.Owner == o.Owner && !(e.Composed && o.Composed) || o.Verdict.IsAside() || e.Verdict != nil {
 					continue
 				}
 				shared := slices.ContainsFunc(e.Spec.Hosts, func(h string) bool { return slices.Contains(o.Spec.Hosts, h) })
@@ -234,8 +284,7 @@ func TestProblem(t *testing.T) {
 		"a resource of the same name":                                     {Outcome: Shadowed, Rule: -1},
 		"merged, as conflicts[1] says merge; notes":                       {Outcome: Merged, Host: "h", Rule: 1, Notes: "notes"},
 		"both are served, as notes":                                       {Outcome: Beside, Host: "h", Rule: 0, Notes: "notes"},
-		"conflicts[1] says merge, but why; kept back":                     {Outcome: Shadowed, Host: "h", Rule: 1, Why: "why"},
-		"conflicts[0] says isolate, but both have one name":               {Outcome: Shadowed, Host: "h", Rule: 0},
+		"conflicts[1] says merge, but why; shadowed":                      {Outcome: Shadowed, Host: "h", Rule: 1, Why: "why"},
 		"no rule of conflicts fits the host":                              {Outcome: Shadowed, Host: "h", Rule: -1},
 		"with policy isolate and another namespace (translate.namespace)": {Outcome: Shadowed, Host: "h", Rule: 7},
 	} {

@@ -79,6 +79,7 @@ func (m *Member[ID]) PortsOf(endpoint []byte) []encode.NamedPort {
 var (
 	errNotService = errors.New("one of the two is served as it is (its endpoints are part of it, or selected)")
 	errMoreHosts  = errors.New("it has other hosts besides")
+	errWeights    = errors.New("weights are those of registries, and of this one, or of the other one, several services have the host")
 )
 
 // newMember returns e as a member of o, and the differences between the two.
@@ -92,6 +93,9 @@ func newMember[ID comparable](e, o *Contender[ID], rule *Rule, n int) (*Member[I
 		return nil, "", errMoreHosts
 	case first.Resolution != own.Resolution:
 		return nil, "", fmt.Errorf("its resolution is %s and that of the other one %s", own.Resolution, first.Resolution)
+	}
+	if len(o.Members) > 0 && (o.Lead.Total > 0) != (rule.Weights != nil) || rule.Weights != nil && slices.Contains(o.owners, e.Owner) {
+		return nil, "", errWeights
 	}
 	m := &Member[ID]{ID: e.ID}
 	for _, of := range []*Contender[ID]{o, e} {

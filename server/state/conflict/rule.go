@@ -1,13 +1,12 @@
 package conflict
 
 import (
-	"fmt"
 	"path"
 	"slices"
 	"strings"
 )
 
-// Policy is the handling of a host that several registries have.
+// Policy is the handling of a host that several services have.
 type Policy string
 
 // Policies of a [Rule].
@@ -26,8 +25,12 @@ const DefaultPolicy = Priority
 // Policies are all policies.
 var Policies = []Policy{Priority, Isolate, Merge}
 
-// Rule sets the policy of hosts that several registries have.
+// Rule sets the policy of hosts that several registries have, or several
+// services of one.
 type Rule struct {
+	// Registry is the registry whose services have the host. Empty: services of
+	// several registries.
+	Registry string
 	// Hosts are patterns of [path.Match]; * matches any run of characters, dots
 	// included. The case of letters does not matter.
 	Hosts  []string
@@ -57,22 +60,15 @@ var defaultRule = Rule{Policy: DefaultPolicy}
 // applies.
 type Rules []Rule
 
-// of returns the rule that applies to a host and its index, -1 for the default.
-func (r Rules) of(host string) (*Rule, int) {
+// of returns the rule that applies to a host of services of a registry, of
+// several if that is empty, and its index, -1 for the default.
+func (r Rules) of(host, registry string) (*Rule, int) {
 	for n := range r {
-		if r[n].fits(host) {
+		if r[n].Registry == registry && r[n].fits(host) {
 			return &r[n], n
 		}
 	}
 	return &defaultRule, -1
-}
-
-// Says returns the policy of a rule by its index, and the rule in words.
-func (r Rules) Says(n int) (policy Policy, words string) {
-	if n < 0 || n >= len(r) {
-		return DefaultPolicy, "no rule of conflicts fits the host, so the first registry of the configuration has it"
-	}
-	return r[n].Policy, fmt.Sprintf("conflicts[%d] says %s", n, r[n].Policy)
 }
 
 // HostKey returns what hosts are compared by. Proxies route requests, and DNS

@@ -872,7 +872,9 @@ type ConfigureResponse struct {
 	// Which rights the plugin has given up for good before it answered, a phrase
 	// each, for people: "reads only /etc/isthmus". Empty if it has all that it
 	// was started with.
-	Confinement   []string `protobuf:"bytes,2,rep,name=confinement" json:"confinement,omitempty"`
+	Confinement []string `protobuf:"bytes,2,rep,name=confinement" json:"confinement,omitempty"`
+	// What is accepted and may not be meant, for who checks a configuration.
+	Warnings      []*Violation `protobuf:"bytes,3,rep,name=warnings" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -917,6 +919,13 @@ func (x *ConfigureResponse) GetViolations() []*Violation {
 func (x *ConfigureResponse) GetConfinement() []string {
 	if x != nil {
 		return x.Confinement
+	}
+	return nil
+}
+
+func (x *ConfigureResponse) GetWarnings() []*Violation {
+	if x != nil {
+		return x.Warnings
 	}
 	return nil
 }
@@ -1630,12 +1639,13 @@ const file_isthmus_plugin_v1_adapter_proto_rawDesc = "" +
 	"\x06Limits\x12\x1c\n" +
 	"\tresources\x18\x01 \x01(\x04R\tresources\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x1a\n" +
-	"\bservices\x18\x03 \x01(\x04R\bservices\"s\n" +
+	"\bservices\x18\x03 \x01(\x04R\bservices\"\xad\x01\n" +
 	"\x11ConfigureResponse\x12<\n" +
 	"\n" +
 	"violations\x18\x01 \x03(\v2\x1c.isthmus.plugin.v1.ViolationR\n" +
 	"violations\x12 \n" +
-	"\vconfinement\x18\x02 \x03(\tR\vconfinement\"9\n" +
+	"\vconfinement\x18\x02 \x03(\tR\vconfinement\x128\n" +
+	"\bwarnings\x18\x03 \x03(\v2\x1c.isthmus.plugin.v1.ViolationR\bwarnings\"9\n" +
 	"\tViolation\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x0e\n" +
@@ -1741,29 +1751,30 @@ var file_isthmus_plugin_v1_adapter_proto_depIdxs = []int32{
 	10, // 5: isthmus.plugin.v1.ConfigureRequest.limits:type_name -> isthmus.plugin.v1.Limits
 	9,  // 6: isthmus.plugin.v1.ConfigureRequest.shards:type_name -> isthmus.plugin.v1.Shards
 	12, // 7: isthmus.plugin.v1.ConfigureResponse.violations:type_name -> isthmus.plugin.v1.Violation
-	16, // 8: isthmus.plugin.v1.WatchResponse.upserts:type_name -> isthmus.plugin.v1.Upsert
-	17, // 9: isthmus.plugin.v1.WatchResponse.removals:type_name -> isthmus.plugin.v1.Removal
-	19, // 10: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
-	20, // 11: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
-	22, // 12: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
-	18, // 13: isthmus.plugin.v1.WatchResponse.kept:type_name -> isthmus.plugin.v1.Kept
-	19, // 14: isthmus.plugin.v1.WatchResponse.left_out:type_name -> isthmus.plugin.v1.Problem
-	15, // 15: isthmus.plugin.v1.WatchResponse.metrics:type_name -> isthmus.plugin.v1.Metric
-	22, // 16: isthmus.plugin.v1.WatchResponse.changed:type_name -> google.protobuf.Timestamp
-	0,  // 17: isthmus.plugin.v1.Metric.kind:type_name -> isthmus.plugin.v1.MetricKind
-	6,  // 18: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
-	8,  // 19: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
-	13, // 20: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
-	1,  // 21: isthmus.plugin.v1.AdapterService.Explain:input_type -> isthmus.plugin.v1.ExplainRequest
-	7,  // 22: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
-	11, // 23: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
-	14, // 24: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
-	2,  // 25: isthmus.plugin.v1.AdapterService.Explain:output_type -> isthmus.plugin.v1.ExplainResponse
-	22, // [22:26] is the sub-list for method output_type
-	18, // [18:22] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	12, // 8: isthmus.plugin.v1.ConfigureResponse.warnings:type_name -> isthmus.plugin.v1.Violation
+	16, // 9: isthmus.plugin.v1.WatchResponse.upserts:type_name -> isthmus.plugin.v1.Upsert
+	17, // 10: isthmus.plugin.v1.WatchResponse.removals:type_name -> isthmus.plugin.v1.Removal
+	19, // 11: isthmus.plugin.v1.WatchResponse.problems:type_name -> isthmus.plugin.v1.Problem
+	20, // 12: isthmus.plugin.v1.WatchResponse.status:type_name -> isthmus.plugin.v1.Status
+	22, // 13: isthmus.plugin.v1.WatchResponse.last_heard:type_name -> google.protobuf.Timestamp
+	18, // 14: isthmus.plugin.v1.WatchResponse.kept:type_name -> isthmus.plugin.v1.Kept
+	19, // 15: isthmus.plugin.v1.WatchResponse.left_out:type_name -> isthmus.plugin.v1.Problem
+	15, // 16: isthmus.plugin.v1.WatchResponse.metrics:type_name -> isthmus.plugin.v1.Metric
+	22, // 17: isthmus.plugin.v1.WatchResponse.changed:type_name -> google.protobuf.Timestamp
+	0,  // 18: isthmus.plugin.v1.Metric.kind:type_name -> isthmus.plugin.v1.MetricKind
+	6,  // 19: isthmus.plugin.v1.AdapterService.Describe:input_type -> isthmus.plugin.v1.DescribeRequest
+	8,  // 20: isthmus.plugin.v1.AdapterService.Configure:input_type -> isthmus.plugin.v1.ConfigureRequest
+	13, // 21: isthmus.plugin.v1.AdapterService.Watch:input_type -> isthmus.plugin.v1.WatchRequest
+	1,  // 22: isthmus.plugin.v1.AdapterService.Explain:input_type -> isthmus.plugin.v1.ExplainRequest
+	7,  // 23: isthmus.plugin.v1.AdapterService.Describe:output_type -> isthmus.plugin.v1.DescribeResponse
+	11, // 24: isthmus.plugin.v1.AdapterService.Configure:output_type -> isthmus.plugin.v1.ConfigureResponse
+	14, // 25: isthmus.plugin.v1.AdapterService.Watch:output_type -> isthmus.plugin.v1.WatchResponse
+	2,  // 26: isthmus.plugin.v1.AdapterService.Explain:output_type -> isthmus.plugin.v1.ExplainResponse
+	23, // [23:27] is the sub-list for method output_type
+	19, // [19:23] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_isthmus_plugin_v1_adapter_proto_init() }
