@@ -65,7 +65,7 @@ test: ## the packages, and the main paths against one version of each real serve
 	@mkdir -p $(CACHE)
 	@ISTHMUS_MAIN=1 $(GOTESTSUM) $(call again,test) --jsonfile-timing-events $(TESTLOG) \
 		--packages "./cmd/isthmus $$($(GO) list ./... | grep -vE '/test/($(subst $() ,|,$(WIDE)))(/|$$)' | paste -sd ' ' -)" \
-		-- -p $(JOBS) -timeout 20m -skip '$(ALONE)'
+		-- -vet=off -p $(JOBS) -timeout 20m -skip '$(ALONE)'
 	@if [ -n "$(TIMES)" ]; then \
 		echo "the ten slowest packages, in seconds:"; \
 		sed -n 's/.*"Action":"\(pass\|fail\)","Package":"\([^"]*\)","Elapsed":\([0-9.]*\)}.*/\3 \2/p' $(TESTLOG) | sort -rn | head -10; \
@@ -85,7 +85,7 @@ unsteady: ## what the last make ci RERUN=1 had to run twice
 # The package that takes longest comes first.
 .PHONY: race
 race: tools ## every test but the end-to-end ones, with the race detector
-	GORACE=atexit_sleep_ms=10 $(GOTESTSUM) $(call again,race) --packages "./cmd/isthmus $(PKGS)" -- -race -p $(JOBS) -timeout 40m -skip '$(ALONE)'
+	GORACE=atexit_sleep_ms=10 $(GOTESTSUM) $(call again,race) --packages "./cmd/isthmus $(PKGS)" -- -race -vet=off -p $(JOBS) -timeout 40m -skip '$(ALONE)'
 
 .PHONY: hostile
 hostile: ## attacks on each port at full size, and all at once in 1 GiB; the table of docs/security.md

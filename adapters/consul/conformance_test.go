@@ -19,6 +19,7 @@ import (
 // TestConformance runs the adapter as a plugin against a real server: one
 // changed instance is one resource on the wire.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	server := startConsul(t, testconsul.Config{})
 	self, err := os.Executable()
 	if err != nil {

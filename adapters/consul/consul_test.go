@@ -145,6 +145,7 @@ func one(cond func(registry.Instance) bool) func([]registry.Instance) bool {
 // TestConsulLife goes through what happens to an instance that an agent
 // registers, on a real server.
 func TestConsulLife(t *testing.T) {
+	t.Parallel()
 	server := startConsul(t, testconsul.Config{})
 	c := follow(t, server)
 	c.awaitSynced(t)
@@ -313,6 +314,7 @@ func TestConsulACL(t *testing.T) {
 // then holds nothing: what is known stays for the grace period, and what
 // registers again within it never leaves.
 func TestConsulKilled(t *testing.T) {
+	t.Parallel()
 	server := startConsul(t, testconsul.Config{})
 	web := testconsul.Instance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80}
 	db := testconsul.Instance{Service: "db", ID: "db-1", Address: "10.1.0.2", Port: 80}
@@ -333,6 +335,7 @@ func TestConsulKilled(t *testing.T) {
 // TestConsulKeepsItsCatalog shows a server with a disk killed and started
 // again: nothing changes but the state, there and back.
 func TestConsulKeepsItsCatalog(t *testing.T) {
+	t.Parallel()
 	server := startConsul(t, testconsul.Config{Persistent: true})
 	server.Register(t, testconsul.Instance{Service: "web", ID: "web-1", Address: "10.1.0.1", Port: 80})
 	c := follow(t, server)

@@ -55,6 +55,7 @@ func export(t *testing.T, server *testconsul.Server, names ...string) {
 // may read no more than the documentation says, and that nothing is removed
 // while the peer is away.
 func TestConsulImported(t *testing.T) {
+	t.Parallel()
 	importer, exporter := peered(t)
 	policy, _, err := importer.Client.ACL().PolicyCreate(&api.ACLPolicy{
 		Name: "isthmus", Rules: `service_prefix "" { policy = "read" } node_prefix "" { policy = "read" } peering = "read"`,
@@ -129,6 +130,7 @@ func TestConsulImported(t *testing.T) {
 // is part of the service from its first appearance on, and that its changes are
 // seen.
 func TestConsulServiceDefaults(t *testing.T) {
+	t.Parallel()
 	server := startConsul(t, testconsul.Config{})
 	entry := func(name, protocol string) {
 		t.Helper()
@@ -168,6 +170,7 @@ func TestConsulServiceDefaults(t *testing.T) {
 // sidecars, under a name that a certificate of Consul's own carries: a client
 // with a certificate of that mesh reaches the service through a real sidecar.
 func TestConsulSidecars(t *testing.T) {
+	t.Parallel()
 	server := startConsul(t, testconsul.Config{})
 	behind := testproxy.StartHTTPBackend(t, "pay-1")
 	port := testenv.FreePort(t)

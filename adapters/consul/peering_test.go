@@ -61,6 +61,7 @@ func (p peering) config(c *consul.Config) {
 // TestConsulPeeringLife goes through what happens to an instance that an agent
 // registers, as a peer of a real server with access control is told of it.
 func TestConsulPeeringLife(t *testing.T) {
+	t.Parallel()
 	server := startConsul(t, testconsul.Config{ACL: true, Peering: true})
 	// Who makes a token needs the right to do so, and the peer none.
 	policy, _, err := server.Client.ACL().PolicyCreate(&api.ACLPolicy{Name: "peering", Rules: `peering = "write"`}, nil)
@@ -215,6 +216,7 @@ func TestConsulPeeringSecret(t *testing.T) {
 // TestConsulPeeringOutages cuts the stream, restarts the server with and
 // without its data, and looks for removals that nobody asked for.
 func TestConsulPeeringOutages(t *testing.T) {
+	t.Parallel()
 	server := startConsul(t, testconsul.Config{Peering: true, Persistent: true})
 	relay := newRelay(t, server.PeeringAddr())
 	p := newPeering(t, server.Client, relay.Addr().String())

@@ -29,6 +29,7 @@ while True:
 // The adapter keeps the contract with a program that stays and with one that is
 // started again and again, and what is known stays while they fail.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	for name, config := range map[string]func(program, file string) map[string]any{
 		"stays": func(program, file string) map[string]any {
 			return map[string]any{"command": []string{program, file}}

@@ -19,6 +19,7 @@ import (
 // against a real server.
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	server := testnacos.Start(t, testnacos.Config{})
 	app := server.Client(t)
 	up := func(n int) testnacos.Instance { return testnacos.Up(fmt.Sprintf("10.1.0.%d", n), 80) }

@@ -280,6 +280,7 @@ func TestUnknownRequest(t *testing.T) {
 // TestMute shows that a server that does not answer any more is left for
 // another one.
 func TestMute(t *testing.T) {
+	t.Parallel()
 	one, two := startFake(t, "10.0.0.1"), startFake(t, "10.0.0.1 10.0.0.2")
 	b := runFake(t, fakeConfig(one, two))
 	b.eventually(t, "the first server", func() bool { return b.Held.IDs("public/G/web") == "10.0.0.1:80" })

@@ -18,6 +18,7 @@ import (
 // Twelve faults at once: the page, /readyz, the API, the metric, doctor and
 // explain name each of them alike, with the cure and the runbook.
 func TestFaultsAreNamed(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		t.Helper()

@@ -16,6 +16,7 @@ import (
 // registry that is shadowed, a protocol, a name made legal, a host that nobody
 // has; and which sink has it.
 func TestExplain(t *testing.T) {
+	t.Parallel()
 	r := serveFile(t, filepath.Join(t.TempDir(), "isthmus.yaml"), `listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}
 registries:
 - name: prod

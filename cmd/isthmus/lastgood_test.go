@@ -179,6 +179,7 @@ func (s *sink) until(n int) []string {
 // sink that comes new gets everything, one that was there gets nothing, and
 // when the registries are back both get the difference.
 func TestLastGoodState(t *testing.T) {
+	t.Parallel()
 	w := newFileWorld(t, filepath.Join(t.TempDir(), "state"))
 	p := w.serve()
 	listed := w.listed(p)
@@ -299,6 +300,7 @@ func TestLastGoodStateTwice(t *testing.T) {
 
 // Without a directory that can be used the bridge serves, and says so.
 func TestLastGoodStateNowhere(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -222,6 +222,7 @@ func TestServe(t *testing.T) {
 // The ports answer whatever the plugins do: one that hangs keeps nobody from
 // connecting, and shows where it hangs.
 func TestHangingPlugin(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, name := range []string{"silent", "noisy"} {
 		script := "#!/bin/sh\nexec sleep 1000\n"

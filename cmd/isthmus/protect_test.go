@@ -208,6 +208,7 @@ func TestProtect(t *testing.T) {
 // large registry as that of a small one. A refusal does not outlive the bridge,
 // which then asks again; what was accepted does not come back.
 func TestRestartAgainstEmptyRegistries(t *testing.T) {
+	t.Parallel()
 	const large, small = 20, 3
 	w := newFileWorld(t, filepath.Join(t.TempDir(), "state"))
 	w.write("dc1", "services.yaml", fileServices(large))
@@ -272,6 +273,7 @@ func TestRestartAgainstEmptyRegistries(t *testing.T) {
 // Of two registries that cannot be reached the required one holds, and is
 // named; when it is there, everything is open without the optional one.
 func TestRequired(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "later")
 	file := filepath.Join(t.TempDir(), "isthmus.yaml")
 	closed := fmt.Sprintf("127.0.0.1:%d", testenv.FreePort(t))

@@ -909,6 +909,7 @@ func TestSecondSignal(t *testing.T) {
 // What says which registry is waited for, and which removals are held back, is
 // changed in a running bridge, and touches neither a plugin nor a resource.
 func TestReloadProtection(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write := func(n int) { replaceFile(t, filepath.Join(dir, "services.yaml"), fileServices(n)) }
 	write(20)

@@ -43,6 +43,7 @@ func secretFields(schema map[string]any, path string) (found []string) {
 // A secret of any adapter is shown nowhere, also if the registry refuses it and
 // sends back what it was sent.
 func TestSecretsStaySecret(t *testing.T) {
+	t.Parallel()
 	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20))
 		w.WriteHeader(http.StatusForbidden)

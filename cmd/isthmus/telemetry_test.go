@@ -65,6 +65,7 @@ func (c metricsCollector) Export(_ context.Context, req *collectormetrics.Export
 // One change is a trace from the registry to the ACK of a sink, the metrics
 // have its time, and both reach a collector.
 func TestTelemetry(t *testing.T) {
+	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -219,9 +219,9 @@ func CacheDir() (string, error) {
 	return filepath.Join(dir, "isthmus"), nil
 }
 
-// GoTool is a tool that is pinned in tools/FOLDER/go.mod and built there. Its
-// version is that of module.
-func GoTool(folder, binary, module, pkg string) Tool {
+// GoTool is a tool that is pinned in tools/FOLDER/go.mod and built there, with
+// these flags. Its version is that of module.
+func GoTool(folder, binary, module, pkg string, flags ...string) Tool {
 	return Tool{
 		Name:    folder,
 		Program: binary,
@@ -229,7 +229,7 @@ func GoTool(folder, binary, module, pkg string) Tool {
 			return PinnedVersion(filepath.Join(root, "tools", folder, "go.mod"), module)
 		},
 		Get: func(ctx context.Context, root, path string) error {
-			return GoBuild(ctx, filepath.Join(root, "tools", folder), pkg, path, "")
+			return GoBuild(ctx, filepath.Join(root, "tools", folder), pkg, path, slices.Concat(RarelyRun, flags)...)
 		},
 		Built: true,
 	}
@@ -243,16 +243,33 @@ func OwnTool(name, binary, pkg string, folder ...string) Tool {
 		Name: name, Program: binary,
 		Version: func(root string) (string, error) { return Digest(in(root)) },
 		Get: func(ctx context.Context, root, path string) error {
-			return GoBuild(ctx, in(root), pkg, path, "")
+			return GoBuild(ctx, in(root), pkg, path)
 		},
 		Built: true,
 	}
 }
 
-// GoBuild builds a package of the module in a folder, and writes the program to
-// path.
-func GoBuild(ctx context.Context, folder, pkg, path, ldflags string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w "+ldflags, "-o", path, pkg)
+// RarelyRun is Go's flags not to optimize what servers are full of and run
+// little of in tests: generated types and clients, those of clouds, and some of
+// istiod's that take the compiler half a minute each.
+var RarelyRun = unoptimized(
+	"k8s.io/...", "sigs.k8s.io/...", "istio.io/client-go/...",
+	"istio.io/istio/pilot/pkg/serviceregistry/ambient", "istio.io/istio/pilot/pkg/config/kube/...",
+	"github.com/envoyproxy/...", "github.com/aws/...", "github.com/Azure/...", "github.com/vmware/...", "github.com/softlayer/...", "github.com/google/gnostic-models/...",
+	"cloud.google.com/...", "google.golang.org/api/...", "google.golang.org/genproto/...", "go.opentelemetry.io/...",
+)
+
+func unoptimized(patterns ...string) (flags []string) {
+	for _, pattern := range patterns {
+		flags = append(flags, "-gcflags="+pattern+"=-N -l")
+	}
+	return flags
+}
+
+// GoBuild builds a package of the module in a folder, with these flags, and
+// writes the program to path.
+func GoBuild(ctx context.Context, folder, pkg, path string, flags ...string) error {
+	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"build", "-trimpath", "-ldflags=-s -w"}, flags, []string{"-o", path, pkg})...)
 	cmd.Dir = folder
 	cmd.Env = append(os.Environ(), GoEnv...)
 	if err := RunQuiet(cmd); err != nil {

@@ -20,6 +20,7 @@ import (
 // those of others.
 func TestHostsHaveAddresses(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	const port = 7000
 	raw := func(service string, n int) testconsul.Instance {
 		// Without a tag that says otherwise the protocol is tcp.

@@ -16,6 +16,7 @@ import (
 // that Consul has, and follow its changes.
 func TestCallsReachInstances(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	// The instances listen on ports of their own, so the configuration says
 	// what port their services have.
 	const servicePort = 80

@@ -48,6 +48,7 @@ var (
 // by the smallest push that istiod has.
 func TestConsulChangeReachesProxy(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	const host = "web.service.consul"
 	cluster := testistiod.OutboundCluster(host, 8080)
 	all := []string{"10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"}

@@ -155,6 +155,7 @@ func waitSink(t *testing.T, bridge *testisthmus.Server, delta bool, want string)
 // longer, the other one takes over.
 func TestOneHostInTwoRegistries(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	const web = `
 services:
 - name: web

@@ -16,6 +16,7 @@ import (
 // failed one: SRV records of a real DNS server, and a static list.
 func TestCallsFollowScaling(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	const host, servicePort = "shop.example.org", 80
 	cluster := testistiod.OutboundCluster(host, servicePort)
 	// Each kind starts what has the backends, and returns how to change that.

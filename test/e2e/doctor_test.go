@@ -51,6 +51,7 @@ func says(t *testing.T, found map[string]string, check, text string) {
 // each fault of one is found with the line to change.
 func TestDoctorIstiod(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	registries := `- {name: load, type: sim, config: {services: 3, instances: 2}}` + "\n"
 
 	t.Run("as printed", func(t *testing.T) {
@@ -205,6 +206,7 @@ func write(t *testing.T, file, text string) {
 // the field that decides.
 func TestDoctorRegistries(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	server := testcert.New(t, "127.0.0.1")
 	locked := testconsul.Start(t, testconsul.Config{ACL: true})
 	open := testconsul.Start(t, testconsul.Config{CertFile: server.Cert, KeyFile: server.Key})

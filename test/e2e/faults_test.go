@@ -97,6 +97,7 @@ func retryNow(t *testing.T, bridge *testisthmus.Server, registry string) {
 // table in docs/operate/faults.md has a row for each.
 func TestFaults(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	const seTypes = `collection="networking.istio.io/ServiceEntry"`
 
 	// Two registries share a host. All of it is served from the disk, the host

@@ -17,6 +17,7 @@ import (
 // Istio's default, LEAST_REQUEST, about.
 func TestMoveBetweenRegistries(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	for _, tt := range []struct {
 		policy      string
 		least, most int // of 1000 calls at 90/10 that reach the new registry

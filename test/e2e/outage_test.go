@@ -58,6 +58,7 @@ func (m *mesh) wantUntouched(t *testing.T, before state, from mark) {
 // and coming back changes nothing.
 func TestOutageRemovesNothing(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	cluster := testistiod.OutboundCluster("web.service.consul", 8080)
 	three := []string{"10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"}
 	// What is missing for a while is to be kept until this test brings it back,

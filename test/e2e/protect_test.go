@@ -18,6 +18,7 @@ import (
 // decide.
 func TestEmptyConsulIsHeldBack(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	consul := testconsul.Start(t, testconsul.Config{})
 	all := bystanders(20)
 	consul.Register(t, all...)
@@ -88,6 +89,7 @@ func TestEmptyConsulIsHeldBack(t *testing.T) {
 // again.
 func TestRestartAgainstEmptyConsul(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	consul := testconsul.Start(t, testconsul.Config{})
 	all := bystanders(20)
 	consul.Register(t, all...)

@@ -65,6 +65,7 @@ func (s scaling) run(t *testing.T) {
 // Calls follow the instances of an application that Eureka has.
 func TestEurekaScales(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	eureka := testeureka.Start(t, testeureka.Config{})
 	scaling{
 		registries: fmt.Sprintf("- {name: eureka, type: eureka, config: {servers: [%q], interval: 1s}, translate: {ports: [{number: 80, protocol: http}]}}", eureka.URL),

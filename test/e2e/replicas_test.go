@@ -114,6 +114,7 @@ func newReplicaSink(t *testing.T, j *replicaJudge) *replicaSink {
 // nothing, also when every move is another stream, and each change once.
 func TestReplicas(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	const services, each, moves = 150, 4, 1000
 	random := rand.New(rand.NewPCG(11, 6))
 	consul := testconsul.Start(t, testconsul.Config{})

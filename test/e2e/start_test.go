@@ -79,6 +79,7 @@ func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 // listing.
 func TestRestartingConsulIsNotWhole(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	const services = 3000
 	var instances []testconsul.Instance
 	for s := range services {

@@ -25,6 +25,7 @@ import (
 // set wrongly is named in the bridge's log.
 func TestIstiodDialsTLS(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	authority := testcert.New(t, "isthmus.example.org")
 	other := testcert.New(t, "isthmus.example.org")
 	settings := func(mode string, ca *testcert.Certificate) string {

@@ -16,6 +16,7 @@ import (
 // again: doctor says why in one step, whichever moment it looks at.
 func TestOversizeFound(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	const registry = "\n- {name: load, type: sim, config: {services: %d, instances: 1000, changes_per_second: 0}}"
 	bridge := testisthmus.Start(t, fmt.Sprintf(registry, 3))
 	bridge.WaitReady(t)

@@ -54,6 +54,7 @@ func quiet(t *testing.T, p *testpilot.Server) testpilot.Updates {
 // and each change costs what it must and no more.
 func TestPilot(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	for _, incremental := range []bool{false, true} {
 		t.Run(fmt.Sprintf("incremental=%v", incremental), func(t *testing.T) {
 			w := newWorld(t, mcp.Config{})
@@ -166,6 +167,7 @@ func TestPilot(t *testing.T) {
 // TestProgram has that case.)
 func TestPilotBridgeGone(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	for _, incremental := range []bool{false, true} {
 		t.Run(fmt.Sprintf("incremental=%v", incremental), func(t *testing.T) {
 			w := newWorld(t, mcp.Config{})

@@ -19,6 +19,7 @@ import (
 // nothing is lost on either side.
 func TestProgram(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	for _, incremental := range []bool{false, true} {
 		t.Run(fmt.Sprintf("incremental=%v", incremental), func(t *testing.T) { testProgram(t, incremental) })
 	}

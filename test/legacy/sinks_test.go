@@ -43,6 +43,7 @@ func churn(w *world, r *rand.Rand) {
 // and lose their connection in between.
 func TestSinkLibrary(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	for _, tt := range []struct {
 		name    string
 		args    []string
@@ -105,6 +106,7 @@ func TestSinkLibrary(t *testing.T) {
 // says what it holds only what changed meanwhile.
 func TestSinkResumes(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	fill := func(w *world) {
 		var names []string
 		for i := range 500 {
@@ -140,6 +142,7 @@ func TestSinkResumes(t *testing.T) {
 // goes round in a hot loop nor keeps others from being served.
 func TestSinkTooSmall(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	w := newWorld(t, mcp.Config{})
 	var names []string
 	for i := range 1500 {

@@ -23,6 +23,7 @@ import (
 // (SIMPLE), get nothing, and the bridge says why.
 func TestPilotMutual(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	identity := func(c *x509.Certificate) {
 		c.URIs = []*url.URL{{Scheme: "spiffe", Host: "cluster.local", Path: "/ns/istio-system/sa/pilot"}}
 	}

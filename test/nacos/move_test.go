@@ -16,6 +16,7 @@ import (
 // calls of a proxyless gRPC client, none of which fails.
 func TestMoveFromConsul(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	consul := testconsul.Start(t, testconsul.Config{})
 	server := testnacos.Start(t, testnacos.Config{Version: testnacos.V3})
 	var there []testproxy.Backend

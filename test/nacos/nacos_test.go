@@ -60,6 +60,7 @@ func up(b testproxy.Backend) testnacos.Instance {
 // without one that fails.
 func TestCallsFollowNacos(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	for _, version := range testnacos.Versions() {
 		server := testnacos.Start(t, testnacos.Config{Version: version})
 		for _, istio := range testistiod.Versions() {
@@ -98,6 +99,7 @@ func TestCallsFollowNacos(t *testing.T) {
 // Consul and two Nacos clusters are followed by one Isthmus at once.
 func TestConsulAndNacosTogether(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	consul := testconsul.Start(t, testconsul.Config{})
 	new3 := testnacos.Start(t, testnacos.Config{Version: testnacos.V3})
 	old2 := testnacos.Start(t, testnacos.Config{Version: testnacos.V2})

@@ -14,6 +14,7 @@ import (
 // explained.
 func TestPresetNacosIstio(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	server := testnacos.Start(t, testnacos.Config{Version: testnacos.V2, Istio: true})
 	app := server.Client(t)
 	const services = 50

@@ -17,6 +17,7 @@ import (
 // the connections of every client break, are held back.
 func TestEmptiedNacosIsHeldBack(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	for _, version := range testnacos.Versions() {
 		t.Run(version.Name, func(t *testing.T) {
 			server := testnacos.Start(t, testnacos.Config{Version: version})

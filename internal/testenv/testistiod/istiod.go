@@ -18,16 +18,20 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
 
+// tags are of those that Istio's own releases are built with: they leave out
+// generated checks that istiod does not call.
+const tags = "-tags=disable_pgv"
+
 var (
 	// Tool121 is istiod 1.21.2.
-	Tool121 = testenv.GoTool("istiod-1.21", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
+	Tool121 = testenv.GoTool("istiod-1.21", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery", tags)
 	// Tool124 is istiod 1.24.0.
-	Tool124 = testenv.GoTool("istiod-1.24", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
+	Tool124 = testenv.GoTool("istiod-1.24", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery", tags)
 	// Tool126 is istiod 1.26.0, the first that dials with TLS.
-	Tool126 = testenv.GoTool("istiod-1.26", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
+	Tool126 = testenv.GoTool("istiod-1.26", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery", tags)
 	// NewestTool is the newest istiod on the module proxy that builds
 	// with this repository's version of Go.
-	NewestTool = testenv.GoTool("istiod", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery")
+	NewestTool = testenv.GoTool("istiod", "pilot-discovery", "istio.io/istio", "istio.io/istio/pilot/cmd/pilot-discovery", tags)
 )
 
 // Version is a version of istiod that tests run against.

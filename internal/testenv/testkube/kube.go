@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -86,8 +87,8 @@ func kubeTool(binary string) testenv.Tool {
 				return fmt.Errorf("tools/kube/go.mod: %s is no version with three parts", pinned)
 			}
 			const in = "-X k8s.io/component-base/version."
-			flags := fmt.Sprintf("%sgitVersion=v%s %sgitMajor=%s %sgitMinor=%s", in, pinned, in, parts[0], in, parts[1])
-			return testenv.GoBuild(ctx, filepath.Join(root, "tools", "kube"), module+"/cmd/"+binary, path, flags)
+			flags := fmt.Sprintf("-ldflags=-s -w %sgitVersion=v%s %sgitMajor=%s %sgitMinor=%s", in, pinned, in, parts[0], in, parts[1])
+			return testenv.GoBuild(ctx, filepath.Join(root, "tools", "kube"), module+"/cmd/"+binary, path, slices.Concat(testenv.RarelyRun, []string{flags})...)
 		},
 		Built: true,
 	}
