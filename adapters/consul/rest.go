@@ -475,9 +475,7 @@ func (s *scope) sense(ctx context.Context, part string, g *plan.Group, every tim
 			return
 		case err != nil:
 			f := s.located(classify(err, s.clients.at()))
-			if f.interrupted && !broken && index > 0 {
-				// See scope.run: the immediate retry shows whether that was an
-				// outage.
+			if !broken && s.again(f, index) {
 				index, broken = 0, true
 				continue
 			}

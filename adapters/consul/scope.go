@@ -193,9 +193,7 @@ func (s *scope) run(ctx context.Context) {
 			continue
 		case err != nil:
 			f := s.located(classify(err, s.clients.at()))
-			if f.interrupted && !broken && index > 0 {
-				// The query was interrupted. The immediate retry shows whether
-				// that was an outage.
+			if !broken && s.again(f, index) {
 				index, broken = 0, true
 				continue
 			}
@@ -249,6 +247,13 @@ func (s *scope) run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// again reports whether a query that failed at index is sent once more at once,
+// which shows whether that was an outage: the connection broke while it waited,
+// or there is another address.
+func (s *scope) again(f *fault, index uint64) bool {
+	return f.interrupted && (index > 0 || len(s.clients.hosts.all) > 1)
 }
 
 // accept starts a watch for each new service, and makes the watches of services

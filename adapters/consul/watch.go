@@ -396,14 +396,11 @@ const lostRetry = 10 * time.Minute
 // reachable again. It returns false once ctx has ended.
 func (w *watch) failed(ctx context.Context, err error, back <-chan struct{}) bool {
 	f := classify(err, w.s.clients.at())
-	waited := w.index > 0
-	w.index = 0
-	if f.interrupted && !w.broken && waited {
-		// See scope.run: the immediate retry shows whether that was an outage.
-		w.broken = true
+	again := !w.broken && w.s.again(f, w.index)
+	w.index, w.broken = 0, true
+	if again {
 		return true
 	}
-	w.broken = true
 	if f.outage {
 		w.s.question(w)
 		w.s.suspect()
