@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -268,7 +269,7 @@ func TestNegotiatedRemovalsCount(t *testing.T) {
 // setLarge sets a service whose entry has more than [MaxDelta].
 func setLarge(t testing.TB, name string) op {
 	t.Helper()
-	o := service(t, name, "web.example.org")
+	o := service(t, name, path.Base(name)+".example.org") // two with one host conflict
 	for i := range 8 {
 		label := map[string]string{"l": strings.Repeat("x", MaxDelta/7)}
 		o.upsert = append(o.upsert, &pluginv1.Upsert{
