@@ -17,7 +17,7 @@ type TLS struct {
 	CertFile           string `json:"cert_file,omitempty" jsonschema_description:"PEM file of the client's certificate, read again for every connection. Needs key_file."`
 	KeyFile            string `json:"key_file,omitempty" jsonschema_description:"PEM file of the client certificate's key."`
 	ServerName         string `json:"server_name,omitempty" jsonschema_description:"Name that the servers' certificates must carry. Default: the host of each."`
-	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty" jsonschema_description:"Do not verify the servers' certificates. For trials only: whoever sits between can then add instances."`
+	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty" jsonschema_description:"Do not verify the servers' certificates. For trials only: anyone on the way can then add instances."`
 }
 
 // Check validates the block, which is that of the given field, and returns each

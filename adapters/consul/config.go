@@ -53,7 +53,7 @@ type Config struct {
 	Wait           plugin.Duration `json:"wait,omitempty" jsonschema_description:"How long one blocking query waits for a change, 10s to 10m. Default: 5m."`
 	MaxConnections int             `json:"max_connections,omitempty" jsonschema:"minimum=16" jsonschema_description:"Most connections to Consul over plain HTTP, where each query that waits takes one. Services beyond them share connections: see the registry's page. Keep it well below limits.http_max_conns_per_client of the agent, which are 200 from one address for all programs there together. Over https (HTTP/2) a few connections carry everything. Default: 128."`
 	RemoveGrace    plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, or after the agent was replaced, what is missing is kept, so that agents can register again. 0s removes at once. Default: 30s."`
-	AcceptFiltered bool            `json:"accept_filtered,omitempty" jsonschema_description:"Say true for a token that is meant to see only a part of the registry: that part then counts as the whole. Otherwise an answer that Consul filtered by ACL removes nothing and leaves the registry degraded."`
+	AcceptFiltered bool            `json:"accept_filtered,omitempty" jsonschema_description:"Set it for a token that is meant to see only a part of the registry: that part then counts as the whole. Otherwise an answer that Consul filtered by ACL removes nothing and leaves the registry degraded."`
 }
 
 // PeeringConfig configures the mode peering.

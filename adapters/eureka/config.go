@@ -26,7 +26,7 @@ type Config struct {
 	FullInterval plugin.Duration `json:"full_interval,omitempty" jsonschema_description:"How often everything is asked for where changes alone would do, 1m to 24h. Default: 10m."`
 	RemoveGrace  plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, a move to another server or a sudden loss what is missing is kept, so that clients can register again; they try every 30 s. 0s removes at once. Default: 2m."`
 	MinShare     float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that a whole listing must still have to be believed at once. With less, what is missing is kept for remove_grace. 0 believes every share. Default: 0.5."`
-	AcceptEmpty  bool            `json:"accept_empty,omitempty" jsonschema_description:"Say true where a registry without any instance is right. Otherwise an empty one removes nothing."`
+	AcceptEmpty  bool            `json:"accept_empty,omitempty" jsonschema_description:"Set it if an empty registry is right. Otherwise one removes nothing."`
 }
 
 // Values of Config.ServiceBy.

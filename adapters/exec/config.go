@@ -25,7 +25,7 @@ type Config struct {
 
 	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage what is missing is kept, at most 1h. Default: not at all."`
 	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"With an interval: share of the known instances that a run must still print to be believed at once. With less, what is missing is kept for remove_grace. 0 believes every share."`
-	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Say true where a listing without any instance is right. Otherwise an empty one removes nothing."`
+	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Set it if an empty listing is right. Otherwise one removes nothing."`
 }
 
 // DefaultConfig holds the defaults that a configuration is decoded over.

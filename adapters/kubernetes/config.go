@@ -36,7 +36,7 @@ type Config struct {
 	Timeout     plugin.Duration `json:"timeout,omitempty" jsonschema_description:"How long a request may take, and how long a server may be silent on an open connection, 1s to 10m. Default: 30s."`
 	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage or a sudden loss what is missing is kept. 0s removes at once. Default: 1m."`
 	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that a new listing must still have to be believed at once. With less, what is missing is kept for remove_grace. 0 believes every share. Default: 0.5."`
-	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Say true where a cluster without any endpoint, or without any resource of Istio, is right. Otherwise an empty one removes nothing."`
+	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Set it if a cluster without any endpoint, or without any resource of Istio, is right. Otherwise one removes nothing."`
 }
 
 // Pods is what endpoints get of their pods.

@@ -51,7 +51,7 @@ type Config struct {
 	PollInterval plugin.Duration `json:"poll_interval,omitempty" jsonschema_description:"How often each service is asked for over HTTP, 1s to 10m. Default: 10s."`
 	InFlight     int             `json:"in_flight,omitempty" jsonschema:"minimum=1,maximum=256" jsonschema_description:"How many subscriptions or queries may be under way at once. Default: 16."`
 	RemoveGrace  plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, or a move to another server, what is missing is kept, so that clients can register again. 0s removes at once. Default: 1m."`
-	AcceptEmpty  bool            `json:"accept_empty,omitempty" jsonschema_description:"Say true where a namespace without any service is right. Otherwise one that lists nothing counts only if the server says that it exists, which not every user may ask."`
+	AcceptEmpty  bool            `json:"accept_empty,omitempty" jsonschema_description:"Set it if a namespace without any service is right. Otherwise one that lists nothing counts only if the server says that it exists, which not every user may ask."`
 }
 
 // TLSConfig configures TLS to Nacos.

@@ -32,7 +32,7 @@ type Config struct {
 	Timeout     plugin.Duration `json:"timeout,omitempty" jsonschema_description:"How long a connection may take, how long nothing may be heard of a server, and the timeout of the session, 1s to 10m. Default: 10s."`
 	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage or a sudden loss what is missing is kept, so that providers can register again. 0s removes at once. Default: 1m."`
 	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that must still be there after a new session to be believed at once. With less, what is missing is kept for remove_grace. 0 believes every share. Default: 0.5."`
-	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Say true where a registry without any instance is right. Otherwise an empty one removes nothing."`
+	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Set it if an empty registry is right. Otherwise one removes nothing."`
 }
 
 // TLSConfig configures TLS to ZooKeeper.

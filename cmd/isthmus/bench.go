@@ -27,12 +27,11 @@ func newBench() *cobra.Command {
 		Short: "Measure how long a change takes, and what it costs",
 		Long: `Measure how long a change takes from a registry to a sink, and what it costs.
 
-A scenario starts 'isthmus serve' with a sim registry in a process of its own,
-as in service, or with the registry that it is named after, and sinks that
-connect to it. Each change carries the time at
-which it was made. Flags change what a scenario does. The figures are the
-medians of the runs; beside them stands a bare ping-pong of gRPC messages of 100
-bytes between two processes at the same pace, at most 1,000 a second.`,
+A scenario starts 'isthmus serve' with a registry, sim or the one that it is
+named after, and sinks that connect to it. Each change carries the time at which
+it was made. Flags change what a scenario does. The figures are the medians of
+the runs; for comparison there is a bare ping-pong of gRPC messages of 100 bytes
+between two processes at the same pace, at most 1,000 a second.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}

@@ -40,7 +40,7 @@ func (c *client) flagsOf(of string, f *pflag.FlagSet) {
 }
 
 func (c *client) flags(f *pflag.FlagSet) {
-	f.BoolVar(&c.tls, "tls", false, "dial with TLS; the next four flags imply it")
+	f.BoolVar(&c.tls, "tls", false, "dial with TLS; a certificate, a name or an authority to check implies it")
 	f.StringVar(&c.files.CAFile, "ca-file", "", "PEM `FILE` of the authorities of the listener's certificate (default: the system's)")
 	f.StringVar(&c.files.CertFile, "cert-file", "", "PEM `FILE` of a client certificate")
 	f.StringVar(&c.files.KeyFile, "key-file", "", "PEM `FILE` of its key")

@@ -32,7 +32,7 @@ for the legacy Mesh Configuration Protocol. Names of resources, order and the sc
 Each difference is a line: what differs, the rule that made it where that can be told, and the field of the configuration that decides it.
 The last line sums up.
 
-With --watch both are followed until SIGINT or SIGTERM, for a shadow run beside the old bridge. A difference is printed once it has lasted for
+With --watch both are followed until SIGINT or SIGTERM, for a shadow run next to the old bridge. A difference is printed once it has lasted for
 --settle, with + before it, and with - when it is over; one that is over sooner is the time that a change takes.
 
 Exit codes: 0 equal, 6 different (with --watch: at the end), 5 a source did not answer, 2 wrong usage.`,

@@ -28,9 +28,9 @@ func newDocs() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "docs",
 		Short: "Print the reference of the configuration, or a schema of it for editors",
-		Long: `Print the reference of the configuration as Markdown or, with --schema, a JSON Schema of it for editors. Both are made of what the adapters
-say of themselves: the built-in ones and, with --plugin-dir, the executables isthmus-adapter-TYPE in a directory, which are started for it
-and contact no registry.`,
+		Long: `Print the reference of the configuration as Markdown or, with --schema, a JSON Schema of it for editors. Adapters describe their own
+fields: the built-in ones and, with --plugin-dir, the executables isthmus-adapter-TYPE in a directory, which are started for it and
+contact no registry.`,
 		Example: `  isthmus docs --plugin-dir /opt/isthmus/plugins > configuration.md
   isthmus docs --plugin-dir /opt/isthmus/plugins --schema > isthmus.schema.json`,
 		Args: usageArgs(cobra.NoArgs),

@@ -42,14 +42,14 @@ func newDoctor() *cobra.Command {
 
 The registries of the configuration are followed by their own plugins until each has listed what it holds, or has said why it cannot: whether
 they are reached, tokens, TLS, permissions, what is left out, and how near the limits are. A bridge that runs at the admin address of the
-configuration is asked what is wrong with it. No port is opened and nothing is changed, so it can
-run beside a bridge with the same configuration.
+configuration is asked what is wrong with it. No port is opened and
+nothing is changed, so it can run next to a bridge with the same configuration.
 
 With --mesh-config the mesh configuration in FILE is checked: istiod's own, the ConfigMap of it, or the meshConfig of an IstioOperator or of Helm values.
 With --istiod the istiod at that debug port is asked about it: port 15014, or 8080. With --address the bridge is asked which sinks there are
 and what they acknowledged; with both, what istiod rejected of what it was sent is found, which istiod acknowledges all the same.
 
-The exit code is 1 with findings, notes not counted.`,
+The exit code is 1 if something is found; notes do not count.`,
 		Example: `  isthmus doctor --config isthmus.yaml
   kubectl -n istio-system get configmap istio -o yaml | isthmus doctor --config isthmus.yaml --mesh-config -
   kubectl -n istio-system port-forward deploy/istiod 15014 &

@@ -35,11 +35,11 @@ func newDump() *cobra.Command {
 		Long: `Start the registries of a configuration, wait until each has listed what it holds, print what would be served, and end.
 
 The output is one YAML document per resource, ordered, for 'kubectl apply -f -' in a cluster that has the namespaces. No port is opened, so it can
-run beside a bridge with the same configuration.
+run next to a bridge with the same configuration.
 
-A registry that is not required and cannot be reached is left out, which standard error says.
+A registry that is not required and cannot be reached is left out; standard error says so.
 
-What cannot be served as it is, and was mended or left out, is listed on standard error with the reason. The exit code is 0 then too.
+What is not served as the registry has it is listed on standard error with the reason. The exit code is 0 then too.
 With --rejected all that is printed is this list, as YAML on standard output, with what is skipped: instances
 that fail their check, are disabled or have weight 0, and what a filter leaves out. Each item has registry, id, the field of
 the configuration that would change it (none where only the registry can), and reason.`,

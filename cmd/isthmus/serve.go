@@ -39,8 +39,8 @@ listing is complete.
 The configuration is loaded again when its file changes, at SIGHUP, and at POST /api/v1/reload. Registries and listeners that stay the
 same go on as they are. If anything is wrong with the new one, the old one stays in force as a whole, and the log says why.
 
-With --shards the process follows and serves only the services whose host is in these shards, so that several processes share what is too
-much for one; docs/views.md says which host is in which shard.
+With --shards the process follows and serves only the services whose host is in these shards, so that several processes share what is
+too much for one; docs/views.md says which host is in which shard.
 
 At SIGINT or SIGTERM new streams are refused, and those that there are end one after the other within the time of 'drain'.`,
 		Args: usageArgs(cobra.NoArgs),

@@ -82,7 +82,7 @@ func newWatch() *cobra.Command {
 
 In text the first response of a type is one line if it has many resources. A line of a change has the hosts and what changed: addresses, ports
 and weights. Health has no field in Istio: an instance that does not pass its check is removed. On a terminal upserts are green and removals
-red, unless NO_COLOR is set. What is not served yet, as a registry has not been listed, is said on standard error.
+red, unless NO_COLOR is set. What is not served yet, because a registry has not been listed, is reported on standard error.
 
 With --output json a line is an object:
   time        when the response came in, RFC 3339 with nanoseconds

@@ -46,13 +46,48 @@ const clusterHeader = "x-cluster"
 // yet.
 func StartEnvoy(t testing.TB, i *testistiod.Server) *Envoy {
 	t.Helper()
+	return startEnvoy(t, i, "")
+}
+
+// StartSidecar starts an Envoy that has its listeners and routes from istiod
+// too, as the sidecar of a workload does. Its Addr is that of the HTTP proxy in
+// it, which istiod configures for a mesh with proxyHttpPort. A stock Envoy
+// needs an istiod with [SidecarEnv] and [SidecarSource].
+func StartSidecar(t testing.TB, i *testistiod.Server, addr string) *Envoy {
+	t.Helper()
+	return startEnvoy(t, i, addr)
+}
+
+// SidecarEnv is what istiod's environment needs for [StartSidecar]: a stock
+// Envoy has no filters of Istio's own.
+var SidecarEnv = []string{"PILOT_ENABLE_ALPN_FILTER=false"}
+
+// SidecarSource returns a configSource that istiod needs for [StartSidecar]: no
+// agent is there to give the sidecar a certificate, so it takes none for calls
+// that come in.
+func SidecarSource(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "plain.yaml"), []byte(`
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: default, namespace: istio-system}
+spec: {mtls: {mode: DISABLE}}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return "fs://" + dir
+}
+
+func startEnvoy(t testing.TB, i *testistiod.Server, sidecar string) *Envoy {
+	t.Helper()
 	e := &Envoy{client: &http.Client{Timeout: testenv.CallTime, Transport: &http.Transport{}}}
 	t.Cleanup(e.client.CloseIdleConnections)
 	binary := EnvoyTool.Binary(t)
 	p := testenv.NewProcess(t, "envoy")
 	p.StartReady(t, func() {
-		e.Addr, e.Admin = testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t))
-		config := p.WriteFile(t, "envoy.json", envoyBootstrap(t, e.Addr, e.Admin, i.GRPC))
+		e.Addr, e.Admin = cmp.Or(sidecar, testenv.Loopback(testenv.FreePort(t))), testenv.Loopback(testenv.FreePort(t))
+		config := p.WriteFile(t, "envoy.json", envoyBootstrap(t, e.Addr, e.Admin, i.GRPC, sidecar != ""))
 		p.Start(t, nil, binary, "-c", config, "--disable-hot-restart", "--log-level", "warning", "--concurrency", "1")
 	}, func() (string, bool) {
 		body, code, err := testenv.HttpGet(t, e.client, "http://"+e.Admin+"/ready")
@@ -61,7 +96,7 @@ func StartEnvoy(t testing.TB, i *testistiod.Server) *Envoy {
 	return e
 }
 
-func envoyBootstrap(t testing.TB, addr, admin, istiod string) string {
+func envoyBootstrap(t testing.TB, addr, admin, istiod string, sidecar bool) string {
 	t.Helper()
 	type object = map[string]any
 	type list = []any
@@ -109,20 +144,27 @@ func envoyBootstrap(t testing.TB, addr, admin, istiod string) string {
 			"lb_endpoints": list{object{"endpoint": object{"address": address(istiod)}}},
 		}}},
 	}
+	dynamic := object{
+		"ads_config": object{
+			"api_type": "GRPC", "transport_api_version": "V3",
+			"grpc_services": list{object{"envoy_grpc": object{"cluster_name": "istiod"}}},
+		},
+		"cds_config": object{"ads": object{}, "resource_api_version": "V3"},
+	}
+	static := object{"clusters": list{control}}
+	if sidecar {
+		dynamic["lds_config"] = dynamic["cds_config"]
+	} else {
+		static["listeners"] = list{listener}
+	}
 	b, err := json.Marshal(object{
 		"node": object{
 			"id": "sidecar~127.0.0.2~envoy.default~default.svc.cluster.local", "cluster": "envoy.default",
 			"metadata": object{"NAMESPACE": "default", "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes"},
 		},
-		"admin": object{"address": address(admin)},
-		"dynamic_resources": object{
-			"ads_config": object{
-				"api_type": "GRPC", "transport_api_version": "V3",
-				"grpc_services": list{object{"envoy_grpc": object{"cluster_name": "istiod"}}},
-			},
-			"cds_config": object{"ads": object{}, "resource_api_version": "V3"},
-		},
-		"static_resources": object{"listeners": list{listener}, "clusters": list{control}},
+		"admin":             object{"address": address(admin)},
+		"dynamic_resources": dynamic,
+		"static_resources":  static,
 	})
 	if err != nil {
 		t.Fatal(err)
