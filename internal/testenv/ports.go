@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -17,14 +20,15 @@ const (
 	lastPort  = 31999
 )
 
+// handedOut holds a locked file for each port that this process has taken.
 var handedOut = struct {
 	sync.Mutex
-	ports map[int]bool
-}{ports: map[int]bool{}}
+	ports map[int]*os.File
+}{ports: map[int]*os.File{}}
 
 // FreePort returns a loopback port without a listener, for TCP and UDP, which
-// no other call in this process has returned. Another process may still use it;
-// the caller then retries with another port.
+// no other call in this process or in one of other tests has returned. Another
+// program may still use it; the caller then retries with another port.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	handedOut.Lock()
@@ -32,16 +36,36 @@ func FreePort(t testing.TB) int {
 	var last error
 	for range 1000 {
 		port := firstPort + rand.IntN(lastPort-firstPort+1)
-		if handedOut.ports[port] {
-			continue
-		}
-		if last = probe(port); last == nil {
-			handedOut.ports[port] = true
+		if last = takeLocked(port); last == nil {
 			return port
 		}
 	}
 	t.Fatalf("no free port on 127.0.0.1 between %d and %d: %v", firstPort, lastPort, last)
 	return 0
+}
+
+// takeLocked takes a port if it is free, until this process ends.
+func takeLocked(port int) error {
+	if handedOut.ports[port] != nil {
+		return fmt.Errorf("port %d is taken by this process", port)
+	}
+	dir := filepath.Join(os.TempDir(), "isthmus-ports")
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(port)), os.O_CREATE|os.O_RDWR, 0o666)
+	if err != nil {
+		return err
+	}
+	if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
+		err = probe(port)
+	}
+	if err != nil {
+		f.Close()
+		return err
+	}
+	handedOut.ports[port] = f
+	return nil
 }
 
 func probe(port int) error {
@@ -65,13 +89,14 @@ func Loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.It
 func ReservePorts(ports ...int) bool {
 	handedOut.Lock()
 	defer handedOut.Unlock()
-	for _, p := range ports {
-		if p < firstPort || p > lastPort || handedOut.ports[p] || probe(p) != nil {
+	for i, p := range ports {
+		if p < firstPort || p > lastPort || takeLocked(p) != nil {
+			for _, taken := range ports[:i] {
+				handedOut.ports[taken].Close()
+				delete(handedOut.ports, taken)
+			}
 			return false
 		}
-	}
-	for _, p := range ports {
-		handedOut.ports[p] = true
 	}
 	return true
 }

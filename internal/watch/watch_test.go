@@ -212,14 +212,14 @@ func TestReconnect(t *testing.T) {
 	for _, protocol := range []string{"sotw", "delta"} {
 		t.Run(protocol, func(t *testing.T) {
 			run(t, watch.Options{Protocol: protocol, Output: "json", Types: []string{"networking.istio.io/v1alpha3/ServiceEntry"}}, func(e *env) {
-				e.set("ns/same", "a.example.org")
+				e.set("ns/same", "same.example.org")
 				e.set("ns/changes", "a.example.org")
-				e.set("ns/goes", "a.example.org")
+				e.set("ns/goes", "goes.example.org")
 				e.lines()
 				e.stop()
 				e.set("ns/changes", "b.example.org")
 				e.remove("ns/goes")
-				e.set("ns/new", "a.example.org")
+				e.set("ns/new", "new.example.org")
 				<-time.After(time.Minute)
 				e.want("the server is away")
 				if log := e.stderr.take(); strings.Count(log, "\n") != 2 || !strings.Contains(log, "bufconn: error reading from server: EOF; connecting again") ||
@@ -352,7 +352,7 @@ func TestBigMessage(t *testing.T) {
 	run(t, watch.Options{Protocol: "sotw", Output: "json"}, func(e *env) {
 		e.stop()
 		for i := range 12 {
-			e.set(fmt.Sprintf("ns/s%d", i), strings.Repeat("x", 500_000))
+			e.set(fmt.Sprintf("ns/s%d", i), strings.Repeat("x", 500_000+i))
 		}
 		e.up(nil)
 		<-time.After(time.Second)

@@ -141,7 +141,7 @@ func TestFaults(t *testing.T) {
 		waitShown(t, bridge, "every registry down", shown{
 			code:   http.StatusOK,
 			readyz: []string{`^ready$`, `^registry dc1: serves-restored: restored, it is served as it was .*connection refused`, `^registry dc2: serves-restored: `},
-			page:   []string{"served as it was", "Hosts that several registries have: 1"},
+			page:   []string{"served as it was", "Hosts that several services have: 1"},
 			metrics: []string{
 				`^isthmus_registry_restored_timestamp_seconds\{registry="dc1"\}`, `^isthmus_registry_restored_timestamp_seconds\{registry="dc2"\}`,
 				`^isthmus_held\{` + seTypes + `\} 0$`, `^isthmus_conflicts\{policy="merge"\} 1$`,
