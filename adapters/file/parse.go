@@ -178,9 +178,9 @@ func (p *parser) document(n *yaml.Node, mayBeList bool) {
 		}
 		p.fields(n, what, field{"services", func(n *yaml.Node) { p.items(n, "services", p.service) }})
 	case apiVersion == nil:
-		p.fail(n, "apiVersion is missing beside kind")
+		p.fail(n, "kind is there, and apiVersion is missing")
 	case kind == nil:
-		p.fail(n, "kind is missing beside apiVersion")
+		p.fail(n, "apiVersion is there, and kind is missing")
 	case apiVersion.Value == "v1" && kind.Value == "List" && mayBeList:
 		p.fields(n, "a List", field{"apiVersion", nil}, field{"kind", nil}, field{"metadata", nil}, field{"items", func(n *yaml.Node) {
 			p.items(n, "items", func(n *yaml.Node) { p.document(n, false) })

@@ -52,8 +52,8 @@ func newCompare() *cobra.Command {
 	var xds, legacy string
 	output := &oneOf{"text", []string{"text", "json"}}
 	cmd := &cobra.Command{
-		Use: "compare", Short: "The scenario change, in turns with other servers that do the like", Args: usageArgs(cobra.NoArgs),
-		Long: `The scenario change, in turns with other servers that do the like. 'make
+		Use: "compare", Short: "The scenario change, in turns with other servers that do the same", Args: usageArgs(cobra.NoArgs),
+		Long: `The scenario change, in turns with other servers that do the same. 'make
 bench-compare' builds them and runs this.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.Validate(); err != nil {

@@ -216,7 +216,7 @@ var yamlWords = []struct{ library, ours string }{
 	{"did not find expected ',' or '}'", "a { is not closed, or a comma is missing between two fields"},
 	{"did not find expected key", "the line fits no block: the fields of a block begin in one column"},
 	{"did not find expected '-' indicator", "the items of a list begin with - in one column"},
-	{"mapping values are not allowed", "a field cannot begin here: indent it as those beside it, or write a text with a colon in quotes"},
+	{"mapping values are not allowed", "a field cannot begin here: indent it as the fields around it, or write a text with a colon in quotes"},
 	{"found unexpected end of stream", "a quote, [ or { is not closed"},
 	{"could not find expected ':'", "a field is its name, a colon and a space, and its value"},
 }

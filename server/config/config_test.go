@@ -219,7 +219,7 @@ func TestProblems(t *testing.T) {
 		{"empty", "", `f: the file is empty; the smallest configuration has one registry: registries: [{name: load, type: sim}]`},
 		{"no registries", "log: {level: info}", `f:1:1: registries: no registry is configured; add one, for example {name: load, type: sim}`},
 		{"syntax", "registries:\n- {name: a", "f:2:1: YAML: a { is not closed, or a comma is missing between two fields (did not find expected ',' or '}')"},
-		{"syntax of the scanner", "a: 1\nb: c: d\n", "f:2:1: YAML: a field cannot begin here: indent it as those beside it, or write a text with a colon in quotes (mapping values are not allowed in this context)"},
+		{"syntax of the scanner", "a: 1\nb: c: d\n", "f:2:1: YAML: a field cannot begin here: indent it as the fields around it, or write a text with a colon in quotes (mapping values are not allowed in this context)"},
 		{"tab", "registries:\n- name: a\n  \ttype: sim\n", "f:3:3: YAML: a tab indents this line; indent with spaces (found a tab character that violates indentation)"},
 		{"template", "registries:\n- {name: a, type: {{ .Values.type }} }\n", "f:2:20: registries[0].type: {{ begins a field of a template: render the template first (helm template), or write the text in quotes"},
 		{"quote", "registries:\n- {name: \"a, type: sim}\n", "f:2:1: YAML: a quote, [ or { is not closed (found unexpected end of stream)"},
