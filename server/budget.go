@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/wire"
 )
@@ -23,12 +25,14 @@ const (
 )
 
 const (
-	// firstSize is the size from which a response counts as a first one.
-	firstSize = 64 << 10
 	// stallTime is how long a sink may take for a response that others wait
 	// for, and a second more for each stallRate bytes.
 	stallTime, stallRate = 5 * time.Second, 8 << 20
 )
+
+// workers is how many requests are handled and large responses made at a time:
+// on half of the processors.
+func workers() int { return max(1, runtime.GOMAXPROCS(0)/2) }
 
 var errShed = errors.New("the memory for what sinks ask for is used up, and this address or identity has most of it; see limits.retained_bytes")
 
@@ -37,6 +41,7 @@ var errShed = errors.New("the memory for what sinks ask for is used up, and this
 // by stream, by address, by verified identity, and all together.
 type budget struct {
 	retain, send int64 // limits
+	work         *access.Turns
 	refuse       func(limit, peer string)
 
 	mu sync.Mutex
@@ -86,6 +91,7 @@ type sent struct {
 func newBudget(retain, send int, refuse func(limit, peer string)) *budget {
 	return &budget{
 		retain: int64(retain), send: int64(send), refuse: refuse, peers: make(map[string]*peerAccount),
+		work:    access.NewTurns(workers(), 0, 0),
 		streams: make(map[*account]struct{}), pinned: make(map[*byte]int), sent: make(map[*sent]struct{}),
 	}
 }
@@ -167,6 +173,21 @@ func (a *account) Retain(bytes int) error {
 	return nil
 }
 
+// own returns the pace of the identity, or of the address if there is none.
+func (a *account) own() *hostPace { return a.paces[len(a.paces)-1] }
+
+// Work implements [stream.Account].
+func (a *account) Work(ctx context.Context, light bool) (end func(), err error) {
+	if light && a.own().light.allow() {
+		return func() {}, nil
+	}
+	pass, err := a.b.work.Enter(ctx, a.peers[len(a.peers)-1].name)
+	if err != nil {
+		return nil, err
+	}
+	return pass.Leave, nil
+}
+
 func (a *account) retainLocked(bytes int64) {
 	more := bytes - a.retained
 	a.retained += more
@@ -221,7 +242,7 @@ func (a *account) Room(size int, shared bool) <-chan struct{} {
 	if a.wait != nil {
 		return a.wait
 	}
-	if (len(a.peers[0].queue) == 0 || a.wanted < firstSize) && b.fitsLocked(a) {
+	if (len(a.peers[0].queue) == 0 || a.wanted < stream.LargeResponse) && b.fitsLocked(a) {
 		a.grantLocked()
 		return nil
 	}
@@ -253,7 +274,7 @@ func (b *budget) fullLocked(a *account) bool {
 // mostLocked returns what may be sent while a stream gets what it wants: what
 // has changed goes out while first responses wait.
 func (b *budget) mostLocked(a *account) int64 {
-	if a.wanted >= firstSize {
+	if a.wanted >= stream.LargeResponse {
 		return b.send / sentShare / firstShare
 	}
 	return b.send / sentShare

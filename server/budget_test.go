@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
+	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 	"github.com/isthmus-mesh/isthmus/server/stream"
@@ -208,6 +209,54 @@ func TestTypesForgotten(t *testing.T) {
 		kept := int64(live()) - int64(before)
 		return fmt.Sprintf("%d bytes kept of %d", kept, streams*types*size), kept < streams*types*size/4
 	})
+}
+
+// While requests of many addresses wait for their turn, none of them is
+// handled, and a sink that asks for little is answered at once.
+func TestRequestsTakeTurns(t *testing.T) {
+	s := serve(t, "listen: {xds: 127.0.0.1:0, admin: 127.0.0.1:0}")
+	good := openDelta(t, connectFrom(t, "127.0.0.9", s.XDSAddr()), &discovery.DeltaDiscoveryRequest{TypeUrl: workloadsURL, ResourceNamesSubscribe: named(0, 1)})
+	r, err := good.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var busy []*access.Pass
+	for range workers() { // what others have asked for takes long
+		pass, err := s.crowd.budget.work.Enter(t.Context(), "127.0.0.8")
+		if err != nil {
+			t.Fatal(err)
+		}
+		busy = append(busy, pass)
+	}
+	before := retained(s)
+	const addresses, size = 32, 1000
+	var flood []deltaStream
+	for i := range addresses {
+		flood = append(flood, openDelta(t, connectFrom(t, fmt.Sprint("127.0.1.", 1+i), s.XDSAddr()), &discovery.DeltaDiscoveryRequest{TypeUrl: workloadsURL, ResourceNamesSubscribe: named(0, size)}))
+	}
+	testwait.Eventually(t, patience, "all requests to have come", func() (string, bool) {
+		n := s.crowd.intake.total.Load()
+		return fmt.Sprint(n), n > addresses*size*100
+	})
+	for i := range 10 {
+		if err := good.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: workloadsURL, ResponseNonce: r.GetNonce(), ResourceNamesSubscribe: named(i, 1)}); err != nil {
+			t.Fatal(err)
+		}
+		if r, err = good.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := retained(s) - before; n > 10*1000 {
+		t.Errorf("%d bytes are retained while no request had its turn", n)
+	}
+	for _, pass := range busy {
+		pass.Leave()
+	}
+	for i, stream := range flood {
+		if r, err := stream.Recv(); err != nil || len(r.GetRemovedResources()) != size {
+			t.Errorf("address %d: %d names answered, error %v", i, len(r.GetRemovedResources()), err)
+		}
+	}
 }
 
 // crowded is a bridge whose instances are some first responses of 3 MiB.

@@ -22,6 +22,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/stream"
+	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
 // crowd limits the connections per peer and the streams of all peers, across
@@ -214,7 +215,7 @@ func (s *pacedStream) RecvMsg(m any) error {
 	}
 	err := s.of.RecvMsg(m)
 	if err == nil && s.conn != nil {
-		size := sizeOf(m)
+		size := int64(prefixSize + m.(*wire.Request).Size())
 		s.request.Store(size)
 		if s.identity != nil && s.identity.data.wait(s.Context(), int(max(size-refund, 0))) {
 			s.crowd.slowed("bytes of requests", s.account.peers[1].name)
@@ -231,6 +232,7 @@ func (s *pacedStream) SendMsg(m any) error {
 		return s.of.SendMsg(m)
 	}
 	s.conn.permit(response.Size)
+	s.account.own().light.earn(1)
 	response.Done = s.account.begin(response)
 	err := s.of.SendMsg(m)
 	if err != nil && response.Done != nil {

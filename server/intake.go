@@ -12,10 +12,8 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/isthmus-mesh/isthmus/server/stream"
-	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
 // prefixSize is the size of the prefix of a gRPC message, frameSize of the
@@ -50,7 +48,7 @@ const (
 // so many streams that to wake them takes the time of others.
 type hostPace struct {
 	connections, streams, headers, frames *rate.Limiter
-	data, turns, queries                  pace
+	data, light, turns, queries           pace
 	open                                  int                 // connections, of an identity streams; guarded by intake.mu
 	on                                    map[*intakeConn]int // streams of an identity, by connection; guarded by intake.mu
 	live                                  atomic.Int64        // streams
@@ -118,6 +116,7 @@ func (n *intake) paceOf(host string) *hostPace {
 			frames:  refilled(max(framesShare*n.peer, 32<<10/frameSize)),
 			streams: rate.NewLimiter(hostStreamRate, hostStreamBurst),
 			data:    pace{every: time.Second / dataRate, burst: dataBurst},
+			light:   pace{every: time.Second / lightRate, burst: lightBurst},
 			turns:   pace{every: time.Second / turnRate, burst: turnBurst},
 			queries: pace{every: time.Second / queryRate, burst: queryBurst},
 		}
@@ -411,17 +410,6 @@ func (c *intakeConn) addLocked(bytes, wasted int64) {
 	before := c.weight()
 	c.bytes, c.wasted = max(c.bytes+bytes, 0), max(c.wasted+wasted, 0)
 	c.intake.total.Add(c.weight() - before)
-}
-
-// sizeOf returns the size of a request on the wire.
-func sizeOf(m any) int64 {
-	switch m := m.(type) {
-	case *wire.Raw:
-		return int64(prefixSize + len(*m))
-	case proto.Message:
-		return int64(prefixSize + proto.Size(m))
-	}
-	return prefixSize
 }
 
 // handled takes off a request and its share of what is wasted. Like begin and

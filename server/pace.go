@@ -21,6 +21,9 @@ const (
 	// initial_resource_versions, 14 MB for 100,000 names of 100 bytes, which
 	// then takes six seconds. It takes 3 µs of a processor to handle a name.
 	dataRate, dataBurst = 2 << 20, 2 << 20
+	// lightRate is how many requests of at most 1 KiB are handled at once,
+	// besides one for each response. Others wait for their turn, as large ones.
+	lightRate, lightBurst = 100, 1000
 	// turnRate is how many streams of an address that has more than crowded a
 	// change may wake, 2 µs of a processor each. For 10,000 streams changes of
 	// half a second come together.
@@ -57,23 +60,39 @@ type pace struct {
 // to.
 func (p *pace) wait(ctx context.Context, n int) (waited bool) {
 	p.mu.Lock()
-	now := time.Now()
-	if p.next.Before(now) {
-		p.next = now
-	}
-	due := p.next.Add(-time.Duration(p.burst) * p.every)
+	due := p.dueLocked()
 	p.next = p.next.Add(time.Duration(n) * p.every)
 	p.mu.Unlock()
-	if !due.After(now) {
+	if due <= 0 {
 		return false
 	}
-	timer := time.NewTimer(due.Sub(now))
+	timer := time.NewTimer(due)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
 	return true
+}
+
+// allow reports whether an event may pass at once, and lets it pass then.
+func (p *pace) allow() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dueLocked() > 0 {
+		return false
+	}
+	p.next = p.next.Add(p.every)
+	return true
+}
+
+// dueLocked returns how long the next event has to wait, if at all.
+func (p *pace) dueLocked() time.Duration {
+	now := time.Now()
+	if p.next.Before(now) {
+		p.next = now
+	}
+	return p.next.Add(-time.Duration(p.burst) * p.every).Sub(now)
 }
 
 // earn lets n more pass at once.

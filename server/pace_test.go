@@ -30,6 +30,10 @@ func TestPace(t *testing.T) {
 		if n := pass(2); n != 0 {
 			t.Errorf("of 2 that were earned, %d waited", n)
 		}
+		p.earn(2)
+		if a, b, c := p.allow(), p.allow(), p.allow(); !a || !b || c {
+			t.Errorf("of 2 that were earned pass at once: %v, %v, and one more: %v", a, b, c)
+		}
 		time.Sleep(time.Hour)
 		if n := pass(7); n != 1 {
 			t.Errorf("after an hour %d of 7 waited", n)

@@ -40,9 +40,7 @@ type guesses struct {
 }
 
 func newLogins() *logins {
-	l := &logins{Turns: NewTurns(1, loginsWaiting), guesses: make(map[netip.Prefix]guesses)}
-	l.Newest = true // one who guesses from many addresses cannot queue before an operator
-	return l
+	return &logins{Turns: NewTurns(1, 1, loginsWaiting), guesses: make(map[netip.Prefix]guesses)}
 }
 
 // wrong notes a wrong password, and returns how long the address rests. One who
@@ -169,7 +167,7 @@ func (p *Policy) login(ctx context.Context, l *logins, from netip.Addr, c *Calle
 	}
 	ctx, cancel := context.WithTimeout(ctx, loginTime)
 	defer cancel()
-	turn, err := l.Enter(ctx, from)
+	turn, err := l.Enter(ctx, Network(from).String())
 	if err != nil {
 		return errLogins
 	}

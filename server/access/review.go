@@ -71,7 +71,7 @@ type verdict struct {
 // the bridge starts without. An error is a *[conf.FieldError].
 func newReviewer(block config.TokenReview) (*reviewer, error) {
 	r := &reviewer{
-		block: block, turns: NewTurns(reviewsAtOnce, 0),
+		block: block, turns: NewTurns(reviewsAtOnce, 1, 0),
 		accounts: make(map[[sha256.Size]byte]verdict), strangers: make(map[[sha256.Size]byte]verdict),
 	}
 	files, read, err := apiServerFiles(block.Kubeconfig)
@@ -108,7 +108,7 @@ func (r *reviewer) account(ctx context.Context, from netip.Addr, token string) (
 	}
 	ctx, cancel := context.WithTimeout(ctx, reviewTime)
 	defer cancel()
-	turn, err := r.turns.Enter(ctx, from)
+	turn, err := r.turns.Enter(ctx, Network(from).String())
 	if err != nil {
 		return "", reviewFailed, fmt.Errorf("%w: too many tokens are being asked about", errReview)
 	}

@@ -259,8 +259,8 @@ func TestReviewsRemembered(t *testing.T) {
 // One who sends many tokens has one turn at a time, and others theirs.
 func TestReviewTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		turns := NewTurns(reviewsAtOnce, 0)
-		flood, good := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+		turns := NewTurns(reviewsAtOnce, 1, 0)
+		flood, good := "10.0.0.1", "10.0.0.2"
 		pass, err := turns.Enter(t.Context(), flood)
 		if err != nil {
 			t.Fatal(err)

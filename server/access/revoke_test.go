@@ -306,7 +306,7 @@ func TestLogins(t *testing.T) {
 		if role, err := login(good, "ann", "secret"); role != Operate || err != nil {
 			t.Errorf("the right password: %v, %v", role, err)
 		}
-		pass, err := turns.Enter(t.Context(), good)
+		pass, err := turns.Enter(t.Context(), Network(good).String())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package access
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -9,64 +10,78 @@ import (
 	"time"
 )
 
-// ErrTurns is the error of a caller whose address waits for too much already.
+// ErrTurns is the error of a caller whose network waits for too much already.
 var ErrTurns = errors.New("too much is under way for this address")
 
-// Turns bounds work that callers cause: so much at a time, and of each address,
-// or /64 of IPv6, one at a time. Who asks without end waits for himself.
+// Turns shares processor time fairly between networks, or other names of who
+// causes the work: so many slots, and when one is free, the network that has
+// had least time goes first. One that comes back after a while, or for the
+// first time, counts as having had what the one had that was served last: it
+// does not wait for what others have queued, nor does it catch up on what it
+// left to them. Of networks that have had the same, the one that came last goes
+// first, so that nobody queues before others by coming from many. Who asks
+// without end waits for himself.
 type Turns struct {
-	waiting int // at most, of an address; 0 for any number
+	each, waiting int // at most, of a network; 0 for any number
 
-	// Newest has the address that came last go first, so that one of many waits
-	// for none of the others. They may wait until they give up.
-	Newest bool
-
-	mu    sync.Mutex
-	free  int             // slots; guarded by mu, as the rest
-	queue []chan struct{} // closed when its slot is free
-	of    map[netip.Prefix]*turn
+	mu sync.Mutex
+	// guarded by mu
+	slots, free int
+	came        int           // callers so far
+	now         time.Duration // what the network that was served last had had before
+	of          map[string]*share
 }
 
-// turn is had by one caller of an address at a time.
-type turn struct {
-	c     chan struct{} // of capacity 1
-	users int           // guarded by Turns.mu
+// share is what a network has had, and has.
+type share struct {
+	had   time.Duration
+	going int // turns
+	queue []waiter
 }
 
-// NewTurns returns turns of so many at a time, for which so many of an address
-// may wait; 0 is any number.
-func NewTurns(slots, waiting int) *Turns {
-	return &Turns{free: slots, waiting: waiting, of: make(map[netip.Prefix]*turn)}
+type waiter struct {
+	came int
+	turn chan struct{} // closed when it begins
+}
+
+// NewTurns returns turns with so many slots, of which a network may have so
+// many, and for which so many of its callers may wait; 0 is any number.
+func NewTurns(slots, each, waiting int) *Turns {
+	return &Turns{each: each, waiting: waiting, slots: slots, free: slots, of: make(map[string]*share)}
 }
 
 // Pass is the turn of one caller.
 type Pass struct {
-	of     *Turns
-	forget func()
-	own    *turn
-	free   bool          // the slot is free, or will be
-	rest   time.Duration // of the address, after the turn
+	t     *Turns
+	s     *share
+	began time.Time
+	freed bool          // the slot is free, or will be
+	rest  time.Duration // of the network, after the turn
 }
 
-// FreeAfter frees the slot for others after a while. The address keeps its turn
-// until [Pass.Leave].
+// FreeAfter ends the work, and frees the slot for others after a while. The
+// network keeps its turn until [Pass.Leave].
 func (p *Pass) FreeAfter(d time.Duration) {
-	p.free = true
-	time.AfterFunc(d, p.of.release)
+	if p.freed {
+		return
+	}
+	p.freed = true
+	p.t.update(func() { p.s.had += time.Since(p.began) })
+	free := func() { p.t.update(func() { p.t.free++ }) }
+	if d > 0 {
+		time.AfterFunc(d, free)
+	} else {
+		free()
+	}
 }
 
-// RestAfter has the address wait for so long after its turn.
+// RestAfter has the network wait for so long after its turn.
 func (p *Pass) RestAfter(d time.Duration) { p.rest = d }
 
 // Leave ends the turn.
 func (p *Pass) Leave() {
-	if !p.free {
-		p.of.release()
-	}
-	end := func() {
-		<-p.own.c
-		p.forget()
-	}
+	p.FreeAfter(0)
+	end := func() { p.t.update(func() { p.s.going-- }) }
 	if p.rest > 0 {
 		time.AfterFunc(p.rest, end)
 	} else {
@@ -74,84 +89,73 @@ func (p *Pass) Leave() {
 	}
 }
 
-// Enter waits for a turn of the address and for a slot, until ctx ends.
-func (t *Turns) Enter(ctx context.Context, from netip.Addr) (*Pass, error) {
-	key := Network(from)
-	t.mu.Lock()
-	own := t.of[key]
-	if own == nil {
-		own = &turn{c: make(chan struct{}, 1)}
-		t.of[key] = own
-	}
-	if t.waiting > 0 && own.users > t.waiting {
-		t.mu.Unlock()
+// Enter waits for a turn of a network, until ctx ends.
+func (t *Turns) Enter(ctx context.Context, network string) (*Pass, error) {
+	w := waiter{turn: make(chan struct{})}
+	var s *share
+	full := false
+	t.update(func() {
+		if s = t.of[network]; s == nil {
+			s = &share{had: t.now}
+			t.of[network] = s
+		}
+		if full = t.waiting > 0 && s.going+len(s.queue) > t.waiting; !full {
+			t.came++
+			w.came = t.came
+			s.queue = append(s.queue, w)
+		}
+	})
+	if full {
 		return nil, ErrTurns
 	}
-	own.users++
-	t.mu.Unlock()
-	forget := func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if own.users--; own.users == 0 {
-			delete(t.of, key)
-		}
-	}
 	select {
-	case own.c <- struct{}{}:
+	case <-w.turn:
 	case <-ctx.Done():
-		forget()
+		left := false
+		t.update(func() {
+			n := len(s.queue)
+			s.queue = slices.DeleteFunc(s.queue, func(other waiter) bool { return other == w })
+			left = len(s.queue) < n
+		})
+		if !left { // it began meanwhile
+			(&Pass{t: t, s: s, began: time.Now()}).Leave()
+		}
 		return nil, ctx.Err()
 	}
-	if err := t.acquire(ctx); err != nil {
-		<-own.c
-		forget()
-		return nil, err
-	}
-	return &Pass{of: t, forget: forget, own: own}, nil
+	return &Pass{t: t, s: s, began: time.Now()}, nil
 }
 
-// acquire waits for a slot.
-func (t *Turns) acquire(ctx context.Context) error {
-	t.mu.Lock()
-	if t.free > 0 {
-		t.free--
-		t.mu.Unlock()
-		return nil
-	}
-	c := make(chan struct{})
-	t.queue = append(t.queue, c)
-	t.mu.Unlock()
-	select {
-	case <-c:
-		return nil
-	case <-ctx.Done():
-	}
-	t.mu.Lock()
-	i := slices.Index(t.queue, c)
-	if i >= 0 {
-		t.queue = slices.Delete(t.queue, i, i+1)
-	}
-	t.mu.Unlock()
-	if i < 0 {
-		t.release() // it came meanwhile
-	}
-	return ctx.Err()
-}
-
-// release frees a slot, or hands it on.
-func (t *Turns) release() {
+// update changes the state, and begins the turns that there is room for then.
+func (t *Turns) update(change func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.queue) == 0 {
-		t.free++
-		return
+	change()
+	for {
+		var first *share
+		for network, s := range t.of {
+			switch idle := len(s.queue) == 0; {
+			case idle && s.going == 0 && (s.had <= t.now || t.free == t.slots):
+				t.now = max(t.now, s.had) // nobody has waited for it
+				delete(t.of, network)
+			case !idle && (t.each == 0 || s.going < t.each) && (first == nil || t.before(s, first)):
+				first = s
+			}
+		}
+		if first == nil || t.free == 0 {
+			return
+		}
+		t.free--
+		t.now = max(t.now, first.had)
+		first.had = t.now
+		first.going++
+		close(first.queue[0].turn)
+		first.queue = first.queue[1:]
 	}
-	i := 0
-	if t.Newest {
-		i = len(t.queue) - 1
-	}
-	close(t.queue[i])
-	t.queue = slices.Delete(t.queue, i, i+1)
+}
+
+// before reports whether a network goes before another. Both wait.
+func (t *Turns) before(a, b *share) bool {
+	return cmp.Or(cmp.Compare(a.going, b.going), cmp.Compare(max(a.had, t.now), max(b.had, t.now)), cmp.Compare(b.queue[0].came, a.queue[0].came)) < 0
 }
 
 // Network returns what bounds of one client are for: its address, or the /64

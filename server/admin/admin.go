@@ -61,7 +61,7 @@ type Server struct {
 
 // New returns a server that shows source.
 func New(source Source, o Options) *Server {
-	s := &Server{source: source, log: o.Log, ending: make(chan struct{}), turns: access.NewTurns(1, queriesWaiting), following: newFollowers()}
+	s := &Server{source: source, log: o.Log, ending: make(chan struct{}), turns: access.NewTurns(1, 1, queriesWaiting), following: newFollowers()}
 	s.endStreams = sync.OnceFunc(func() { close(s.ending) })
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

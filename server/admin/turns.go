@@ -44,7 +44,7 @@ func (s *Server) inTurn(next http.Handler) http.Handler {
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), queryWait)
 		defer cancel()
-		turn, err := s.turns.Enter(ctx, addressOf(r))
+		turn, err := s.turns.Enter(ctx, access.Network(addressOf(r)).String())
 		if err != nil {
 			w.Header().Set("Retry-After", "1")
 			writeError(w, http.StatusTooManyRequests, "too many requests of this address are under way; ask again in a second")

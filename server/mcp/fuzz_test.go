@@ -64,7 +64,7 @@ func FuzzRequests(f *testing.F) {
 		defer s.Close(now, nil)
 		flying := map[string]string{} // nonce by collection
 		take := func(req *mcpv1.RequestResources) bool {
-			if err := s.Take(req, now); err != nil {
+			if err := s.take(req, now); err != nil {
 				return false // asks for too much: the stream ends
 			}
 			if name := req.GetCollection(); req.GetResponseNonce() == "" || req.GetResponseNonce() == flying[name] {

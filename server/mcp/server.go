@@ -11,13 +11,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/isthmus-mesh/isthmus/internal/wait"
-	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
-	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
 // ErrorDelay is the least time that a stream stays open after an error of the
@@ -124,18 +121,6 @@ func (s *Server) serve(st stream.Stream, address string, log *slog.Logger, rever
 	sess := newSession(s.view, s.config, s.override, s.metrics, log, time.Now())
 	sess.identity = stream.IdentityOf(st.Context())
 	sess.address, sess.reverse, sess.penalties = address, reverse, &s.penalties
-	err := s.Serve(st, sess, sess.wake, func() (any, error) {
-		var raw wire.Raw
-		if err := st.RecvMsg(&raw); err != nil {
-			return nil, err
-		}
-		req := new(mcpv1.RequestResources)
-		if err := proto.Unmarshal(raw, req); err != nil {
-			// The text of protobuf's error varies between runs and names no
-			// field.
-			return nil, &stream.Fault{Code: codes.InvalidArgument, Err: errMalformed}
-		}
-		return req, nil
-	})
+	err := s.Serve(st, sess, sess.wake)
 	return sess.worked(), err
 }

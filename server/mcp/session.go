@@ -12,10 +12,13 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/isthmus-mesh/isthmus/internal/clip"
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
+	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
 // Timing of the protocol.
@@ -192,8 +195,16 @@ func (s *session) worked() bool {
 }
 
 // Take implements [stream.Session]. The error is that of exceeded limits.
-func (s *session) Take(r any, now time.Time) error {
-	req := r.(*mcpv1.RequestResources)
+func (s *session) Take(r *wire.Request, now time.Time) error {
+	req := new(mcpv1.RequestResources)
+	if err := r.Decode(req); err != nil {
+		// The text of protobuf's error varies between runs and names no field.
+		return &stream.Fault{Code: codes.InvalidArgument, Err: errMalformed}
+	}
+	return s.take(req, now)
+}
+
+func (s *session) take(req *mcpv1.RequestResources, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name, nonce := req.GetCollection(), req.GetResponseNonce()

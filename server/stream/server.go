@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/isthmus-mesh/isthmus/server/view"
+	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
 // Stream is one end of a gRPC stream, the server's or the client's.
@@ -29,8 +30,8 @@ type Stream interface {
 // Session is the state machine of one stream. One goroutine calls its methods;
 // Status may be called from any.
 type Session interface {
-	// Take handles a request. An error ends the stream.
-	Take(req any, now time.Time) error
+	// Take decodes and handles a request. An error ends the stream.
+	Take(req *wire.Request, now time.Time) error
 	// Next returns the next message to send. With nothing to send it returns
 	// nil and the time after which to call it again; 0 waits for an event. An
 	// error ends the stream.
@@ -257,6 +258,14 @@ func IdentityOf(ctx context.Context) func() string {
 	return func() string { return "" }
 }
 
+// lightRequest is the size up to which a request is light, in bytes: it
+// acknowledges a response, or has a dozen names.
+const lightRequest = 1 << 10
+
+// LargeResponse is the size from which a response counts as a first one, or as
+// one to a request of many names.
+const LargeResponse = 64 << 10
+
 // Account bounds what a stream may have of the bridge. The loop of the stream
 // calls its methods.
 type Account interface {
@@ -272,6 +281,10 @@ type Account interface {
 	Room(size int, shared bool) <-chan struct{}
 	// Done gives back what Room reserved, as there is nothing to send.
 	Done()
+	// Work waits for the turn to handle a request, or to make a large response,
+	// and returns what ends it. One that is light is to wait for none, unless
+	// there are too many of them. The error is that of ctx.
+	Work(ctx context.Context, light bool) (end func(), err error)
 }
 
 type accountKey struct{}
@@ -289,6 +302,8 @@ func (unbounded) Retain(int) error               { return nil }
 func (unbounded) Room(int, bool) <-chan struct{} { return nil }
 func (unbounded) Done()                          {}
 
+func (unbounded) Work(context.Context, bool) (end func(), err error) { return func() {}, nil }
+
 func accountOf(ctx context.Context) Account {
 	if a, ok := ctx.Value(accountKey{}).(Account); ok {
 		return a
@@ -298,10 +313,9 @@ func accountOf(ctx context.Context) Account {
 
 // Serve runs a stream until it ends. The session begins with a view that may
 // show more than the stream may see, and has the right one before its first
-// request. Requests come from receive, which reads one from the stream. The
-// error is nil if the sink ended the stream, and a [*Fault] if the sink caused
-// the end.
-func (s *Server) Serve(st Stream, sess Session, wake Waker, receive func() (any, error)) error {
+// request. The error is nil if the sink ended the stream, and a [*Fault] if the
+// sink caused the end.
+func (s *Server) Serve(st Stream, sess Session, wake Waker) error {
 	end := make(chan struct{})
 	s.mu.Lock()
 	refused := s.draining
@@ -311,7 +325,7 @@ func (s *Server) Serve(st Stream, sess Session, wake Waker, receive func() (any,
 	s.mu.Unlock()
 	err := ErrShutdown
 	if !refused {
-		err = s.run(st, sess, wake, receive, end)
+		err = s.run(st, sess, wake, end)
 	}
 	if errors.Is(err, io.EOF) {
 		err = nil
@@ -320,31 +334,40 @@ func (s *Server) Serve(st Stream, sess Session, wake Waker, receive func() (any,
 	delete(s.sessions, sess)
 	delete(s.troubled, sess)
 	s.mu.Unlock()
+	// To forget many names takes as long as to handle them, and what the sink
+	// asks for next waits for it.
+	ended, _ := accountOf(st.Context()).Work(context.WithoutCancel(st.Context()), sess.Retained() <= LargeResponse)
 	sess.Close(time.Now(), err)
+	ended()
 	return err
 }
 
-func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, error), end <-chan struct{}) error {
+func (s *Server) run(st Stream, sess Session, wake Waker, end <-chan struct{}) error {
 	ctx := st.Context()
 	grant := grantOf(ctx)
 	filters, regrant := grant()
 	shown, release := s.view.Narrow(filters...)
 	sess.SetView(shown)
 	defer func() { release() }()
-	requests := make(chan any)
+	requests, handled := make(chan *wire.Request), make(chan struct{}, 1)
 	ended := make(chan error, 1)
 	// The stream owns this goroutine. It ends when gRPC ends the stream, right
 	// after the caller has returned or cancelled. RecvMsg cannot be interrupted
 	// earlier, so Serve does not wait for it.
 	go func() {
 		for {
-			req, err := sound(receive)
-			if err != nil {
+			req := new(wire.Request)
+			if err := sound(func() error { return st.RecvMsg(req) }); err != nil {
 				ended <- err
 				return
 			}
 			select {
 			case requests <- req:
+			case <-ctx.Done():
+				return
+			}
+			select {
+			case <-handled: // it counts as received until then
 			case <-ctx.Done():
 				return
 			}
@@ -358,7 +381,7 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 	}()
 	account := accountOf(ctx)
 	turns := make(chan turn)
-	var req any
+	var req *wire.Request
 	var troubled time.Time
 	tell := func() {
 		if from := sess.Troubled(); from != troubled {
@@ -372,8 +395,12 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 		// stack runs in one that ends, so that a stream takes 8 kB less.
 		go func() { turns <- takeTurn(st, sess, account, shown, req, tell) }()
 		now := <-turns
-		if req = nil; now.err != nil {
+		if now.err != nil {
 			return now.err
+		}
+		if req != nil {
+			handled <- struct{}{}
+			req = nil
 		}
 		var timeout <-chan time.Time
 		if now.wait > 0 {
@@ -407,10 +434,10 @@ func (s *Server) run(st Stream, sess Session, wake Waker, receive func() (any, e
 	}
 }
 
-// sound calls what reads or handles a request. A panic there, which is a defect
-// of the bridge, is the error of this stream: nothing else has seen the
+// sound calls what receives or handles a request. A panic there, which is a
+// defect of the bridge, is the error of this stream: nothing else has seen the
 // request.
-func sound(f func() (any, error)) (out any, err error) {
+func sound(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = &defect{fmt.Errorf("the request meets a defect of the bridge: %v", p), string(debug.Stack())}
@@ -435,10 +462,20 @@ type turn struct {
 
 // takeTurn handles a request, if there is one, and sends what there is to send.
 // It calls tell when the session has changed.
-func takeTurn(st Stream, sess Session, account Account, shown *view.View, req any, tell func()) (t turn) {
+func takeTurn(st Stream, sess Session, account Account, shown *view.View, req *wire.Request, tell func()) (t turn) {
 	defer tell()
+	ctx := st.Context()
 	if req != nil {
-		if _, err := sound(func() (any, error) { return nil, sess.Take(req, time.Now()) }); err != nil {
+		end, err := account.Work(ctx, req.Size() <= lightRequest)
+		if err != nil {
+			return turn{err: status.FromContextError(err).Err()}
+		}
+		err = sound(func() error { return sess.Take(req, time.Now()) })
+		end()
+		if fault, ok := errors.AsType[*Fault](err); ok {
+			return turn{err: fault}
+		}
+		if err != nil {
 			return turn{err: &Fault{codes.ResourceExhausted, err}}
 		}
 		if err := account.Retain(sess.Retained()); err != nil {
@@ -449,13 +486,22 @@ func takeTurn(st Stream, sess Session, account Account, shown *view.View, req an
 		t.changed = shown.Changed() // read before Next, so that no change is missed
 	}
 	for {
-		if size, shared := sess.Room(); size > 0 {
+		size, shared := sess.Room()
+		if size > 0 {
 			if t.room = account.Room(size, shared); t.room != nil {
 				t.changed = nil // what changes until then comes with it
 				return t
 			}
 		}
+		end := func() {}
+		if size >= LargeResponse && !shared { // pages are there, or are made once for all
+			var err error
+			if end, err = account.Work(ctx, false); err != nil {
+				return turn{err: status.FromContextError(err).Err()}
+			}
+		}
 		m, wait, err := sess.Next(time.Now())
+		end()
 		if m == nil {
 			account.Done()
 		}

@@ -2,8 +2,9 @@ package wire
 
 import (
 	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/encoding/proto"
+	codecproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
 )
 
 // Spliced is an encoded message. Its parts are sent in order, as they are. They
@@ -19,13 +20,22 @@ type Tracked interface {
 	Sent() func() // nil for none
 }
 
-// Raw is a received message before decoding. The receiver then handles messages
-// that do not decode; gRPC would end the stream.
-type Raw []byte
+// Request is a received message, as it came. Its receiver decodes it when it is
+// its turn, and handles one that does not decode; gRPC would end the stream.
+type Request struct{ data mem.BufferSlice }
+
+// Size returns the size of the message, in bytes.
+func (r *Request) Size() int { return r.data.Len() }
+
+// Decode decodes the message, once.
+func (r *Request) Decode(m proto.Message) error {
+	defer r.data.Free()
+	return encoding.GetCodecV2(codecproto.Name).Unmarshal(r.data, m)
+}
 
 // NewCodec returns the protobuf codec, except that it sends the bytes of a
-// [Spliced] message as they are, and decodes any message into a *[Raw].
-func NewCodec() encoding.CodecV2 { return codec{encoding.GetCodecV2(proto.Name)} }
+// [Spliced] message as they are, and receives any message into a *[Request].
+func NewCodec() encoding.CodecV2 { return codec{encoding.GetCodecV2(codecproto.Name)} }
 
 type codec struct{ encoding.CodecV2 }
 
@@ -97,8 +107,9 @@ func (s sent) Put(*[]byte) { s() }
 
 // Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if r, ok := v.(*Raw); ok {
-		*r = data.Materialize()
+	if r, ok := v.(*Request); ok {
+		data.Ref()
+		r.data = data
 		return nil
 	}
 	return c.CodecV2.Unmarshal(data, v)

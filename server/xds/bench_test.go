@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
@@ -104,11 +105,11 @@ func newBenchSink(b *testing.B, w *servertest.World, delta bool, url string) *be
 }
 
 func (k *benchSink) request(b *testing.B, nonce string) {
-	var req any = &discovery.DiscoveryRequest{TypeUrl: k.url, ResponseNonce: nonce}
+	var req proto.Message = &discovery.DiscoveryRequest{TypeUrl: k.url, ResponseNonce: nonce}
 	if k.delta {
 		req = &discovery.DeltaDiscoveryRequest{TypeUrl: k.url, ResponseNonce: nonce}
 	}
-	if err := k.s.Take(req, k.now); err != nil {
+	if err := k.s.take(req, k.now); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -295,7 +296,7 @@ func nonceOf(b []byte) string {
 }
 
 func (k *wireSink) send(b *testing.B, nonce string, versions map[string]string) {
-	var req any = &discovery.DiscoveryRequest{TypeUrl: k.url, ResponseNonce: nonce}
+	var req proto.Message = &discovery.DiscoveryRequest{TypeUrl: k.url, ResponseNonce: nonce}
 	if k.delta {
 		req = &discovery.DeltaDiscoveryRequest{TypeUrl: k.url, ResponseNonce: nonce, InitialResourceVersions: versions}
 	}

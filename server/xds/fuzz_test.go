@@ -121,7 +121,7 @@ func FuzzRequests(f *testing.F) {
 					// naming nothing.
 					everything[url] = (everything[url] || first) && len(names) == 0
 				}
-				if err := s.Take(req, now); err != nil {
+				if err := s.take(req, now); err != nil {
 					t.Fatal(err)
 				}
 			case a&7 < 2:
@@ -149,7 +149,7 @@ func FuzzRequests(f *testing.F) {
 				if delta {
 					req = &discovery.DeltaDiscoveryRequest{TypeUrl: url, ResponseNonce: nonces[url]}
 				}
-				if err := s.Take(req, now); err != nil {
+				if err := s.take(req, now); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -103,18 +103,9 @@ func (s *Server) serve(st grpc.ServerStream, delta bool) error {
 	if p, ok := peer.FromContext(st.Context()); ok {
 		sess.address, sess.log = p.Addr.String(), stream.LogFor(s.log, p.Addr)
 	}
-	err := s.Serve(st, sess, sess.wake, func() (any, error) { return receive(st, delta) })
+	err := s.Serve(st, sess, sess.wake)
 	if fault, ok := errors.AsType[*stream.Fault](err); ok {
 		return status.Error(fault.Code, fault.Error())
 	}
 	return err
-}
-
-func receive(st grpc.ServerStream, delta bool) (any, error) {
-	if delta {
-		req := new(discovery.DeltaDiscoveryRequest)
-		return req, st.RecvMsg(req)
-	}
-	req := new(discovery.DiscoveryRequest)
-	return req, st.RecvMsg(req)
 }

@@ -12,11 +12,14 @@ import (
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
+	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
 // Settle is the time without a new type after which the profile of a sink that
@@ -474,14 +477,25 @@ func (s *session) sendLocked(sub *subscription, r *view.Response, now time.Time)
 }
 
 // Take implements [stream.Session].
-func (s *session) Take(req any, now time.Time) error {
-	switch req := req.(type) {
-	case *discovery.DiscoveryRequest:
-		return s.sotw(req, now)
-	case *discovery.DeltaDiscoveryRequest:
-		return s.incremental(req, now)
+func (s *session) Take(req *wire.Request, now time.Time) error {
+	var m proto.Message = new(discovery.DiscoveryRequest)
+	if s.delta {
+		m = new(discovery.DeltaDiscoveryRequest)
 	}
-	panic(fmt.Sprintf("BUG: a request of type %T", req))
+	if err := req.Decode(m); err != nil {
+		return &stream.Fault{Code: codes.Internal, Err: err}
+	}
+	return s.take(m, now)
+}
+
+func (s *session) take(m proto.Message, now time.Time) error {
+	switch m := m.(type) {
+	case *discovery.DiscoveryRequest:
+		return s.sotw(m, now)
+	case *discovery.DeltaDiscoveryRequest:
+		return s.incremental(m, now)
+	}
+	panic(fmt.Sprintf("BUG: a request of type %T", m))
 }
 
 // who returns who the sink is, as was verified, "" without a credential.

@@ -11,11 +11,13 @@ import (
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/isthmus-mesh/isthmus/server/servertest"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
+	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
 // A part of the state has revisions of its own. A sink whose view becomes one
@@ -230,7 +232,7 @@ type broken struct{ grpc.ServerStream }
 // RecvMsg implements grpc.ServerStream.
 func (s *broken) RecvMsg(m any) error {
 	err := s.ServerStream.RecvMsg(m)
-	if r, ok := m.(*discovery.DiscoveryRequest); ok && r.GetTypeUrl() == "of a defect" {
+	if m.(*wire.Request).Size() == proto.Size(&discovery.DiscoveryRequest{TypeUrl: "of a defect"}) {
 		panic("decode")
 	}
 	return err
@@ -257,3 +259,5 @@ func (a turns) Turn(ctx context.Context)     { a.wait(ctx) }
 func (turns) Retain(int) error               { return nil }
 func (turns) Room(int, bool) <-chan struct{} { return nil }
 func (turns) Done()                          {}
+
+func (turns) Work(context.Context, bool) (end func(), err error) { return func() {}, nil }
