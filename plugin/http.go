@@ -154,7 +154,7 @@ func (e *StatusError) Error() string {
 	case http.StatusUnauthorized:
 		text += ": it wants a user or token, or another one; see username, password_file and token_file"
 	case http.StatusForbidden:
-		text += ": whoever asks may not read there"
+		text += ": the credentials do not permit reading it"
 	}
 	if body := Excerpt(string(e.Body)); body != "" {
 		text += fmt.Sprintf(" %q", body)

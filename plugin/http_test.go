@@ -145,7 +145,7 @@ func TestHTTPClient(t *testing.T) {
 		}
 	}
 	for path, want := range map[string]string{
-		"/no": `answers status 403: whoever asks may not read there "not here"`, "/away": "status 302", "/long": "longer than 2 MiB",
+		"/no": `answers status 403: the credentials do not permit reading it "not here"`, "/away": "status 302", "/long": "longer than 2 MiB",
 		"/more": "goes on", "/page": "no JSON", "/cut": "unexpected EOF", "/hang": "no whole answer within 1s",
 	} {
 		by := c

@@ -149,7 +149,7 @@ func (t *Translator) idle(inst *registry.Instance) (reason string) {
 	case inst.Disabled:
 		return "is disabled in the registry: left out; enable it there"
 	case inst.Health == registry.HealthCritical && t.o.Health != "any":
-		return "fails its check: left out; it is served with any in translate.health"
+		return "fails its check: left out; translate.health: any would serve it"
 	case inst.Health == registry.HealthWarning && t.o.Health == "passing":
 		return "has a check that warns: left out; it is served with warning in translate.health"
 	case inst.Weight != nil && *inst.Weight == 0:

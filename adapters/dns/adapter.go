@@ -343,7 +343,7 @@ func (r *run) hosts(s *service, needs map[question]*query, known *answer) (all [
 				settled, lowest = false, int(t.priority)
 			}
 			if reason := p.problem(time.Duration(r.config.RemoveGrace)); reason != "" {
-				problem = fmt.Sprintf("SRV records name %s, of which is said: %s", strings.TrimSuffix(t.host, "."), reason)
+				problem = fmt.Sprintf("SRV records name %s, which cannot be used: %s", strings.TrimSuffix(t.host, "."), reason)
 			}
 			addrs = p.addrs
 		}

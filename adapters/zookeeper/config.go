@@ -112,7 +112,7 @@ func (c Config) Validate() error {
 		}
 	}
 	if within(c.Dubbo, c.Apps) || within(c.Apps, c.Dubbo) {
-		bad("applications", "%q and dubbo, %q, are not beside each other", c.Apps, c.Dubbo)
+		bad("applications", "must be outside of dubbo, and dubbo outside of it: they are %q and %q", c.Apps, c.Dubbo)
 	}
 	errs = append(errs, c.Services.Check("services")...)
 

@@ -94,7 +94,7 @@ func readKubeconfig(file string) (*kubeconfig, error) {
 	case k.cluster == nil || u == nil:
 		return nil, fmt.Errorf("%s: its current-context names no cluster and user that it has", file)
 	case k.cluster.InsecureSkipTLSVerify:
-		return nil, fmt.Errorf("%s: insecure-skip-tls-verify would give tokens to whoever answers; name the certificate-authority", file)
+		return nil, fmt.Errorf("%s: insecure-skip-tls-verify would give tokens to anyone who answers; name the certificate-authority", file)
 	case k.cluster.ProxyURL != "" || u.Impersonate != "" || u.Username != "" || u.Exec != nil || u.AuthProvider != nil:
 		return nil, fmt.Errorf("%s: exec, auth-provider, username, as and proxy-url are not supported; use a token, tokenFile or client-certificate", file)
 	}

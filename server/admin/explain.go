@@ -219,7 +219,9 @@ func (s *ExplainedService) explain(registry string, shadowed bool) (out []string
 		}
 		reason := "it is left out with its service"
 		if len(i.Steps) > 0 {
-			reason = i.Steps[0].Text + " (" + i.Steps[0].Rule + ")"
+			if reason = i.Steps[0].Text; !strings.Contains(reason, i.Steps[0].Rule) {
+				reason += " (" + i.Steps[0].Rule + ")"
+			}
 		}
 		reasons[reason] = append(reasons[reason], i.ID)
 	}

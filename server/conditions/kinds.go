@@ -84,7 +84,7 @@ var definitions = []Definition{
 	{RemovalKept, Info, "What the registry no longer has is still served, as an operator decided.", "", false},
 	{LimitNear, Warning, "What comes above the limit is refused.", "Raise the limit, if the bridge is meant to hold so much.", true},
 	{CertificateInvalid, Critical, "Whoever verifies the certificate cannot connect.", "Renew the file; it is read again without a reload.", true},
-	{CertificateExpires, Warning, "When it ends, whoever verifies it cannot connect.", "Renew the file; it is read again without a reload.", true},
+	{CertificateExpires, Warning, "When it ends, clients that verify it cannot connect.", "Renew the file; it is read again without a reload.", true},
 	{FilesNotRenewed, Warning, "What was read before stays in use; a file that is missing or empty admits nobody.", "Repair the file that the error names.", false},
 	{StateFailing, Warning, "All is served. A restart while a registry is down would begin with an older state, or none.", "Make room in state.dir, or let the bridge write there; it tries again within 30 seconds.", false},
 	{ReloadFailed, Warning, "The configuration before stays in force. A restart would fail on the file as it is.", "isthmus validate --config FILE shows each problem with its line.", false},

@@ -292,7 +292,7 @@ f:7:15: listen.xds.allow[1].peer.cidr: must be a block of addresses such as 10.1
 f:7:34: listen.xds.allow[1].peer.spiffe: must begin with spiffe://, such as spiffe://cluster.local/ns/istio-system/sa/istiod
 f:7:52: listen.xds.allow[1].peer.san: is no pattern: a [ needs its ], and a \ something behind it
 f:7:62: listen.xds.allow[1].peer.password_file: is for listen.admin; sinks send a token: token_file
-f:7:85: listen.xds.allow[1].role: is for listen.admin; whoever may use this listener may read it
+f:7:85: listen.xds.allow[1].role: is for listen.admin; everyone who may use this listener may read
 f:8:26: listen.admin.tls.client_ca_file: is missing; client_auth require needs the authorities of the clients
 f:8:98: listen.admin.allow[0].peer.spiffe: fits nobody without tls.client_ca_file or tls.workload_api, which certificates of clients are verified with
 f:8:123: listen.admin.allow[0].role: must be read or operate

@@ -196,6 +196,6 @@ func (d *decoder) allow(at string, admin bool, l *Listener, a *Allow) {
 	d.check(p.ServiceAccount == "" || strings.Count(p.ServiceAccount, "/") == 1, peer+".service_account", "must be NAMESPACE/NAME, such as istio-system/istiod, or tools/* for all of a namespace")
 	d.check(p.PasswordFile == "" || sealed, peer+".password_file", "a password would be sent in plaintext; give the listener tls, or write insecure: true")
 	d.check(p.PasswordFile == "" || admin, peer+".password_file", "is for listen.admin; sinks send a token: token_file")
-	d.check(a.Role == "" || admin, at+".role", "is for listen.admin; whoever may use this listener may read it")
+	d.check(a.Role == "" || admin, at+".role", "is for listen.admin; everyone who may use this listener may read")
 	d.check(slices.Contains([]string{"", RoleRead, RoleOperate}, a.Role), at+".role", "must be %s or %s", RoleRead, RoleOperate)
 }

@@ -519,12 +519,12 @@ func TestLeftOutIsNoProblem(t *testing.T) {
 	r.Begin(nil)
 	r.Apply(synced)
 	log.Reset()
-	r.Apply(leftOut("instance web/a", "fails its check: left out; it is served with any in translate.health"))
+	r.Apply(leftOut("instance web/a", "fails its check: left out; translate.health: any would serve it"))
 	r.Apply(leftOut("instance web/b", "is disabled in the registry: left out; enable it there"))
 	r.Apply(leftOut("instance web/c", "left out by translate.relabel.instances[1]"))
 	r.Apply(leftOut("instance web/c", ""))
 	want := []Problem{
-		{ID: "instance web/a", Reason: "fails its check: left out; it is served with any in translate.health", Field: "translate.health"},
+		{ID: "instance web/a", Reason: "fails its check: left out; translate.health: any would serve it", Field: "translate.health"},
 		{ID: "instance web/b", Reason: "is disabled in the registry: left out; enable it there"},
 	}
 	if d := cmp.Diff(want, r.LeftOut()); d != "" {
