@@ -12,6 +12,7 @@ import (
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -92,11 +93,7 @@ func (p *pipe) RecvMsg(m any) error {
 		if !ok {
 			return io.EOF
 		}
-		if raw, is := m.(*wire.Raw); is {
-			*raw = b
-			return nil
-		}
-		return proto.Unmarshal(b, m.(proto.Message))
+		return wire.NewCodec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, m)
 	case <-p.ctx.Done():
 		return p.ctx.Err()
 	}
