@@ -205,7 +205,7 @@ type Mesh struct {
 
 // Protect configures which removals look accidental.
 type Protect struct {
-	MinShare    float64        `json:"min_share" doc:"A complete listing, or a run of removals within ten minutes, that would leave less than this share of the registry's services is held back. A service that loses its last endpoint counts as lost. 0 turns it off."`
+	MinShare    float64        `json:"min_share" doc:"A complete listing, or a run of removals within ten minutes, that would leave less than this share of the registry's services, or of their endpoints (half at most), is held back, with what the run removed before. A service that loses its last endpoint counts as lost, one that loses some as a part. 0 turns it off."`
 	MinServices int            `json:"min_services" doc:"Number of services from which min_share applies. A complete listing without a single service is held back below it too."`
 	Hold        Duration       `json:"hold" doc:"How long removals are held back, unless an operator decides before (isthmus removals)."`
 	Service     ProtectService `json:"service" doc:"The same for the endpoints of one service."`

@@ -196,6 +196,9 @@ func (b *batch) claim(c *Record, isNew bool) {
 		if c.isService() {
 			b.r.guard.live++
 		}
+		if c.parts != nil || c.isService() {
+			b.r.noteService(&lostService{entry: c}, false)
+		}
 	}
 }
 
@@ -376,6 +379,7 @@ func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 	b.claim(i, c == nil)
 	if c == nil {
 		s.countLive(1)
+		s.noteEndpoint(i, false)
 	}
 	b.r.instances++
 	s.added = append(s.added, i)
@@ -423,19 +427,31 @@ func (b *batch) remove(coll, name string) {
 
 func (b *batch) removeRecord(c *Record) {
 	s := c.of
+	was := c.marked(isKept)
 	b.r.unkeep(c)
+	var instances []*Record
 	switch {
 	case c.IsInstance():
 		s.leave(c)
 		b.change(s)
 		b.r.instances--
 		s.countLive(-1)
+		if !was {
+			s.noteEndpoint(c, true)
+		}
 	case c.parts != nil:
 		// Instances cannot be served without their entry.
 		s.each(func(i *Record) {
+			if !i.marked(isKept) {
+				instances = append(instances, i)
+			}
 			b.disclaim(i)
 			b.r.instances--
 		})
+		if s.run != nil {
+			instances = append(instances, s.run.Take()...)
+			delete(b.r.guard.runs, s)
+		}
 		s.added, s.removed = nil, nil
 		b.setHost(s, "")
 		b.setUnaddressed(s, false)
@@ -444,8 +460,12 @@ func (b *batch) removeRecord(c *Record) {
 			s.counted = false
 			b.r.guard.live--
 		}
+		s.weigh()
 	}
 	b.disclaim(c)
+	if !was && (c.parts != nil || c.isService()) {
+		b.r.noteService(&lostService{c, instances}, true)
+	}
 }
 
 // relist handles services that the current listing retained as a whole and that

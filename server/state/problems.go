@@ -206,6 +206,7 @@ func (r *Registry) sayState() {
 func (r *Registry) tick() {
 	r.summarize(false)
 	r.expire(time.Now())
+	r.forgetRuns(true)
 	r.release()
 	if r.states.dropped > 0 && time.Since(r.states.since) >= linesWithin {
 		r.stateChanged()

@@ -10,6 +10,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
 	"github.com/isthmus-mesh/isthmus/server/state/protect"
 )
@@ -35,13 +36,16 @@ var (
 type Protection struct {
 	// Pending reports whether removals await Until or a decision. It is false
 	// once all were refused.
-	Pending   bool      `json:"pending"`
-	Services  int       `json:"services"`       // to be removed or left without endpoints
-	Of        int       `json:"of"`             // services before the removals
-	Endpoints int       `json:"endpoints"`      // to be removed
-	Resources int       `json:"resources"`      // others to be removed
-	Since     time.Time `json:"since,omitzero"` // of the first removal
-	Until     time.Time `json:"until,omitzero"` // time of the removal; zero if refused
+	Pending   bool `json:"pending"`
+	Services  int  `json:"services"`  // to be removed or left without endpoints
+	Of        int  `json:"of"`        // services before the removals
+	Endpoints int  `json:"endpoints"` // to be removed
+	Resources int  `json:"resources"` // others to be removed
+	// PutBack is how many of all these had gone before the removals looked like
+	// an accident, and were put back then.
+	PutBack int       `json:"put_back,omitempty"`
+	Since   time.Time `json:"since,omitzero"` // of the first removal
+	Until   time.Time `json:"until,omitzero"` // time of the removal; zero if refused
 }
 
 // String returns the counts in words.
@@ -49,6 +53,9 @@ func (p Protection) String() string {
 	s := fmt.Sprintf("would remove %d of %d services, %d endpoints", p.Services, p.Of, p.Endpoints)
 	if p.Resources > 0 {
 		s += fmt.Sprintf(", %d other resources", p.Resources)
+	}
+	if p.PutBack > 0 {
+		s += fmt.Sprintf("; %d resources of these had gone and are put back", p.PutBack)
 	}
 	return s
 }
@@ -70,11 +77,17 @@ type guard struct {
 	live    int           // services, except those whose endpoints were all removed
 	base    int           // live at the start of the current listing
 	peaks   protect.Peaks // past values of live
+	// missing is what the services of live have lost with endpoints, in parts
+	// of [protect.Whole]; runs are those that lost or got any of late.
+	missing int
+	runs    map[*service]struct{}
+	run     protect.Run[*lostService]
 
 	kept      map[keptName]*protect.Item // nil until first used
 	services  int                        // retained, or with only retained endpoints
 	endpoints int                        // retained
 	resources int                        // retained, neither services nor endpoints
+	putBack   int                        // retained after it was gone
 	pending   int                        // retained, awaiting a decision
 	mass      int                        // of pending, those due to [Protect.MinShare]
 	of        int                        // services before, including those already retained
@@ -105,12 +118,6 @@ func (r *Registry) noteLive(before int) {
 	}
 }
 
-// suspicious reports whether a decrease to left services is treated as
-// accidental.
-func (r *Registry) suspicious(left int, complete bool, now time.Time) bool {
-	return r.guard.protect.Suspicious(left, r.high(now), complete)
-}
-
 // recount updates the service's contribution to the counts of its guard.
 func (s *service) recount() {
 	g := &s.registry.guard
@@ -122,6 +129,72 @@ func (s *service) recount() {
 		s.lost = lost
 		g.services += one(lost)
 	}
+	s.weigh()
+}
+
+// weigh updates what the registry misses of the service.
+func (s *service) weigh() {
+	missing := 0
+	if s.counted {
+		missing = protect.Missing(s.live, s.run.Len(0))
+	}
+	s.registry.guard.missing += missing - s.missing
+	s.missing = missing
+}
+
+// noteEndpoint notes an endpoint that the service lost, or got. What a first
+// listing brings replaces nothing.
+func (s *service) noteEndpoint(i *Record, lost bool) {
+	r := s.registry
+	if r.guard.protect.Enabled() && (lost || r.status.Listed()) {
+		if s.run == nil {
+			s.run = new(protect.Run[*Record])
+		}
+		if r.guard.runs == nil {
+			r.guard.runs = make(map[*service]struct{})
+		}
+		r.guard.runs[s] = struct{}{}
+		if lost {
+			s.run.Remove(i, time.Now())
+		} else {
+			s.run.Add(func(old *Record) bool { return old.Name() == i.Name() }, time.Now())
+		}
+	}
+	s.weigh()
+}
+
+// lostService is a service that was removed, with the endpoints that it had.
+type lostService struct {
+	entry     *Record
+	instances []*Record
+}
+
+// noteService notes a service that the registry lost, or got.
+func (r *Registry) noteService(l *lostService, lost bool) {
+	switch g := &r.guard; {
+	case g.protect.MinShare <= 0 || !lost && !r.status.Listed():
+	case lost:
+		g.run.Remove(l, time.Now())
+	default:
+		g.run.Add(func(old *lostService) bool { return old.entry.Name() == l.entry.Name() }, time.Now())
+	}
+}
+
+// forgetRuns forgets what the registry and its services lost: what is over, or
+// without keep everything.
+func (r *Registry) forgetRuns(keep bool) {
+	g, now := &r.guard, time.Now()
+	for s := range g.runs {
+		if !keep || !s.run.Expire(now) {
+			s.run = nil
+			delete(g.runs, s)
+		}
+		s.weigh()
+	}
+	if !keep {
+		g.run = protect.Run[*lostService]{}
+	}
+	g.run.Expire(now)
 }
 
 func one(up bool) int {
@@ -155,6 +228,7 @@ func (r *Registry) countRestored() {
 			if c.of.counted = !c.of.emptied; c.of.counted {
 				r.guard.live++
 			}
+			c.of.weigh()
 		default:
 			r.guard.live++
 		}
@@ -202,17 +276,17 @@ func (l *losses) add(c *Record) {
 }
 
 // brings returns the number of services that the batch adds, the names of its
-// ServiceEntries, and the services that it has instances of.
-func (b *batch) brings() (gain int, names, instances map[string]bool) {
+// ServiceEntries, and how many instances it has of each service.
+func (b *batch) brings() (gain int, names map[string]bool, instances map[string]int) {
 	t := b.db.tables[collection.ServiceEntry]
-	names, instances = make(map[string]bool), make(map[string]bool)
+	names, instances = make(map[string]bool), make(map[string]int)
 	for n := range b.upserts {
 		u := &b.upserts[n]
 		if u.err != nil {
 			continue
 		}
 		if u.isInstance() {
-			instances[u.service] = true
+			instances[u.service]++
 			continue
 		}
 		if u.part.Collection != collection.ServiceEntry || names[u.part.Name] {
@@ -242,7 +316,7 @@ func (b *batch) removals(removals []*pluginv1.Removal) {
 	r := b.r
 	g := &r.guard
 	if !g.protect.Enabled() || g.protect.Service.MinShare <= 0 && g.mass == 0 &&
-		!r.suspicious(g.live-len(removals), false, time.Now()) {
+		!g.protect.Suspicious(g.live-len(removals), g.missing, r.high(time.Now()), false) {
 		// Each removal removes at most one service.
 		for _, rm := range removals {
 			b.remove(rm.GetCollection(), rm.GetName())
@@ -261,69 +335,29 @@ func (b *batch) removals(removals []*pluginv1.Removal) {
 	b.lose(&l, false, false)
 }
 
-// lose removes resources, or retains them if the removal is treated as
-// accidental. Swept means that a listing lacks them, complete that the listing
+// lose removes resources, or retains them if the removal looks like an
+// accident. Swept means that a listing lacks them, complete that the listing
 // was complete.
-//
-// The registry-wide rule does not apply to endpoints of a service that still
-// has others.
 func (b *batch) lose(l *losses, swept, complete bool) {
-	r := b.r
-	g := &r.guard
-	now := time.Now()
-	var gain int
-	var entries, instances map[string]bool
-	if !complete { // upserts of the batch are not applied yet
-		gain, entries, instances = b.brings()
-	}
-	isLost := func(s *service, of *loss) bool {
-		if of.entry != nil {
-			return !entries[s.name]
-		}
-		return len(of.instances) >= s.live && !instances[s.name]
-	}
-	left := g.live + gain
-	for _, s := range l.order {
-		if s.counted && isLost(s, l.services[s]) {
-			left--
-		}
-	}
-	for _, c := range l.plain {
-		if c.isService() && !entries[c.Name()] {
-			left--
-		}
-	}
-	accident := g.protect.MinShare > 0 && g.mass > 0 || r.suspicious(left, complete, now)
-	var massFrom time.Time
-	if accident {
-		massFrom = g.clock.From(left, g.live+gain, g.protect.MinShare, g.pending, now)
-	}
-	why := protect.Item{Since: now, Listing: swept}
-	for _, s := range l.order {
-		of := l.services[s]
-		lost := isLost(s, of)
-		why.Service, why.From = false, massFrom
-		hold := accident && lost
-		if p := &g.protect.Service; !hold && p.MinShare > 0 {
-			stay := s.live - len(of.instances)
-			if of.entry != nil {
-				stay = 0
-			}
-			// At least as many additions, in the batch or the listing, make it
-			// a replacement.
-			replaced := swept && stay >= len(of.instances) || !lost && instances[s.name]
-			hold = !replaced && p.Suspicious(stay, s.peaks.Max(s.live, now))
-			if why.Service = hold; hold {
-				why.From = g.clock.From(stay, s.live, p.MinShare, g.pending, now)
-			}
-		}
+	g, now := &b.r.guard, time.Now()
+	accident, from, verdicts := g.protect.Decide(b.weigh(l, swept, complete, now), &g.clock, now)
+	why := protect.Item{Since: now, From: from, Listing: swept}
+	first, of := accident && g.mass == 0, b.r.high(now)+g.services
+	for n, s := range l.order {
+		of, v := l.services[s], verdicts[n]
+		hold := protect.Item{Since: now, From: v.From, Listing: swept, Service: v.Service}
 		switch {
-		case hold && of.entry != nil:
-			s.each(func(i *Record) { b.keepBack(i, why) })
-			b.keepBack(of.entry, why)
-		case hold:
+		case v.Hold:
+			if of.entry != nil {
+				of.instances = nil
+				s.each(func(i *Record) { of.instances = append(of.instances, i) })
+			}
 			for _, i := range of.instances {
-				b.keepBack(i, why)
+				b.keepBack(i, hold)
+			}
+			b.putBackRun(s, hold)
+			if of.entry != nil {
+				b.keepBack(of.entry, hold)
 			}
 		case of.entry != nil:
 			b.removeRecord(of.entry) // removes the instances too
@@ -333,7 +367,6 @@ func (b *batch) lose(l *losses, swept, complete bool) {
 			}
 		}
 	}
-	why.Service, why.From = false, massFrom
 	for _, c := range l.plain {
 		if accident {
 			b.keepBack(c, why)
@@ -341,6 +374,112 @@ func (b *batch) lose(l *losses, swept, complete bool) {
 			b.removeRecord(c)
 		}
 	}
+	if first {
+		b.putBack(of, why)
+	}
+}
+
+// weigh returns what the rules look at.
+func (b *batch) weigh(l *losses, swept, complete bool, now time.Time) *protect.Batch {
+	g := &b.r.guard
+	var gain int
+	var entries map[string]bool
+	var instances map[string]int
+	if !complete { // upserts of the batch are not applied yet
+		gain, entries, instances = b.brings()
+	}
+	out := &protect.Batch{
+		Services: g.live + gain, Missing: g.missing, Peak: b.r.high(now), Complete: complete, Pending: g.pending, Mass: g.mass > 0,
+		Losses: make([]protect.Loss, 0, len(l.order)),
+	}
+	for _, s := range l.order {
+		of, comes := l.services[s], instances[s.name]
+		loss := protect.Loss{Counted: s.counted, Live: s.live, Goes: len(of.instances), Less: s.run.Len(0), Peak: s.peaks.Max(s.live, now)}
+		if loss.Whole = loss.Goes >= s.live && comes == 0; of.entry != nil {
+			loss.Goes, loss.Whole = s.live, !entries[s.name]
+		}
+		loss.Net = min(s.live, s.run.Len(max(0, loss.Goes-comes))-s.run.Len(0))
+		stay := s.live - loss.Goes
+		loss.Replaced = swept && stay >= loss.Goes || !loss.Whole && comes > 0
+		out.Losses = append(out.Losses, loss)
+	}
+	for _, c := range l.plain {
+		if c.isService() && !entries[c.Name()] {
+			out.Plain++
+		}
+	}
+	return out
+}
+
+// putBack puts back what the registry lost before its removals looked like an
+// accident, as far as nothing has taken its place: up to as many services.
+func (b *batch) putBack(most int, why protect.Item) {
+	g := &b.r.guard
+	entries := b.db.tables[collection.ServiceEntry]
+	for _, lost := range g.run.Take() {
+		if g.live+g.services >= most || entries.claim(lost.entry.Name(), b.r) != nil {
+			continue
+		}
+		e := b.claimAgain(lost.entry, nil)
+		for _, i := range lost.instances {
+			b.keepAgain(i, e.of, why)
+		}
+		why.Back = true
+		b.keepBack(e, why)
+	}
+	for s := range g.runs {
+		if g.protect.Few(s.live, s.run.Len(0)) {
+			b.putBackRun(s, why)
+		}
+	}
+}
+
+// putBackRun puts back the endpoints that a service lost of late.
+func (b *batch) putBackRun(s *service, why protect.Item) {
+	if s.run == nil {
+		return
+	}
+	for _, i := range s.run.Take() {
+		b.keepAgain(i, s, why)
+	}
+}
+
+// keepAgain puts back an endpoint of a service and retains it, unless the name
+// is taken.
+func (b *batch) keepAgain(i *Record, s *service, why protect.Item) {
+	if i.kind.collection.claim(i.Name(), b.r) == nil {
+		why.Back = true
+		b.keepBack(b.claimAgain(i, s), why)
+	}
+}
+
+// claimAgain claims a removed resource again, an instance for a service.
+func (b *batch) claimAgain(old *Record, s *service) *Record {
+	c := old.copy()
+	switch {
+	case s != nil:
+		c.of = s
+		b.r.instances++
+		s.added = append(s.added, c)
+	case old.parts != nil:
+		c.of = &service{registry: b.r, name: old.of.name, selector: old.of.selector, label: old.of.label}
+		c.parts = &composition{selector: old.of.selector}
+		b.r.services++
+	}
+	b.claim(c, true)
+	if c.of == nil {
+		return c
+	}
+	b.change(c.of)
+	if s != nil {
+		s.countLive(1)
+		return c
+	}
+	c.of.recount()
+	if hosts := encode.Hosts(c.Spec()); !c.is(ownAddress) && len(hosts) > 0 {
+		b.setHost(c.of, hosts[0])
+	}
+	return c
 }
 
 // keepBack retains a resource that its registry removed.
@@ -356,6 +495,9 @@ func (b *batch) keepBack(c *Record, why protect.Item) {
 	g.pending++
 	if !why.Service {
 		g.mass++
+	}
+	if why.Back {
+		g.putBack++
 	}
 	g.countKept(c, 1)
 }
@@ -402,11 +544,15 @@ func (r *Registry) unkeep(c *Record) {
 		return
 	}
 	g := &r.guard
-	if item := g.kept[keptName{c.kind.collection, c.Name()}]; !item.Refused {
+	item := g.kept[keptName{c.kind.collection, c.Name()}]
+	if !item.Refused {
 		g.pending--
 		if !item.Service {
 			g.mass--
 		}
+	}
+	if item.Back {
+		g.putBack--
 	}
 	r.setKept(c, nil)
 	g.countKept(c, -1)
@@ -428,7 +574,7 @@ func (r *Registry) protectionChanged(before, kept int) {
 		g.told = time.Now()
 		p := r.protection()
 		r.log.Warn("a removal looks like an accident and is held back", "services", p.Services, "of", p.Of, "endpoints", p.Endpoints,
-			"resources", p.Resources, "until", p.Until, "decide", "isthmus accept "+r.name+" or isthmus refuse "+r.name)
+			"resources", p.Resources, "put_back", p.PutBack, "until", p.Until, "decide", "isthmus accept "+r.name+" or isthmus refuse "+r.name)
 	}
 	r.db.metrics.setProtected(r)
 	r.db.remark()
@@ -450,7 +596,7 @@ func (r *Registry) endProtection() {
 func (r *Registry) protection() Protection {
 	g := &r.guard
 	p := Protection{
-		Pending: g.pending > 0, Services: g.services, Of: g.of, Endpoints: g.endpoints, Resources: g.resources,
+		Pending: g.pending > 0, Services: g.services, Of: g.of, Endpoints: g.endpoints, Resources: g.resources, PutBack: g.putBack,
 	}
 	if p.Pending {
 		p.Since, p.Until = g.since, g.since.Add(g.protect.Hold)
@@ -500,6 +646,7 @@ func (r *Registry) Refuse() (Protection, error) {
 	}
 	g.pending, g.mass = 0, 0
 	g.peaks = nil // later removals are compared with what remains
+	r.forgetRuns(false)
 	was := r.protection()
 	r.endProtection()
 	r.log.Warn("an operator refused what was held back; it is kept until the registry has it again", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
@@ -571,6 +718,7 @@ func (r *Registry) removeChosen(b *batch, chosen func(*protect.Item) bool) {
 	}
 	b.commit()
 	r.guard.peaks = nil // later removals are compared with what remains
+	r.forgetRuns(false)
 	if r.guard.pending == 0 {
 		r.endProtection()
 	} else {

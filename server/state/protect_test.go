@@ -180,6 +180,128 @@ func TestListingWithoutEndpoints(t *testing.T) {
 	wantProtection(t, r, "none")
 }
 
+// A registry that is emptied instance by instance is one that loses its
+// services: what is held back of a service is all that it had, and what was
+// gone before that was seen is served again.
+func TestEmptiedInstanceByInstance(t *testing.T) {
+	for name, after := range map[string]func(*testing.T, env, *Registry){
+		"held": func(*testing.T, env, *Registry) {},
+		"accepted": func(t *testing.T, e env, r *Registry) {
+			if _, err := r.Accept(); err != nil {
+				t.Fatal(err)
+			}
+			e.wantCounts(38, 15)
+		},
+		"back": func(t *testing.T, e env, r *Registry) {
+			list(r, 0)
+			for s := range 38 {
+				r.Apply(upserts(svc(s, 3)...))
+			}
+			wantProtection(t, r, "none")
+			e.wantCounts(38, 114)
+		},
+		"kept": func(t *testing.T, e env, r *Registry) {
+			if _, err := r.Refuse(); err != nil {
+				t.Fatal(err)
+			}
+			before, _ := r.Protection()
+			time.Sleep(time.Hour)
+			if after, _ := r.Protection(); after != before {
+				t.Errorf("after an hour %+v, was %+v", after, before)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, entries := range []bool{false, true} {
+				synctest.Test(t, func(t *testing.T) {
+					e := newEnv(t, protected(), "dc1")
+					go func() { _ = e.Run(t.Context()) }()
+					r := e.Registry("dc1")
+					r.Begin(nil)
+					for s := range 38 {
+						r.Apply(upserts(svc(s, 3)...))
+					}
+					r.Apply(synced)
+					has := map[string]int{}
+					var gone []int
+					for n := range 114 {
+						gone = append(gone, n)
+						has[fmt.Sprintf("ns/s%02d", n/3)]++
+					}
+					rand.New(rand.NewPCG(30, 3)).Shuffle(len(gone), func(i, j int) { gone[i], gone[j] = gone[j], gone[i] })
+					for _, n := range gone[:99] {
+						time.Sleep(20 * time.Millisecond)
+						m := &pluginv1.WatchResponse{Removals: []*pluginv1.Removal{dropInstance(n/3, n%3)}}
+						s := fmt.Sprintf("ns/s%02d", n/3)
+						if has[s]--; has[s] == 0 && entries {
+							m.Removals = append(m.Removals, dropService(n/3))
+						}
+						r.Apply(m)
+					}
+					services := 0
+					for s := range e.Services() {
+						services++
+						if s.Endpoints != 3 && (s.Endpoints != has[s.Name] || s.Endpoints < 2) {
+							t.Errorf("%s is served with %d endpoints of 3, and its registry has %d", s.Name, s.Endpoints, has[s.Name])
+						}
+					}
+					p, ok := r.Protection()
+					back := 0
+					for s := range 38 {
+						for _, c := range e.Explain(fmt.Sprintf("s%02d.example.org", s)) {
+							for _, k := range c.Kept {
+								if strings.Contains(k.Reason, "was put back") {
+									back++
+								}
+							}
+						}
+					}
+					if services != 38 || !ok || p.PutBack == 0 || p.PutBack != back {
+						t.Errorf("%d of 38 services, %d explained as put back, protection %+v", services, back, p)
+					}
+					if !entries {
+						after(t, e, r)
+					}
+				})
+			}
+		})
+	}
+}
+
+// A rolling restart of everything is no accident, whichever comes first, the
+// new instance or the end of the old one; nor is what it replaced put back by
+// an accident after it.
+func TestRollingRestart(t *testing.T) {
+	for _, surge := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnv(t, protected(), "dc1")
+			r := e.Registry("dc1")
+			list(r, 20)
+			for n := range 40 {
+				s, i := n/2, n%2
+				time.Sleep(time.Second)
+				name := fmt.Sprintf("ns/s%02d", s)
+				come := upserts(instance(name, fmt.Sprintf("%s-new%d", name, i), "10.9.0.1"))
+				leave := &pluginv1.WatchResponse{Removals: []*pluginv1.Removal{dropInstance(s, i)}}
+				if surge {
+					come, leave = leave, come
+				}
+				r.Apply(leave)
+				r.Apply(come)
+			}
+			wantProtection(t, r, "none")
+			e.wantCounts(20, 40)
+			list(r, 0)
+			wantProtection(t, r, "would remove 20 of 20 services, 40 endpoints")
+			for k := range e.Kept("") {
+				if k.Collection == collection.WorkloadEntry && !strings.Contains(k.Name, "new") {
+					t.Errorf("%s is put back, which was replaced", k.Name)
+				}
+			}
+		})
+	}
+}
+
 // Removals one by one are seen as what they are together, by entry or by
 // endpoint, if they come within the window.
 func TestRunOfRemovals(t *testing.T) {
@@ -206,9 +328,9 @@ func TestRunOfRemovals(t *testing.T) {
 							services++
 						}
 					}
-					// In ten minutes at most ten of twenty go; with a pause of
-					// a minute the window moves on, and it is half of fewer.
-					if _, ok := r.Protection(); !ok || services < 5 || pause < 30*time.Second && services != 10 {
+					// All of ten minutes is put back; with a pause of a minute
+					// the window moves on, and it is half of fewer.
+					if _, ok := r.Protection(); !ok || services < 10 || pause < 30*time.Second && services != 20 {
 						t.Errorf("%d services are left with a pause of %s", services, pause)
 					}
 				})
@@ -244,10 +366,10 @@ func TestChurnWhileProtected(t *testing.T) {
 	})
 	e.wantCounts(20, 39)
 	wantProtection(t, r, "would remove 15 of 20 services, 30 endpoints")
-	// The last endpoint of a service is another matter.
+	// The last endpoint of a service is another matter: it has all again.
 	r.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.WorkloadEntry, "ns/s00-new")}})
-	e.wantCounts(20, 39)
-	wantProtection(t, r, "would remove 16 of 20 services, 31 endpoints")
+	e.wantCounts(20, 40)
+	wantProtection(t, r, "would remove 16 of 20 services, 32 endpoints; 1 resources of these had gone and are put back")
 }
 
 // What nobody decides on goes after the time that is configured, and the log
@@ -345,11 +467,11 @@ func TestRefuse(t *testing.T) {
 		r.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{dropService(0), dropService(1)}})
 		e.wantCounts(38, 76)
 		wantProtection(t, r, "refused: would remove 25 of 40 services, 50 endpoints")
-		// Another accident is a decision of its own.
+		// Another accident is a decision of its own, with what went before it.
 		list(r, 1)
-		wantProtection(t, r, "would remove 38 of 40 services, 76 endpoints")
+		wantProtection(t, r, "would remove 39 of 40 services, 78 endpoints; 3 resources of these had gone and are put back")
 		r.Apply(upserts(svc(39, 2)...))
-		wantProtection(t, r, "would remove 37 of 40 services, 74 endpoints")
+		wantProtection(t, r, "would remove 38 of 40 services, 76 endpoints; 3 resources of these had gone and are put back")
 		time.Sleep(10*time.Minute + tickEvery)
 		wantProtection(t, r, "refused: would remove 24 of 40 services, 48 endpoints")
 		if _, err := r.Accept(); err != nil {
@@ -620,7 +742,12 @@ func TestProtectionModel(t *testing.T) {
 				first.Synced = true
 				r.Apply(&first)
 				held := 0
+				var shrunk time.Time // a service that stays lost endpoints
 				for range 200 {
+					had := map[string]int{}
+					for name, instances := range truth {
+						had[name] = len(instances)
+					}
 					samples = append(samples, sample{time.Now(), live()})
 					time.Sleep([]time.Duration{0, time.Second, 20 * time.Second, 4 * time.Minute, 20 * time.Minute}[rnd.IntN(5)])
 					synctest.Wait()
@@ -698,6 +825,11 @@ func TestProtectionModel(t *testing.T) {
 							}
 						}
 					}
+					for name, instances := range truth {
+						if len(instances) < had[name] {
+							shrunk = time.Now()
+						}
+					}
 					r.Apply(m)
 
 					// What is served is what the registry has and what is kept.
@@ -762,7 +894,7 @@ func TestProtectionModel(t *testing.T) {
 								t.Errorf("%s was removed or emptied, although %d of %d services are left", name, left, high)
 							}
 						}
-					} else if float64(left) >= share*float64(most) && held == 0 && p.Pending && left > 0 {
+					} else if float64(left) >= share*float64(most) && held == 0 && p.Pending && left > 0 && time.Since(shrunk) > ProtectWindow {
 						t.Errorf("%s, although %d of %d are left", p, left, most)
 					}
 					if held = 0; p.Pending {

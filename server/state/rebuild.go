@@ -82,10 +82,7 @@ func (d *DB) rebuildLocked(failed *Registry, written bool) {
 		for _, claims := range d.committedLocked(t, written) {
 			for n, old := range claims {
 				it := savedItem{registry: slices.Index(d.registries, old.kind.registry), more: n > 0}
-				c := &Record{
-					buf: old.buf, kind: old.kind, hash: old.hash, nameAt: old.nameAt, specAt: old.specAt, addressAt: old.addressAt,
-					seen: old.seen, nameLen: old.nameLen, addressLen: old.addressLen, traits: old.traits & savedTraits,
-				}
+				c := old.copy()
 				switch {
 				case old.parts != nil:
 					c.parts = &composition{}
@@ -130,7 +127,8 @@ func (d *DB) rebuildLocked(failed *Registry, written bool) {
 		if r != failed {
 			kept[r] = g.kept
 		}
-		g.kept, g.services, g.endpoints, g.resources, g.pending, g.mass = nil, 0, 0, 0, 0, 0
+		g.kept, g.services, g.endpoints, g.resources, g.putBack, g.pending, g.mass = nil, 0, 0, 0, 0, 0, 0
+		g.run, g.runs, g.missing = protect.Run[*lostService]{}, nil, 0
 	}
 
 	if err := l.merge(); err != nil {
@@ -171,6 +169,9 @@ func (r *Registry) keepAgain(name keptName, item *protect.Item, c *Record) {
 		if !item.Service {
 			g.mass++
 		}
+	}
+	if item.Back {
+		g.putBack++
 	}
 	g.countKept(c, 1)
 }

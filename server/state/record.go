@@ -93,6 +93,14 @@ type kind struct {
 	url        string
 }
 
+// copy returns a record of the same content that nothing has claimed.
+func (r *Record) copy() *Record {
+	return &Record{
+		buf: r.buf, kind: r.kind, hash: r.hash, nameAt: r.nameAt, specAt: r.specAt, addressAt: r.addressAt,
+		seen: r.seen, nameLen: r.nameLen, addressLen: r.addressLen, traits: r.traits & savedTraits,
+	}
+}
+
 // newRecord copies a part into a record.
 func newRecord(k *kind, p *encode.Part) *Record {
 	var b strings.Builder

@@ -34,6 +34,8 @@ type service struct {
 	counted   bool          // in guard.live
 	lost      bool          // in guard.services
 	peaks     protect.Peaks // past values of live, with [Protect.Service]
+	run       *protect.Run[*Record]
+	missing   int // in guard.missing
 
 	// Changes of the current batch.
 	changed        bool

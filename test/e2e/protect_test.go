@@ -2,6 +2,9 @@ package e2e
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -82,6 +85,66 @@ func TestEmptyConsulIsHeldBack(t *testing.T) {
 		t.Errorf("after accept, served (-want +got):\n%s", diff)
 	}
 	isthmus.WaitPhase(t, registryName, "live")
+}
+
+// A registry that loses its endpoints one by one, all over, is one that loses
+// its services: each is served with what it had, or with most of it.
+func TestEmptiedInstanceByInstance(t *testing.T) {
+	testenv.SkipIfShort(t)
+	const services, each, removed = 38, 3, 99
+	dir, has := t.TempDir(), map[string]int{}
+	write := func(s int, instances []int) {
+		t.Helper()
+		name := fmt.Sprintf("s%02d", s)
+		text := "services: [{name: " + name + ", ports: [80], instances: ["
+		for _, i := range instances {
+			text += fmt.Sprintf("{address: 10.1.%d.%d}, ", s, i+1)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "."+name), []byte(text+"]}]\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(filepath.Join(dir, "."+name), filepath.Join(dir, name+".yaml")); err != nil {
+			t.Fatal(err)
+		}
+		has["files/"+name] = len(instances)
+	}
+	left := map[int][]int{}
+	var gone []int
+	for s := range services {
+		left[s] = []int{0, 1, 2}
+		write(s, left[s])
+		gone = append(gone, s, s, s)
+	}
+	isthmus := testisthmus.Start(t, fmt.Sprintf("- {name: files, type: file, config: {path: %q}, translate: {host: \"{{.Name}}.example.org\", namespace: files}}\n", dir))
+	isthmus.WaitReady(t)
+	rand.New(rand.NewPCG(30, 3)).Shuffle(len(gone), func(i, j int) { gone[i], gone[j] = gone[j], gone[i] })
+	for n, s := range gone[:removed] {
+		left[s] = left[s][1:]
+		write(s, left[s])
+		if n%9 == 8 { // what is written in between may be one step
+			testenv.Eventually(t, testenv.Patience, "the bridge to have heard of it", func() (string, bool) {
+				now := isthmus.Registry(t, "files").Instances
+				return fmt.Sprintf("%d instances", now), now == len(gone)-n-1
+			})
+		}
+	}
+	served := func() (string, bool) {
+		now := isthmus.Endpoints(t)
+		for name, n := range has {
+			if now[name] != each && (now[name] != n || n < 2) {
+				return fmt.Sprintf("%s has %d endpoints in the registry, and is served with %d", name, n, now[name]), false
+			}
+		}
+		p := isthmus.Registry(t, "files").Protection
+		return fmt.Sprintf("protection %+v", p), p != nil && p.Pending
+	}
+	testenv.Eventually(t, testenv.Patience, "each service to have what it had", served)
+	if out := isthmus.Decide(t, "allow", "files"); !strings.Contains(out, "removal allowed") {
+		t.Errorf("allow printed %s", out)
+	}
+	if diff := cmp.Diff(has, isthmus.Endpoints(t)); diff != "" {
+		t.Errorf("after allow, served (-registry +bridge):\n%s", diff)
+	}
 }
 
 // A bridge that was killed, and comes back when its Consul came up empty

@@ -35,13 +35,19 @@ type Service struct {
 func (c *Config) Enabled() bool { return c.MinShare > 0 || c.Service.MinShare > 0 }
 
 // Suspicious reports whether a decrease of the services from a peak looks like
-// an accident. Complete means that a listing without the others is complete.
-func (c *Config) Suspicious(left, peak int, complete bool) bool {
-	if c.MinShare <= 0 || float64(left) >= c.MinShare*float64(peak) {
+// an accident; those left miss a weight, in parts of [Whole], with endpoints
+// that they lost. Complete means that a listing without the others is complete.
+func (c *Config) Suspicious(left, missing, peak int, complete bool) bool {
+	weight := float64(left) - float64(missing)/Whole
+	if c.MinShare <= 0 || float64(left) >= c.MinShare*float64(peak) && weight >= c.endpointShare()*float64(peak) {
 		return false
 	}
 	return peak >= c.MinServices || complete && left == 0
 }
+
+// endpointShare is the share of the endpoints that must remain: half at most,
+// as single endpoints come and go more than services do.
+func (c *Config) endpointShare() float64 { return min(c.MinShare, 0.5) }
 
 // Suspicious reports whether a decrease of the endpoints of a service from a
 // peak looks like an accident.
@@ -114,6 +120,7 @@ type Item struct {
 	Listing bool      // missing from a complete listing, rather than removed explicitly
 	Service bool      // due to Config.Service
 	Refused bool      // an operator refused the removal
+	Back    bool      // it was gone before its removal looked like an accident
 }
 
 // Reason returns it in words.
@@ -126,6 +133,9 @@ func (i *Item) Reason() string {
 		what = "a complete listing was without it and most other services"
 	case i.Service:
 		what = "the registry removed it together with most endpoints of its service"
+	}
+	if i.Back {
+		what = "the registry removed it before the run of removals looked like an accident, and it was put back"
 	}
 	if i.Refused {
 		return what + "; an operator refused the removal"

@@ -12,23 +12,26 @@ var start = time.Unix(1_000_000, 0)
 func TestSuspicious(t *testing.T) {
 	c := Config{MinShare: 0.5, MinServices: 10}
 	for _, test := range []struct {
-		left, peak int
-		complete   bool
-		want       bool
+		left, missing, peak int
+		complete            bool
+		want                bool
 	}{
-		{5, 10, false, false},
-		{4, 10, false, true},
-		{0, 9, false, false}, // too few to tell
-		{1, 9, true, false},
-		{0, 9, true, true}, // an empty listing
-		{0, 0, true, false},
-		{20, 10, false, false},
+		{5, 0, 10, false, false},
+		{4, 0, 10, false, true},
+		{0, 0, 9, false, false}, // too few to tell
+		{1, 0, 9, true, false},
+		{0, 0, 9, true, true}, // an empty listing
+		{0, 0, 0, true, false},
+		{20, 0, 10, false, false},
+		{10, 5 * Whole, 10, false, false},
+		{10, 5*Whole + 1, 10, false, true}, // all are there, with less than half of their endpoints
+		{9, 9 * Whole, 9, true, false},
 	} {
-		if got := c.Suspicious(test.left, test.peak, test.complete); got != test.want {
+		if got := c.Suspicious(test.left, test.missing, test.peak, test.complete); got != test.want {
 			t.Errorf("%+v: %v", test, got)
 		}
 	}
-	if off := (Config{MinServices: 1}); off.Suspicious(0, 100, true) || off.Enabled() {
+	if off := (Config{MinServices: 1}); off.Suspicious(0, 0, 100, true) || off.Enabled() {
 		t.Error("without a share something is suspicious")
 	}
 	s := Service{MinShare: 0.5, MinEndpoints: 4}
