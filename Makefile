@@ -171,9 +171,11 @@ FIRST ?= 1
 simulate: ## more seeds of the simulation: make simulate SEEDS=1000 FIRST=1
 	$(GO) test -count=1 -run '^(TestSeeds|TestState)$$' -timeout 24h -v ./test/simulation -seeds $(SEEDS) -states $(STATES) -first $(FIRST)
 
+OF ?= TestMutations|TestOwn
+
 .PHONY: mutation
-mutation: ## plant defects, look whether the validator finds them, write docs/mutations.md
-	$(GO) test -count=1 -run '^TestMutations$$' -timeout 2h -v ./test/mutation -plant
+mutation: ## plant defects, look whether tests find them, write docs/mutations.md; OF=TestOwn: only those that the tests of a package find
+	$(GO) test -count=1 -run '^($(OF))$$' -timeout 2h -v ./test/mutation -plant
 
 ROUNDS ?= 100
 WORLDS ?= 12

@@ -1,3 +1,3 @@
 // Package mutation plants defects in the bridge and looks whether the
-// simulation finds them.
+// simulation, or the tests of the package, find them.
 package mutation

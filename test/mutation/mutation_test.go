@@ -29,10 +29,17 @@ const (
 // defect is one patch: a line that says what it does, then a diff.
 type defect struct{ name, title, path string }
 
-func defects(t *testing.T) (all []defect) {
+// Defects that the simulation finds, and those that the tests of their own
+// package find.
+const (
+	simulated = "patches"
+	own       = "patches/own"
+)
+
+func defects(t *testing.T, folder string) (all []defect) {
 	t.Helper()
-	files, err := filepath.Glob("patches/*.patch")
-	if err != nil || len(files) < 30 {
+	files, err := filepath.Glob(folder + "/*.patch")
+	if err != nil || len(files) < 20 {
 		t.Fatalf("%d patches, error %v", len(files), err)
 	}
 	for _, f := range files {
@@ -102,7 +109,7 @@ func TestPatchesFit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range defects(t) {
+	for _, d := range append(defects(t, simulated), defects(t, own)...) {
 		d.overlay(t)
 		if !bytes.Contains(text, []byte("| "+d.name+" | "+d.title+" |")) {
 			t.Errorf("%s has no row for %s; write it by make mutation", doc, d.name)
@@ -116,47 +123,108 @@ var (
 	crashed  = regexp.MustCompile(`(?m)^(panic: .*|fatal error: .*)$`)
 )
 
-// The validator finds at least 28 of 30 planted defects. The table of
-// docs/mutations.md is written anew.
+// The validator finds at least 28 of 30 planted defects.
 func TestMutations(t *testing.T) {
-	if !*plant {
-		t.Skip("make mutation runs it")
-	}
-	var table strings.Builder
-	found, all := 0, defects(t)
-	for _, d := range all {
-		t.Run(d.name, func(t *testing.T) {
-			verdict := d.run(t)
-			t.Log(verdict)
-			if !strings.HasPrefix(verdict, "not found") {
-				found++
-			}
-			fmt.Fprintf(&table, "| %s | %s | %s |\n", d.name, d.title, verdict)
-		})
-	}
-	if float64(found) < float64(len(all))*28/30 {
-		t.Errorf("%d of %d defects are found", found, len(all))
-	}
-	if t.Failed() || flag.Lookup("test.run").Value.String() != "^TestMutations$" {
-		return // a part of them
-	}
-	head := fmt.Sprintf(`# Planted defects
+	judge(t, simulated, defect.simulate, 28./30, fmt.Sprintf(`# Planted defects
 
 Written by `+"`make mutation`"+`: each patch of [test/mutation](../test/mutation/patches)
 is applied to a copy of the source, and seeds of the simulation run until the
 validator reports a violation of a [guarantee](guarantees.md), at most %d.
-%d of %d are found (%s).
+`, *seeds))
+}
 
-| defect | what it does | found by |
-|---|---|---|
-`, *seeds, found, len(all), time.Now().Format(time.DateOnly))
-	if err := os.WriteFile(doc, []byte(head+table.String()), 0o644); err != nil { //nolint:gosec // a page of the docs
+// The tests of a package find at least 19 of 20 defects that are planted in it,
+// within 30 seconds each.
+func TestOwn(t *testing.T) {
+	judge(t, own, defect.test, 19./20, ownTitle+`
+
+The tests of the package alone have to find these, within 30 seconds each.
+`)
+}
+
+const ownTitle = "## Found by the tests of their package"
+
+// judge plants the defects of a folder and writes their part of the document,
+// which begins with head, anew.
+func judge(t *testing.T, folder string, find func(defect, *testing.T) (verdict string), least float64, head string) {
+	t.Helper()
+	if !*plant {
+		t.Skip("make mutation runs it")
+	}
+	all := defects(t, folder)
+	verdicts := make([]string, len(all))
+	t.Run("plant", func(t *testing.T) {
+		for i, d := range all {
+			t.Run(d.name, func(t *testing.T) {
+				t.Parallel()
+				verdicts[i] = find(d, t)
+				t.Log(verdicts[i])
+			})
+		}
+	})
+	if t.Failed() || slices.Contains(verdicts, "") {
+		return // a part of them
+	}
+	var table strings.Builder
+	found := 0
+	for i, d := range all {
+		if !strings.HasPrefix(verdicts[i], "not found") {
+			found++
+		}
+		fmt.Fprintf(&table, "| %s | %s | %s |\n", d.name, d.title, verdicts[i])
+	}
+	if float64(found) < float64(len(all))*least {
+		t.Errorf("%d of %d defects are found", found, len(all))
+	}
+	text, err := os.ReadFile(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part := fmt.Sprintf("%s%d of %d are found (%s).\n\n| defect | what it does | found by |\n|---|---|---|\n%s",
+		head, found, len(all), time.Now().Format(time.DateOnly), table.String())
+	first, second, _ := strings.Cut(string(text), "\n"+ownTitle)
+	if folder == own {
+		second = strings.TrimPrefix(part, ownTitle)
+	} else {
+		first = part
+	}
+	if err := os.WriteFile(doc, []byte(first+"\n"+ownTitle+second), 0o644); err != nil { //nolint:gosec // a page of the docs
 		t.Error(err)
 	}
 }
 
-// run returns what finds the defect.
-func (d defect) run(t *testing.T) string {
+var failed = regexp.MustCompile(`(?m)^--- FAIL: (\w+) `)
+
+// test returns which tests of its package find the defect.
+func (d defect) test(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(d.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Dir(string(changed.FindSubmatch(text)[1]))
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-overlay", d.overlay(t), "-count=1", "-vet=off", "-timeout=30s", "./"+folder)
+	cmd.Dir = root
+	out, err := cmd.CombinedOutput()
+	var tests []string
+	for _, m := range failed.FindAllSubmatch(out, -1) {
+		tests = append(tests, string(m[1]))
+	}
+	slices.Sort(tests)
+	switch {
+	case err == nil:
+		return "not found"
+	case bytes.Contains(out, []byte("test timed out")):
+		return "not found in time"
+	case len(tests) > 0:
+		return strings.Join(slices.Compact(tests), ", ")
+	}
+	t.Fatalf("neither found nor survived: %v\n%s", err, out)
+	return ""
+}
+
+// simulate returns which guarantees the defect violates.
+func (d defect) simulate(t *testing.T) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-overlay", d.overlay(t), "-count=1", "-failfast", "-timeout=3m",
 		"-run=^TestSeeds$", "./test/simulation", "-seeds="+strconv.Itoa(*seeds))
