@@ -464,6 +464,7 @@ type resource struct {
 	host      string   // of its service, for an instance
 	address   string   // of an instance
 	endpoints []string // of a ServiceEntry
+	members   []string // the same with the registry that each is of
 }
 
 // text is the resource as a reader of a form holds it.
@@ -484,7 +485,7 @@ func (r *resource) text(f encode.Form) string {
 
 // content is all of the resource but its registry.
 func (r *resource) content() string {
-	return fmt.Sprint(r.service, " ", r.host, " ", r.address, " ", r.endpoints)
+	return fmt.Sprint(r.service, " ", r.host, " ", r.address, " ", r.members)
 }
 
 // contender is a service that a registry claims.
@@ -556,12 +557,14 @@ func (w *model) expect() map[id]*resource {
 				}
 				out[id{workloadEntry, n}] = &resource{registry: lead.registry, service: lead.name, host: lead.host, address: address}
 				entry.endpoints = append(entry.endpoints, address)
+				entry.members = append(entry.members, address+" "+of.registry+" "+n)
 			}
 			for _, address := range mine {
 				taken[address] = true
 			}
 		}
 		slices.Sort(entry.endpoints)
+		slices.Sort(entry.members)
 	}
 	return out
 }
