@@ -200,6 +200,9 @@ func pick[T any](w *model, some ...T) T { return some[w.rand.IntN(len(some))] }
 func (w *model) step() {
 	name := pick(w, w.names...)
 	switch n := w.rand.IntN(100); {
+	case n < 3:
+		w.op = name + " loses its instances one by one"
+		w.drain(name)
 	case n < 40:
 		w.op = "a message of " + name
 		w.apply(name, w.change(name))
@@ -299,6 +302,19 @@ func (w *model) change(name string) *pluginv1.WatchResponse {
 	}
 	w.rand.Shuffle(len(m.Upserts), func(i, j int) { m.Upserts[i], m.Upserts[j] = m.Upserts[j], m.Upserts[i] })
 	return m
+}
+
+// drain removes most instances of a registry, each in a message of its own.
+func (w *model) drain(name string) {
+	for _, n := range slices.Sorted(maps.Keys(w.truths[name].services)) {
+		s := w.truths[name].services[n]
+		for _, i := range slices.Sorted(maps.Keys(s.instances)) {
+			if m := (&pluginv1.WatchResponse{}); w.rand.IntN(4) > 0 {
+				w.drop(name, m, id{workloadEntry, i})
+				w.apply(name, m)
+			}
+		}
+	}
 }
 
 // drop removes something of a registry; m, if not nil, says so.
