@@ -180,8 +180,8 @@ func (a *assessor) registry(now time.Time, st *state.Status) (found []conditions
 			c.Cure = fmt.Sprintf("Look at the registry, and at its block in the configuration: %s. Neither the bridge nor istiod has to be restarted.", change)
 		}
 	}
-	if len(st.Holds) > 0 && (down || now.Sub(st.HeldSince) > startPatience) {
-		add(conditions.TypesWaiting, st.HeldSince, "its first listing is not complete: %s; %s", a.s.unlisted(*st), heldWords(*st))
+	if len(st.Waits) > 0 && (down || now.Sub(st.WaitingSince) > startPatience) {
+		add(conditions.TypesWaiting, st.WaitingSince, "its first listing is not complete: %s; %s", a.s.unlisted(*st), heldWords(*st))
 	}
 	if st.Released {
 		add(conditions.ServesWithout, time.Time{}, "it is optional, and served without it, as the first listing is not complete: %s", a.s.unlisted(*st))

@@ -194,7 +194,7 @@ func sinkState(sub *stream.SubscriptionStatus, newest state.Revision) (rank int,
 	case sub.Waiting == mcpserver.WaitingPenalty, sub.Oversize && sub.State == view.Sent.String():
 		return 6, "too large"
 	case sub.State == view.Held.String():
-		return 4, "held"
+		return 4, "waiting"
 	case sub.State == view.Current.String() && sub.AckedRevision < sub.SentRevision:
 		return 5, "refused"
 	case sub.AckedRevision >= newest || sub.State == view.Current.String() && sub.Lag == 0:

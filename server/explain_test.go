@@ -25,7 +25,7 @@ func TestExplainSink(t *testing.T) {
 		{"sent", "inline", nil, stream.SubscriptionStatus{Status: view.Status{State: "sent", SentRevision: 8, AckedRevision: 6}}},
 		{"not sent", "workload", nil, stream.SubscriptionStatus{Status: view.Status{State: "sent", SentRevision: 8, AckedRevision: 8}}},
 		{"refused", "inline", nil, stream.SubscriptionStatus{Status: view.Status{State: "current", SentRevision: 7, AckedRevision: 6}}},
-		{"held", "inline", nil, stream.SubscriptionStatus{Status: view.Status{State: "held"}}},
+		{"waiting", "inline", nil, stream.SubscriptionStatus{Status: view.Status{State: "waiting"}}},
 		{"by name", "inline", nil, stream.SubscriptionStatus{Status: view.Status{State: "current", Names: 1}}},
 		{"not in its view", "inline", blind, stream.SubscriptionStatus{Status: view.Status{State: "current", SentRevision: 7, AckedRevision: 7}}},
 		{"acknowledged", "inline", sees, stream.SubscriptionStatus{Status: view.Status{State: "current", SentRevision: 2, AckedRevision: 2}}},

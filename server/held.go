@@ -61,9 +61,9 @@ func registryOptions(cfg *config.Config) map[string]state.RegistryOptions {
 
 // heldWords describes which collections a registry holds, and since when.
 func heldWords(st state.Status) string {
-	what := strings.Join(st.Holds, ", ")
-	if len(st.Holds) == len(collection.All()) {
+	what := strings.Join(st.Waits, ", ")
+	if len(st.Waits) == len(collection.All()) {
 		what = "every type"
 	}
-	return fmt.Sprintf("it holds %s since %s", what, st.HeldSince.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("waiting for it: %s, since %s", what, st.WaitingSince.UTC().Format(time.RFC3339))
 }

@@ -544,7 +544,7 @@ func (s *Server) NotSynced() []string {
 		if since := time.Since(st.ListingSince).Truncate(time.Second); !st.ListingSince.IsZero() && since > 0 {
 			reason += fmt.Sprintf("; it began %s ago", since)
 		}
-		if len(st.Holds) > 0 {
+		if len(st.Waits) > 0 {
 			reason += "; " + heldWords(st)
 		}
 		reasons = append(reasons, reason)
@@ -607,12 +607,12 @@ func (s *Server) problems(registry string) []state.Problem {
 	return r.Problems()
 }
 
-// LeftOut returns what the registries have and is not meant to be served, in
+// Skipped returns what the registries have and is not meant to be served, in
 // the order of the configuration.
-func (s *Server) LeftOut() []Problem {
+func (s *Server) Skipped() []Problem {
 	var out []Problem
 	for _, st := range s.db.Registries() {
-		for _, p := range s.leftOut(st.Registry) {
+		for _, p := range s.skipped(st.Registry) {
 			out = append(out, Problem{st.Registry, p})
 		}
 	}
@@ -620,12 +620,12 @@ func (s *Server) LeftOut() []Problem {
 }
 
 // leftOut returns what one registry has and is not meant to be served.
-func (s *Server) leftOut(registry string) []state.Problem {
+func (s *Server) skipped(registry string) []state.Problem {
 	r := s.db.Registry(registry)
 	if r == nil {
 		return nil
 	}
-	return r.LeftOut()
+	return r.Skipped()
 }
 
 // supervisor returns the supervisor status of a registry, the zero value if the
@@ -744,7 +744,8 @@ func (a source) Overview() admin.Overview {
 		if !st.Restored.IsZero() {
 			sup.Phase, sup.Sentence = supervisor.PhaseRestored, "Read from disk: "+s.restoredSince(st)+"."
 		}
-		r := admin.Registry{Plugin: sup, Served: st, Error: cmp.Or(st.Down, st.Error), Problems: s.problems(st.Registry), LeftOut: s.leftOut(st.Registry)}
+		r := admin.Registry{Plugin: sup, Served: st, Error: cmp.Or(st.Down, st.Error), Problems: s.problems(st.Registry), Skipped: s.skipped(st.Registry)}
+		r.LeftOut = r.Skipped
 		for _, n := range st.Resources {
 			r.Resources += n
 		}

@@ -136,8 +136,8 @@ func TestClientsOfGuardedListeners(t *testing.T) {
 		}
 	}
 	accept := append([]string{"accept", "load", "--address", at[2]}, trust...)
-	call(exitFailed, "nothing is held back", append(accept, "--token-file", operator)...)
-	p.find(p.stderr, `msg=audit who="token [0-9a-f]{8}" from=127\.0\.0\.1:\d+ action="POST /api/v1/registries/load/removals/allow" result=failed .*role=operate status=409 why=.*nothing is held back`)
+	call(exitFailed, "no removal is paused", append(accept, "--token-file", operator)...)
+	p.find(p.stderr, `msg=audit who="token [0-9a-f]{8}" from=127\.0\.0\.1:\d+ action="POST /api/v1/registries/load/removals/allow" result=failed .*role=operate status=409 why=.*no removal is paused`)
 	call(exitFailed, "needs role: operate", append(accept, "--token-file", reader)...)
 	call(exitFailed, "401 Unauthorized", append(accept, "--token-file", wrong)...)
 	call(exitFailed, "--token-file: .*no such file", append(accept, "--token-file", dir+"/none")...)
@@ -147,7 +147,7 @@ func TestClientsOfGuardedListeners(t *testing.T) {
 	// What changes is taken over without a new port.
 	config("{peer: {token_file: " + reader + "}, role: operate}")
 	p.find(p.stderr, `msg="configuration reloaded" .*listeners_changed="\[listen.admin 127.0.0.1:0\]"`)
-	call(exitFailed, "nothing is held back", append(accept, "--token-file", reader)...)
+	call(exitFailed, "no removal is paused", append(accept, "--token-file", reader)...)
 	p.signal(syscall.SIGTERM)
 	if code := p.wait(); code != exitOK {
 		t.Errorf("the bridge ended with %d", code)

@@ -16,7 +16,7 @@ func TestCall(t *testing.T) {
 	}{
 		"an answer":         {http.StatusOK, `{"a": 1}`, nil},
 		"problems":          {http.StatusUnprocessableEntity, `{"a": 1}`, nil},
-		"the bridge says":   {http.StatusConflict, `{"error": "nothing is held back"}`, []string{"nothing is held back"}},
+		"the bridge says":   {http.StatusConflict, `{"error": "no removal is paused"}`, []string{"no removal is paused"}},
 		"another program":   {http.StatusOK, "<html>\n", []string{"200 OK", `"<html>\n"`, "after admin="}},
 		"no page":           {http.StatusNotFound, "", []string{"404 Not Found", "after admin="}},
 		"another program's": {http.StatusForbidden, `{"message": "no"}`, []string{"403 Forbidden", "message", "after admin="}},

@@ -236,12 +236,12 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 			}
 			add("registry-rejected", doctor.Warning, at, fmt.Sprintf("it has %s that cannot be served unchanged, the first: %s: %s", doctor.Count(len(rejected), "thing", "things"), p.ID, p.Reason), change)
 		}
-		if n := len(r.LeftOut); n > 0 {
+		if n := len(r.Skipped); n > 0 {
 			// Names that the configuration leaves out are the least surprising.
-			first := r.LeftOut[max(0, slices.IndexFunc(r.LeftOut, func(p state.Problem) bool { return !strings.HasPrefix(p.ID, "config.") }))]
+			first := r.Skipped[max(0, slices.IndexFunc(r.Skipped, func(p state.Problem) bool { return !strings.HasPrefix(p.ID, "config.") }))]
 			report.Add("", doctor.Finding{
 				Check: "registry-left-out", Severity: doctor.Note, Subject: subject,
-				Problem: fmt.Sprintf("it has %s skipped, the first: %s: %s", doctor.Count(max(n, r.LeftOutCount), "thing", "things"), first.ID, first.Reason),
+				Problem: fmt.Sprintf("it has %s skipped, the first: %s: %s", doctor.Count(max(n, r.SkippedCount), "thing", "things"), first.ID, first.Reason),
 				Change:  "isthmus dump --rejected lists all of them",
 			})
 		}

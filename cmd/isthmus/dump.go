@@ -97,7 +97,7 @@ the configuration that would change it (none where only the registry can), and r
 				fmt.Fprintln(cmd.ErrOrStderr(), c)
 			}
 			if rejected {
-				return writeRejected(cmd.OutOrStdout(), append(s.Problems(), s.LeftOut()...))
+				return writeRejected(cmd.OutOrStdout(), append(s.Problems(), s.Skipped()...))
 			}
 			resources, err := s.Resources(shape)
 			if err != nil {

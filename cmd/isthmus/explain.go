@@ -143,10 +143,10 @@ func explainText(e *admin.Explanation, now time.Time) string {
 			if c.Reason != "" {
 				line(2, "%s: %s", c.Rule, c.Reason)
 			}
-			if c.Refused != "" {
-				line(2, "refused: %s", c.Refused)
+			if c.Rejected != "" {
+				line(2, "refused: %s", c.Rejected)
 			}
-			for _, k := range c.Kept {
+			for _, k := range c.Removals {
 				line(2, "protect: %s is still served: %s", k.Name, k.Reason)
 			}
 		}

@@ -332,11 +332,11 @@ func TestFloods(t *testing.T) {
 		},
 		{
 			name: "services without SDK", adapter: hostileAdapter, flood: flood{"services", floodServices}, limits: "resources_per_registry: 20000", log: 20_000, bridge: 300, plugin: 200,
-			problems: 10_000, reason: `"problem_count": 10\d\d\d,(?s:.*)limits.resources_per_registry \(20000\)`, resources: 20_000, onlyOnceLine: `msg="the registry has reached a limit; what is beyond it is refused" registry=flood limit=limits.resources_per_registry value=20000`,
+			problems: 10_000, reason: `"problem_count": 10\d\d\d,(?s:.*)limits.resources_per_registry \(20000\)`, resources: 20_000, onlyOnceLine: `msg="the registry has reached a limit; what is beyond it is rejected" registry=flood limit=limits.resources_per_registry value=20000`,
 		},
 		{
 			name: "huge without SDK", adapter: hostileAdapter, flood: flood{"huge", floodHuge}, limits: "bytes_per_registry: 20000000", log: 20_000, bridge: 500, plugin: 250,
-			problems: 100, reason: `"problem_count": \d\d\d,(?s:.*)limits.bytes_per_registry \(20000000\)`, bytes: 20_000_000, onlyOnceLine: `msg="the registry has reached a limit; what is beyond it is refused" registry=flood limit=limits.bytes_per_registry value=20000000`,
+			problems: 100, reason: `"problem_count": \d\d\d,(?s:.*)limits.bytes_per_registry \(20000000\)`, bytes: 20_000_000, onlyOnceLine: `msg="the registry has reached a limit; what is beyond it is rejected" registry=flood limit=limits.bytes_per_registry value=20000000`,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -74,7 +74,7 @@ registries:
 			b.find(`msg="listing complete" registry=flood`)
 			b.find(`msg="listing complete" registry=small`)
 			b.await("/api/v1/registries", `limits\.(bytes|services|resources)_per_registry \(\d+\)`)
-			if line := `msg="the registry has reached a limit; what is beyond it is refused" registry=flood limit=limits.`; adapter == hostileAdapter && strings.Count(b.text(), line) != 1 {
+			if line := `msg="the registry has reached a limit; what is beyond it is rejected" registry=flood limit=limits.`; adapter == hostileAdapter && strings.Count(b.text(), line) != 1 {
 				t.Errorf("%d lines %s", strings.Count(b.text(), line), line)
 			}
 			_, body := get(t, "http://"+b.admin+"/api/v1/registries")

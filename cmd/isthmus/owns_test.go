@@ -53,7 +53,7 @@ spec: {}
 	await(t, r.admin+"/api/v1/resources?q=web", `"total": 2,?\n`)
 	await(t, r.admin+"/api/v1/resources?q=admin", `"total": 1,?\n`)
 	problem(
-		`address 169\.254\.169\.254 is not the registry's: it is link-local, with the metadata service of most clouds; name it in owns\.addresses if it is; refused"`,
+		`address 169\.254\.169\.254 is not the registry's: it is link-local, with the metadata service of most clouds; name it in owns\.addresses if it is; rejected"`,
 		`address 127\.0\.0\.1 is not the registry's: it is loopback, where each proxy has its own administration port; name it in owns\.addresses`,
 		`host payments\.prod\.svc\.cluster\.local is not the registry's: hosts of cluster\.local are the cluster's own; name it in owns\.hosts`,
 		`kind networking\.istio\.io/EnvoyFilter is not the registry's: owns\.collections has networking\.istio\.io/ServiceEntry, networking\.istio\.io/WorkloadEntry; name it in owns\.collections`,

@@ -255,11 +255,11 @@ registries:
 		})
 	}
 	await("/readyz",
-		`(?m)^registry quiet: the first listing is not complete: starting, no handshake for \d+ s, of at most 10 s; it holds every type since \S+Z$`,
-		`(?m)^registry loud: the first listing is not complete: starting, no handshake for \d+ s, of at most 10 s; it holds every type since \S+Z$`)
+		`(?m)^registry quiet: the first listing is not complete: starting, no handshake for \d+ s, of at most 10 s; waiting for it: every type, since \S+Z$`,
+		`(?m)^registry loud: the first listing is not complete: starting, no handshake for \d+ s, of at most 10 s; waiting for it: every type, since \S+Z$`)
 	await("/api/v1/registries", `"explanation": "The plugin's process is being started. So far: no handshake for \d+ s, of at most 10 s."`)
 	watch := start(t, "watch", "--address", at[1])
-	await("/api/v1/sinks", `"node": "isthmus-watch~[^"]+",(?s:.*)"state": "held"`)
+	await("/api/v1/sinks", `"node": "isthmus-watch~[^"]+",(?s:.*)"state": "waiting"`)
 	// The others are followed as soon as it is clear that these two hang.
 	p.find(p.stderr, `msg="listing complete" registry=load`)
 	await("/readyz",
@@ -342,7 +342,7 @@ func TestTooLargeAfterRestart(t *testing.T) {
 	}
 	_, problems := get(t, admin+"/api/v1/registries")
 	for _, want := range []string{
-		`"resource networking.istio.io/WorkloadEntry files/web-\S+"`, `"resource of unknown kind \\"ns/r\\""`, "more than 1048576 bytes .*the last good one is kept",
+		`"resource networking.istio.io/WorkloadEntry files/web-\S+"`, `"resource of unknown kind \\"ns/r\\""`, "more than 1048576 bytes .*the last good one is served",
 	} {
 		if !regexp.MustCompile(want).MatchString(problems) {
 			t.Errorf("the problems lack %s:\n%.3000s", want, problems)

@@ -110,19 +110,19 @@ func TestProtect(t *testing.T) {
 			t.Errorf("%s ended with %d and wrote %s; want %d and %s", verb, got, text, code, pattern)
 		}
 	}
-	decide("allow", exitFailed, `registry files: nothing is held back`)
+	decide("allow", exitFailed, `registry files: no removal is paused`)
 
 	t.Run("in a running stream", func(t *testing.T) {
 		write(3)
-		p.find(p.stderr, `level=WARN msg="a removal looks like an accident and is held back" registry=files services=\d+ of=20 endpoints=\d+ resources=0 until=\S+ decide="isthmus accept files or isthmus refuse files"`)
+		p.find(p.stderr, `level=WARN msg="a removal looks like an accident and is paused" registry=files services=\d+ of=20 endpoints=\d+ resources=0 until=\S+ decide="isthmus removals allow files or isthmus removals keep files"`)
 		await(t, admin+"/api/v1/registries", `"phase": "protected"`, `"services": 3,\s*"instances": 3,`)
 		held := heldServices(t, admin)
 		wantServed(3 + held)
 		await(t, admin+"/readyz", fmt.Sprintf(`^ready\nregistry files: removal-paused: a removal that looks like an accident is paused until \S+Z: it would remove %d of 20 services, %[1]d endpoints, since \S+Z\. .* isthmus removals allow files\. .*isthmus removals keep files .*\n$`, held))
 		await(t, admin+"/api/v1/registries", fmt.Sprintf(`"protection": \{\s*"pending": true,\s*"services": %d,\s*"of": 20,\s*"endpoints": %[1]d`, held))
 		await(t, admin+"/", "protected", fmt.Sprintf("would remove %d of 20 services, %[1]d endpoints", held))
-		await(t, admin+"/metrics", `(?m)^isthmus_registry_protected\{registry="files"\} 1$`, fmt.Sprintf(`(?m)^isthmus_registry_kept\{registry="files"\} %d$`, 2*held))
-		await(t, admin+"/api/v1/removals?registry=files&limit=5", fmt.Sprintf(`"total": %d`, 2*held), `"reason": "the registry removed it together with most of its services; the removal is held back"`, `"since": "20`, `"until": "20`)
+		await(t, admin+"/metrics", `(?m)^isthmus_registry_removal_paused\{registry="files"\} 1$`, fmt.Sprintf(`(?m)^isthmus_registry_removals\{registry="files"\} %d$`, 2*held))
+		await(t, admin+"/api/v1/removals?registry=files&limit=5", fmt.Sprintf(`"total": %d`, 2*held), `"reason": "the registry removed it together with most of its services; the removal is paused"`, `"since": "20`, `"until": "20`)
 		write(12)
 		await(t, admin+"/api/v1/registries", `"services": 12,\s*"instances": 12,`)
 		if left := heldServices(t, admin); left == 0 || left > 8 {
@@ -132,7 +132,7 @@ func TestProtect(t *testing.T) {
 			await(t, admin+"/api/v1/removals", fmt.Sprintf(`"total": %d`, 2*left))
 		}
 		write(20)
-		p.find(p.stderr, `level=INFO msg="the registry has everything again whose removal was held back"`)
+		p.find(p.stderr, `level=INFO msg="the registry has everything again whose removal was paused"`)
 		await(t, admin+"/api/v1/registries", `"phase": "live"`)
 		await(t, admin+"/readyz", `^ready\n$`)
 		await(t, admin+"/api/v1/registries", `"services": 20,\s*"instances": 20,`)
@@ -152,15 +152,15 @@ func TestProtect(t *testing.T) {
 		if err := plugin.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		p.find(p.stderr, `msg="a removal looks like an accident and is held back" registry=files services=19 of=20`)
+		p.find(p.stderr, `msg="a removal looks like an accident and is paused" registry=files services=19 of=20`)
 		wantServed(20)
 		decide("keep", exitOK, `^registry files: removal kept: 19 services, 19 endpoints, 0 other resources$`)
-		decide("keep", exitFailed, `has been refused already`)
+		decide("keep", exitFailed, `is kept already`)
 		await(t, admin+"/api/v1/registries", `"phase": "live"`, `"pending": false`)
 		await(t, admin+"/readyz", `^ready\nregistry files: removal-kept: an operator kept what the registry no longer has; it would remove 19 of 20 services, 19 endpoints, since `)
-		await(t, admin+"/api/v1/removals", `"total": 38`, "an operator refused the removal")
+		await(t, admin+"/api/v1/removals", `"total": 38`, "an operator keeps it")
 		list := start(t, "removals", "list", "files", "--address", address)
-		if code := list.wait(); code != exitOK || strings.Count(strings.Join(list.stdout.seen, "\n"), "an operator refused the removal") != 38 {
+		if code := list.wait(); code != exitOK || strings.Count(strings.Join(list.stdout.seen, "\n"), "an operator keeps it") != 38 {
 			t.Errorf("removals list ended with %d and wrote %q", code, list.stdout.seen)
 		}
 		write(4) // three are back
@@ -222,7 +222,7 @@ func TestRestartAgainstEmptyRegistries(t *testing.T) {
 	wantKept := func() {
 		t.Helper()
 		held := func(registry string, n int) string {
-			return fmt.Sprintf(`level=WARN msg="a removal looks like an accident and is held back" registry=%s services=%d of=%[2]d endpoints=%[2]d `, registry, n)
+			return fmt.Sprintf(`level=WARN msg="a removal looks like an accident and is paused" registry=%s services=%d of=%[2]d endpoints=%[2]d `, registry, n)
 		}
 		p.findAll(p.stderr, held("dc1", large), held("dc2", small))
 		await(t, "http://"+w.api+"/api/v1/registries", `(?s)"name": "dc1".*"phase": "protected".*"name": "dc2".*"phase": "protected"`)
@@ -247,7 +247,7 @@ func TestRestartAgainstEmptyRegistries(t *testing.T) {
 	}
 	// One is back, and one is meant to be empty.
 	w.write("dc2", "services.yaml", fileServices(small))
-	p.find(p.stderr, `msg="the registry has everything again whose removal was held back" registry=dc2`)
+	p.find(p.stderr, `msg="the registry has everything again whose removal was paused" registry=dc2`)
 	d := start(t, "accept", "dc1", "--address", w.api) // the former name
 	if code := d.wait(); code != exitOK || !strings.Contains(strings.Join(append(d.stdout.seen, d.stderr.seen...), "\n"), "isthmus removals allow") {
 		t.Errorf("accept ended with %d and wrote %q, %q", code, d.stdout.seen, d.stderr.seen)
@@ -293,25 +293,25 @@ registries:
 	admin := "http://" + at[2]
 	p.findAll(p.stderr,
 		`level=WARN msg="the registry is optional and its first listing is not complete; its types are served without it" registry=extra`,
-		`level=WARN msg="a required registry holds its types; nothing of them is served to a sink that connects" registry=files held_since=\S+ held="?\[`)
-	await(t, admin+"/readyz", `^registry files: the first listing is not complete: degraded: .*; it holds .* since \S+Z\n`)
-	await(t, admin+"/metrics", `(?m)^isthmus_held\{collection="networking.istio.io/ServiceEntry"\} 1$`)
+		`level=WARN msg="types wait for a required registry; nothing of them is served to a sink that connects" registry=files waiting_since=\S+ waiting="?\[`)
+	await(t, admin+"/readyz", `^registry files: the first listing is not complete: degraded: .*; waiting for it: .* since \S+Z\n`)
+	await(t, admin+"/metrics", `(?m)^isthmus_waiting\{collection="networking.istio.io/ServiceEntry"\} 1$`)
 	_, body := get(t, admin+"/api/v1/registries")
 	var all struct {
 		Items []struct {
 			Name               string
 			Required, Released bool
-			Holds              []string
-			HeldSince          string `json:"held_since"`
+			Waiting, Holds     []string
+			WaitingSince       string `json:"waiting_since"`
 		}
 	}
 	if err := json.Unmarshal([]byte(body), &all); err != nil {
 		t.Fatal(err)
 	}
-	if r := all.Items[0]; !r.Required || r.Released || !slices.Contains(r.Holds, "networking.istio.io/ServiceEntry") || r.HeldSince == "" {
+	if r := all.Items[0]; !r.Required || r.Released || !slices.Contains(r.Waiting, "networking.istio.io/ServiceEntry") || !slices.Equal(r.Waiting, r.Waiting) || r.WaitingSince == "" {
 		t.Errorf("the required registry is shown as %+v", r)
 	}
-	if r := all.Items[1]; r.Required || !r.Released || len(r.Holds) > 0 {
+	if r := all.Items[1]; r.Required || !r.Released || len(r.Waiting) > 0 {
 		t.Errorf("the optional registry is shown as %+v", r)
 	}
 	await(t, admin+"/", `types that wait for it, for \d+ s: .*ServiceEntry`, "optional: served without it")
@@ -320,7 +320,7 @@ registries:
 		if protocol != "mcp, dialled" {
 			watch = start(t, "watch", "--address", at[1], "--protocol", protocol)
 		}
-		watch.find(watch.stderr, `networking.istio.io/ServiceEntry.*: held since \S+Z: registry files has not completed its first listing`)
+		watch.find(watch.stderr, `networking.istio.io/ServiceEntry.*: waiting since \S+Z: registry files has not completed its first listing`)
 		watch.signal(syscall.SIGTERM)
 		if code := watch.wait(); code != exitOK {
 			t.Errorf("watch ended with %d", code)
@@ -334,7 +334,7 @@ registries:
 		t.Fatal(err)
 	}
 	await(t, admin+"/readyz", `(?m)^ready\n(?s:.*)^registry extra: serves-without: it is optional, and served without it, as the first listing is not complete: degraded: .*connection refused`)
-	await(t, admin+"/metrics", `(?m)^isthmus_held\{collection="networking.istio.io/ServiceEntry"\} 0$`)
+	await(t, admin+"/metrics", `(?m)^isthmus_waiting\{collection="networking.istio.io/ServiceEntry"\} 0$`)
 	if got := len(served(t, admin)); got != 4 {
 		t.Errorf("%d resources are served, want those of 2 services", got)
 	}

@@ -924,7 +924,7 @@ func TestReloadProtection(t *testing.T) {
 	at := r.find(r.stderr, `msg=serving xds=(\S+) admin=(\S+)`)
 	r.xds, r.admin = []string{at[1]}, "http://"+at[2]
 	r.find(r.stderr, `msg="listing complete" registry=files`)
-	await(t, r.admin+"/readyz", `registry extra: the first listing is not complete: degraded: .*; it holds `)
+	await(t, r.admin+"/readyz", `registry extra: the first listing is not complete: degraded: .*; waiting for it: `)
 	pids := r.pids()
 	load := func(protect, extra string, fields ...string) {
 		t.Helper()
@@ -967,11 +967,11 @@ func TestReloadProtection(t *testing.T) {
 
 	reload("hold: 1h", ", sync_timeout: 1h", "protect.min_share")
 	write(3)
-	r.find(r.stderr, `msg="a removal looks like an accident and is held back" registry=files services=\d+ of=20`)
+	r.find(r.stderr, `msg="a removal looks like an accident and is paused" registry=files services=\d+ of=20`)
 	await(t, r.admin+"/api/v1/registries", `"services": 3,\s*"instances": 3,`)
 	held := heldServices(t, r.admin)
 	load("hold: 1s", ", sync_timeout: 1h", "protect.hold") // it may be over already
-	r.find(r.stderr, `msg="nobody decided on what was held back; it is removed" registry=files services=`+strconv.Itoa(held)+` `)
+	r.find(r.stderr, `msg="nobody decided on the paused removal; it is carried out" registry=files services=`+strconv.Itoa(held)+` `)
 	await(t, r.admin+"/api/v1/services?registry=files", `"total": 3,?\n`)
 	if now := r.pids(); !maps.Equal(pids, now) {
 		t.Errorf("the plugins are %v, and were %v", now, pids)

@@ -82,7 +82,7 @@ var rules = []rule{
 	{folder: "server/changelog"},
 	{
 		folder: "server/state", own: []string{"plugin/collection", "plugin/proto/...", "server/changelog", "server/encode", "server/state/...", "internal/clip"},
-		others: []string{"google.golang.org/protobuf/...", "github.com/prometheus/client_golang/..."},
+		others: []string{"google.golang.org/protobuf/...", "github.com/prometheus/client_golang/...", "github.com/prometheus/client_model/go"},
 		tests:  []string{"internal/testresource", "internal/testwait"},
 	},
 	{folder: "server/state/...", own: []string{"plugin/collection", "server/changelog", "server/encode"}},

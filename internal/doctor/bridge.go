@@ -52,7 +52,8 @@ func (s *Sink) istiod() bool {
 const (
 	stateCurrent = "current"
 	stateSent    = "sent"
-	stateHeld    = "held"
+	stateWaiting = "waiting"
+	stateHeld    = "held" // the same of a bridge before this release
 )
 
 // waitingPenalty is what a subscription waits for whose sink disconnected over
@@ -177,7 +178,7 @@ func checkSink(s, earlier *Sink, after time.Duration) (found []Finding) {
 			add("sink-size", Failure, fmt.Sprintf("it ended the stream over a response of %s that is larger than the %d bytes that it receives, and comes back for the same, again and again", sub.TypeURL, maxOld), splitSinks)
 		case sub.State == stateSent && stuck:
 			add("sink-ack", Failure, fmt.Sprintf("it has not acknowledged %s within %s: it hangs, or cannot be reached any more", sub.TypeURL, after), "")
-		case sub.State == stateHeld && sub.Waiting == "":
+		case (sub.State == stateWaiting || sub.State == stateHeld) && sub.Waiting == "":
 			add("sink-held", Failure, fmt.Sprintf("%s is held, as a registry has not completed its first listing; istiod is not ready before it is answered", sub.TypeURL),
 				"what /readyz of the bridge names, or required: false for that registry")
 		}

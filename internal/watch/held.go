@@ -45,6 +45,6 @@ func (wa *watcher) printHeld(md metadata.MD) {
 	}
 	for _, by := range order {
 		registry, since, _ := strings.Cut(by, " ")
-		fmt.Fprintf(wa.o.Stderr, "%s: held since %s: registry %s has not completed its first listing\n", strings.Join(held[by], ", "), since, registry)
+		fmt.Fprintf(wa.o.Stderr, "%s: waiting since %s: registry %s has not completed its first listing\n", strings.Join(held[by], ", "), since, registry)
 	}
 }

@@ -300,7 +300,7 @@ func TestChanges(t *testing.T) {
 // for others.
 func TestSinks(t *testing.T) {
 	s := New(&world{overview: Overview{Sinks: []stream.Status{
-		{Protocol: "mcp", StaleNonces: 3, Subscriptions: []stream.SubscriptionStatus{{Incremental: true, Oversize: true}, {Status: view.Status{State: "held"}, Waiting: "penalty"}}},
+		{Protocol: "mcp", StaleNonces: 3, Subscriptions: []stream.SubscriptionStatus{{Incremental: true, Oversize: true}, {Status: view.Status{State: "waiting"}, Waiting: "penalty"}}},
 		{Protocol: "sotw", Subscriptions: []stream.SubscriptionStatus{{Status: view.Status{State: "current"}}}},
 	}}}, Options{})
 	sinks := getJSON[list[map[string]any]](t, s, "/api/v1/sinks").Items
@@ -370,13 +370,13 @@ func TestPage(t *testing.T) {
 		Version: "1.2.3", Started: now.Add(-3 * time.Hour), Revision: 77, NotReady: []string{"registry dc1: <b>"},
 		Registries: []Registry{{
 			Plugin: Plugin{Registry: "dc1", Adapter: "consul", Phase: supervisor.PhaseDegraded, Sentence: "It can not be followed.", Since: now.Add(-5 * time.Minute), LastError: "<script>alert(1)</script>", LastErrorAt: now, LastHeard: now.Add(-6 * time.Minute)},
-			Served: Served{ListingSince: now.Add(-7 * time.Minute), ProblemCount: 61, LeftOutCount: 61}, Problems: problems, LeftOut: []state.Problem{{ID: "instance web/1", Reason: "fails its check"}},
+			Served: Served{ListingSince: now.Add(-7 * time.Minute), ProblemCount: 61, SkippedCount: 61}, Problems: problems, Skipped: []state.Problem{{ID: "instance web/1", Reason: "fails its check"}},
 		}, {Plugin: Plugin{Registry: "dc2", Phase: supervisor.PhaseLive}}},
 		Sinks: []stream.Status{
 			{Node: "sidecar~1", Address: "127.0.0.1:9", Protocol: "sotw", Profile: "istio-1.30", Shape: "inline", Connected: now, Subscriptions: []stream.SubscriptionStatus{{Status: view.Status{Collection: "g/K", State: "sent", SentVersion: "abc", AckedVersion: "def", Bytes: 1_234_567, Nacks: 1, LastNack: "no <i>"}, Lag: 4}}},
 			{Node: "", Address: "127.0.0.1:7", Protocol: "mcp", Profile: "pilot-1.8", Connected: now, StaleNonces: 3, Subscriptions: []stream.SubscriptionStatus{
 				{TypeURL: "istio/serviceentries", Status: view.Status{Collection: "g/S", State: "sent", Bytes: 5_000_000}, Incremental: true, Oversize: true},
-				{TypeURL: "istio/workloadgroups", Status: view.Status{Collection: "g/W", State: "held"}, Waiting: "istio/serviceentries"},
+				{TypeURL: "istio/workloadgroups", Status: view.Status{Collection: "g/W", State: "waiting"}, Waiting: "istio/serviceentries"},
 			}},
 			{Node: "quiet", Address: "127.0.0.1:8", Protocol: "delta", Connected: now},
 		},
@@ -498,7 +498,7 @@ func TestFields(t *testing.T) {
 					Confinement: []string{"c"},
 				},
 				Served: Served{
-					Registry: "dc1", Restored: now, Released: true, Holds: []string{"c"}, HeldSince: now, Listing: true, ListingSince: now, Down: "d", Error: "e", Detail: "d", Since: now,
+					Registry: "dc1", Restored: now, Released: true, Waits: []string{"c"}, WaitingSince: now, Listing: true, ListingSince: now, Down: "d", Error: "e", Detail: "d", Since: now,
 					Services: 2, Instances: 3, Resources: map[string]int{"c": 4}, Protection: &state.Protection{Since: now, Until: now},
 				},
 				Error: "e", Resources: 4, Problems: []state.Problem{{ID: "i"}},
@@ -523,7 +523,7 @@ func TestFields(t *testing.T) {
 		object any
 		want   string
 	}{
-		{registry, "adapter bytes confinement detail error explanation held_since holds instances kept last_error last_error_at last_heard left_out left_out_count listing_since name phase pid problem_count problems protection released required resources restarts restored revision services since synced version"},
+		{registry, "adapter bytes confinement detail error explanation instances kept last_error last_error_at last_heard left_out left_out_count listing_since name phase pid problem_count problems protection released removals required resources restarts restored revision services since skipped skipped_count synced version waiting waiting_since"},
 		{registry["problems"].([]any)[0], "id reason"},
 		{registry["protection"], "endpoints of pending resources services since until"},
 		{item("kept"), "collection name reason registry service since until"},

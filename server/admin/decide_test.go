@@ -33,7 +33,7 @@ func TestDecide(t *testing.T) {
 		"keep":                {path: "dc1/removals/keep", header: map[string]string{"Content-Type": asJSON + "; charset=utf-8"}, code: 200, text: `"services": 7`, called: "dc1 false"},
 		"the page itself":     {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON, "Origin": "http://example.com", "Sec-Fetch-Site": "same-origin"}, code: 200, called: "dc1 true"},
 		"no registry":         {path: "dc9/removals/allow", header: map[string]string{"Content-Type": asJSON}, err: ErrNoRegistry, code: 404, text: "/api/v1/registries", called: "dc9 true"},
-		"nothing held back":   {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON}, err: state.ErrNothingKept, code: 409, text: "nothing is held back", called: "dc1 true"},
+		"nothing held back":   {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON}, err: state.ErrNothingKept, code: 409, text: "no removal is paused", called: "dc1 true"},
 		"no content type":     {path: "dc1/removals/allow", code: 415, text: "Content-Type: application/json"},
 		"a form":              {path: "dc1/removals/allow", header: map[string]string{"Content-Type": "application/x-www-form-urlencoded"}, code: 415},
 		"plain text":          {path: "dc1/removals/allow", header: map[string]string{"Content-Type": "text/plain"}, code: 415},
@@ -113,7 +113,7 @@ func TestHeldIsShown(t *testing.T) {
 		Conditions: []conditions.Condition{conditions.New(conditions.RemovalPaused, "registry dc1", now, "protected: <b>")},
 		Registries: []Registry{
 			{Plugin: Plugin{Registry: "dc1", Phase: supervisor.PhaseProtected}, Served: Served{Required: true, Protection: &state.Protection{Pending: true, Services: 11, Of: 20, Endpoints: 22, Since: now.Add(-time.Minute), Until: now.Add(9 * time.Minute)}}},
-			{Plugin: Plugin{Registry: "dc2", Phase: supervisor.PhaseSyncing}, Served: Served{Holds: []string{"networking.istio.io/ServiceEntry", "networking.istio.io/WorkloadEntry"}, HeldSince: now.Add(-50 * time.Second)}},
+			{Plugin: Plugin{Registry: "dc2", Phase: supervisor.PhaseSyncing}, Served: Served{Waits: []string{"networking.istio.io/ServiceEntry", "networking.istio.io/WorkloadEntry"}, WaitingSince: now.Add(-50 * time.Second)}},
 			{Plugin: Plugin{Registry: "dc3", Phase: supervisor.PhaseDegraded}, Served: Served{Released: true, Protection: &state.Protection{Services: 3, Of: 9}}, Error: "connection refused"},
 		},
 	}}, Options{})

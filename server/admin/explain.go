@@ -107,8 +107,8 @@ type ExplainedSink struct {
 	// Collection is the one of the host's resources that the sink was sent
 	// last; empty if it has asked for none.
 	Collection string `json:"collection,omitempty"`
-	// State is held, not sent, sent, acknowledged, refused, too large, by name,
-	// not asked or not in its view.
+	// State is waiting, not sent, sent, acknowledged, refused, too large, by
+	// name, not asked or not in its view.
 	State        string    `json:"state"`
 	SentVersion  string    `json:"sent_version,omitempty"`
 	SentAt       time.Time `json:"sent_at,omitzero"`
@@ -144,17 +144,17 @@ func (e *Explanation) explain() {
 			case c.Reason != "":
 				say("Registry %s: %s.", r.Registry, strings.TrimSuffix(c.Reason, "."))
 			}
-			if c.Refused != "" {
-				say("Registry %s: the newest version of %s is not served: %s.", r.Registry, c.Name, c.Refused)
+			if c.Rejected != "" {
+				say("Registry %s: the newest version of %s is not served: %s.", r.Registry, c.Name, c.Rejected)
 			}
-			if len(c.Kept) > 0 {
-				k := c.Kept[0]
+			if len(c.Removals) > 0 {
+				k := c.Removals[0]
 				until := "until somebody allows its removal"
 				if !k.Until.IsZero() {
 					until = "until " + k.Until.UTC().Format("15:04:05 UTC")
 				}
 				say("Registry %s no longer has %s of %s, which is still served (%s), %s: isthmus removals allow %s removes it now, isthmus removals keep %s keeps it.",
-					r.Registry, countOf(c.KeptCount, "resource", "resources"), c.Name, k.Reason, until, r.Registry, r.Registry)
+					r.Registry, countOf(c.RemovalCount, "resource", "resources"), c.Name, k.Reason, until, r.Registry, r.Registry)
 			}
 		}
 		if r.Error != "" && len(r.Services)+len(r.Claims) > 0 {

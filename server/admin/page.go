@@ -73,7 +73,7 @@ type pageData struct {
 	Pages []navigation
 	Query url.Values
 
-	ServiceCount, EndpointCount, LiveRegistries, CurrentSinks, ProblemCount, LeftOutCount int
+	ServiceCount, EndpointCount, LiveRegistries, CurrentSinks, ProblemCount, SkippedCount int
 
 	Rate   string
 	Charts []chart
@@ -89,7 +89,7 @@ type pageData struct {
 	Explanation *Explanation
 	SinkRows    []sinkRow
 	Problems    []problemGroup
-	LeftOut     []problemGroup
+	Skipped     []problemGroup
 }
 
 type navigation struct {
@@ -162,7 +162,7 @@ func (d *pageData) count() {
 		d.ServiceCount += int(r.Served.Services)   //nolint:gosec // what is in memory fits
 		d.EndpointCount += int(r.Served.Instances) //nolint:gosec // likewise
 		d.ProblemCount += r.ProblemCount
-		d.LeftOutCount += r.LeftOutCount
+		d.SkippedCount += r.SkippedCount
 		if r.Phase == supervisor.PhaseLive {
 			d.LiveRegistries++
 		}
@@ -360,7 +360,7 @@ func (s *Server) changesPage(d *pageData, r *http.Request) error {
 func (s *Server) problemsPage(d *pageData, _ *http.Request) error {
 	only := d.Query.Get("registry")
 	if only != "" {
-		d.ProblemCount, d.LeftOutCount = 0, 0
+		d.ProblemCount, d.SkippedCount = 0, 0
 		d.Conflicts = slices.DeleteFunc(d.Conflicts, func(c state.Conflict) bool { return c.Registry != only && c.Owner != only })
 	}
 	for i := range d.Registries {
@@ -369,10 +369,10 @@ func (s *Server) problemsPage(d *pageData, _ *http.Request) error {
 			continue
 		}
 		if only != "" {
-			d.ProblemCount, d.LeftOutCount = r.ProblemCount, r.LeftOutCount
+			d.ProblemCount, d.SkippedCount = r.ProblemCount, r.SkippedCount
 		}
 		d.Problems = append(d.Problems, groupProblems("p", r.Plugin.Registry, r.Problems)...)
-		d.LeftOut = append(d.LeftOut, groupProblems("l", r.Plugin.Registry, r.LeftOut)...)
+		d.Skipped = append(d.Skipped, groupProblems("l", r.Plugin.Registry, r.Skipped)...)
 	}
 	return nil
 }

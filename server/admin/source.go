@@ -148,7 +148,8 @@ type Registry struct {
 	Error     string          `json:"error,omitempty"` // why the registry may be stale; empty while it is followed
 	Resources int             `json:"resources"`       // of all collections
 	Problems  []state.Problem `json:"problems"`        // fewer than ProblemCount if there are very many
-	LeftOut   []state.Problem `json:"left_out"`        // what is not meant to be served
+	Skipped   []state.Problem `json:"skipped"`         // what is not meant to be served
+	LeftOut   []state.Problem `json:"left_out"`        // the same under its name before this release
 }
 
 // Resource is one served resource.

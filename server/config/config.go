@@ -182,9 +182,9 @@ type Registry struct {
 	Translate json.RawMessage `json:"translate" doc:"How services of the registry become resources; see the section on translate."`
 	Plugin    Plugin          `json:"plugin" doc:"The process of the adapter: what is started, and what it may do."`
 
-	Required    bool     `json:"required" doc:"Whether the types of the registry are held until its first listing is complete, however long that takes. With false they are served without it once it is shown that it cannot be reached, or sync_timeout has passed; what it lists later is added."`
+	Required    bool     `json:"required" doc:"Whether the types of the registry wait until its first listing is complete, however long that takes. With false they are served without it once it is shown that it cannot be reached, or sync_timeout has passed; what it lists later is added."`
 	SyncTimeout Duration `json:"sync_timeout" doc:"How long a first listing may take, counted from the start of the bridge. After it a registry that is not required is no longer waited for; of a required one the log says that it holds its types, and nothing else changes."`
-	Protect     Protect  `json:"protect" doc:"Which removals look like an accident and are held back; see docs/operate/removals.md."`
+	Protect     Protect  `json:"protect" doc:"Which removals look like an accident and are paused; see docs/operate/removals.md."`
 	Owns        Owns     `json:"owns" doc:"What the registry may say. What it says of others is refused and listed; see docs/security.md."`
 }
 
@@ -205,16 +205,16 @@ type Mesh struct {
 
 // Protect configures which removals look accidental.
 type Protect struct {
-	MinShare    float64        `json:"min_share" doc:"A complete listing, or a run of removals within ten minutes, that would leave less than this share of the registry's services, or of their endpoints (half at most), is held back, with what the run removed before. A service that loses its last endpoint counts as lost, one that loses some as a part. 0 turns it off."`
-	MinServices int            `json:"min_services" doc:"Number of services from which min_share applies. A complete listing without a single service is held back below it too."`
-	Hold        Duration       `json:"hold" doc:"How long removals are held back, unless an operator decides before (isthmus removals)."`
+	MinShare    float64        `json:"min_share" doc:"A complete listing, or a run of removals within ten minutes, that would leave less than this share of the registry's services, or of their endpoints (half at most), is paused, with what the run removed before. A service that loses its last endpoint counts as lost, one that loses some as a part. 0 turns it off."`
+	MinServices int            `json:"min_services" doc:"Number of services from which min_share applies. A complete listing without a single service is paused below it too."`
+	Hold        Duration       `json:"hold" doc:"How long removals are paused, unless an operator decides before (isthmus removals)."`
 	Service     ProtectService `json:"service" doc:"The same for the endpoints of one service."`
 }
 
 // ProtectService configures which removals of one service's endpoints look
 // accidental.
 type ProtectService struct {
-	MinShare     float64 `json:"min_share" jsonschema:"default=0" doc:"Removals within ten minutes that would leave less than this share of a service's endpoints are held back. 0 turns it off: a service that has no endpoint in its registry has none in the mesh."`
+	MinShare     float64 `json:"min_share" jsonschema:"default=0" doc:"Removals within ten minutes that would leave less than this share of a service's endpoints are paused. 0 turns it off: a service that has no endpoint in its registry has none in the mesh."`
 	MinEndpoints int     `json:"min_endpoints" doc:"Number of endpoints of a service from which min_share applies."`
 }
 

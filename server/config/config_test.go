@@ -392,10 +392,10 @@ f:2:44: registries[0].plugin.sha256: must be 64 hexadecimal digits, as sha256sum
 - {name: c, type: sim, protect: off}
 - {name: d, type: sim, sync_timeout: 99999999h, protect: {hold: 99999999999999999999h}}`, `
 f:2:24: registries[0].sync_timeout: must be more than 0, and at most 8760h
-f:2:52: registries[0].protect.min_share: must be from 0 (off) to 1 (any loss is held back)
+f:2:52: registries[0].protect.min_share: must be from 0 (off) to 1 (any loss is paused)
 f:2:68: registries[0].protect.min_services: must be positive
 f:2:91: registries[0].protect.hold: must be a duration such as "5s" or "1m30s"
-f:2:105: registries[0].protect.service.min_share: must be from 0 (off) to 1 (any loss is held back)
+f:2:105: registries[0].protect.service.min_share: must be from 0 (off) to 1 (any loss is paused)
 f:2:120: registries[0].protect.service.min_endpoints: must be positive
 f:3:34: registries[1].required: must be true or false, not text
 f:3:56: registries[1].sync_timeout: must be a duration such as "5s" or "1m30s"

@@ -316,7 +316,7 @@ func (d *decoder) protect(path string, r *Registry) {
 	d.check(p.Hold >= minHold && p.Hold <= maxTime, path+".protect.hold", "must be %s to %s; min_share: 0 turns the protection off", minHold, maxTime)
 	d.check(p.MinServices > 0, path+".protect.min_services", "must be positive")
 	d.check(p.Service.MinEndpoints > 0, path+".protect.service.min_endpoints", "must be positive")
-	const share = "must be from 0 (off) to 1 (any loss is held back)"
+	const share = "must be from 0 (off) to 1 (any loss is paused)"
 	d.check(p.MinShare >= 0 && p.MinShare <= 1, path+".protect.min_share", share)
 	d.check(p.Service.MinShare >= 0 && p.Service.MinShare <= 1, path+".protect.service.min_share", share)
 }

@@ -29,10 +29,14 @@ type Claim struct {
 	// its ServiceEntry.
 	Owner     string `json:"owner,omitempty"`
 	OwnerName string `json:"owner_name,omitempty"`
-	// Refused is why the registry's newest version is not served.
-	Refused string `json:"refused,omitempty"`
-	// Kept is what is served of it after its registry removed it, at most 100
-	// of KeptCount.
+	// Rejected is why the registry's newest version is not served.
+	Rejected string `json:"rejected,omitempty"`
+	// Removals is what is served of it after its registry removed it, at most
+	// 100 of RemovalCount.
+	Removals     []Kept `json:"removals,omitempty"`
+	RemovalCount int    `json:"removal_count,omitempty"`
+	// The same under the names that these fields had before, for this release.
+	Refused   string `json:"refused,omitempty"`
 	Kept      []Kept `json:"kept,omitempty"`
 	KeptCount int    `json:"kept_count,omitempty"`
 	// Inline and Workload are the revisions of the newest change, in each
@@ -76,7 +80,7 @@ func (d *DB) explainLocked(r *Record) Claim {
 	c := Claim{
 		Registry: r.Registry(), Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(), Version: r.Hash(encode.Inline).String(), Outcome: "served",
 		Inline: r.place[encode.Inline], Workload: r.place[encode.Workload],
-		Refused: of.refused[refusalID(collection.ServiceEntry, r.Name())].reason,
+		Rejected: of.refused[refusalID(collection.ServiceEntry, r.Name())].reason,
 	}
 	for i := range r.Instances() {
 		c.Workload = max(c.Workload, i.place[encode.Workload])
@@ -104,11 +108,12 @@ func (d *DB) explainLocked(r *Record) Claim {
 		if !item.Refused {
 			k.Until = item.From.Add(of.guard.protect.Hold)
 		}
-		c.Kept = append(c.Kept, k)
+		c.Removals = append(c.Removals, k)
 	}
-	slices.SortFunc(c.Kept, func(a, b Kept) int { return strings.Compare(a.Name, b.Name) })
-	c.KeptCount = len(c.Kept)
-	c.Kept = c.Kept[:min(len(c.Kept), maxKeptShown)]
+	slices.SortFunc(c.Removals, func(a, b Kept) int { return strings.Compare(a.Name, b.Name) })
+	c.RemovalCount = len(c.Removals)
+	c.Removals = c.Removals[:min(len(c.Removals), maxKeptShown)]
+	c.Refused, c.Kept, c.KeptCount = c.Rejected, c.Removals, c.RemovalCount
 	return c
 }
 

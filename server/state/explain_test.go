@@ -51,8 +51,8 @@ func TestExplainKept(t *testing.T) {
 	kept := 0
 	for n := range 10 {
 		for _, c := range e.Explain(fmt.Sprintf("s%02d.example.org", n)) {
-			kept += c.KeptCount
-			if c.KeptCount != len(c.Kept) || c.KeptCount > 0 && c.Kept[0].Until.IsZero() {
+			kept += c.RemovalCount
+			if c.RemovalCount != len(c.Removals) || c.RemovalCount > 0 && c.Removals[0].Until.IsZero() {
 				t.Errorf("%+v", c)
 			}
 		}

@@ -49,8 +49,8 @@ func (d *DB) Holds() []Hold {
 	}
 	var out []Hold
 	for _, s := range d.Registries() {
-		if len(s.Holds) > 0 {
-			out = append(out, Hold{s.Registry, s.Holds, s.HeldSince})
+		if len(s.Waits) > 0 {
+			out = append(out, Hold{s.Registry, s.Waits, s.WaitingSince})
 		}
 	}
 	return out
@@ -105,6 +105,6 @@ func (r *Registry) release() {
 		r.db.wake()
 	case late && !r.overdue && len(r.holds()) > 0:
 		r.overdue = true
-		r.log.Warn("a required registry holds its types; nothing of them is served to a sink that connects", "held_since", r.begun, "held", r.holds())
+		r.log.Warn("types wait for a required registry; nothing of them is served to a sink that connects", "waiting_since", r.begun, "waiting", r.holds())
 	}
 }

@@ -14,7 +14,7 @@ import (
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 )
 
-// heldSeries returns isthmus_held by collection, where it is 1.
+// heldSeries returns isthmus_waiting by collection, where it is 1.
 func heldSeries(t *testing.T, reg *prometheus.Registry) (held []string) {
 	t.Helper()
 	families, err := reg.Gather()
@@ -23,7 +23,7 @@ func heldSeries(t *testing.T, reg *prometheus.Registry) (held []string) {
 	}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			if f.GetName() == "isthmus_held" && m.GetGauge().GetValue() == 1 {
+			if f.GetName() == "isthmus_waiting" && m.GetGauge().GetValue() == 1 {
 				held = append(held, m.GetLabel()[0].GetValue())
 			}
 		}
@@ -71,7 +71,7 @@ func TestOptional(t *testing.T) {
 					t.Errorf("holds (-want +got):\n%s", diff)
 				}
 				if diff := cmp.Diff(services, heldSeries(t, reg)); diff != "" {
-					t.Errorf("isthmus_held (-want +got):\n%s", diff)
+					t.Errorf("isthmus_waiting (-want +got):\n%s", diff)
 				}
 				dc1.Apply(upserts(entry("ns/web", "web.example.org")))
 				dc1.Apply(synced)
@@ -109,11 +109,11 @@ func TestRequiredHolds(t *testing.T) {
 		r := d.Registry("dc1")
 		r.Begin([]string{collection.ServiceEntry})
 		r.Apply(&pluginv1.WatchResponse{Status: &pluginv1.Status{Error: "connection refused"}})
-		if want := "its types are held until its first listing is complete"; !strings.Contains(log.String(), want) ||
-			!strings.Contains(log.String(), "held=[networking.istio.io/ServiceEntry]") || !strings.Contains(log.String(), "held_since=") {
+		if want := "its types wait for its first listing"; !strings.Contains(log.String(), want) ||
+			!strings.Contains(log.String(), "waiting=[networking.istio.io/ServiceEntry]") || !strings.Contains(log.String(), "waiting_since=") {
 			t.Errorf("the log lacks %q with what is held and since when:\n%s", want, &log)
 		}
-		const overdue = "a required registry holds its types"
+		const overdue = "types wait for a required registry"
 		time.Sleep(19 * time.Second)
 		if strings.Contains(log.String(), overdue) {
 			t.Errorf("the log says too early:\n%s", &log)
@@ -152,15 +152,15 @@ func TestHeldAndRestored(t *testing.T) {
 				r.Begin(nil)
 				r.Apply(&pluginv1.WatchResponse{Status: &pluginv1.Status{Error: "connection refused"}})
 				time.Sleep(time.Hour)
-				if st := r.Status(); st.Released || len(st.Holds) > 0 || d.Remarkable() {
-					t.Errorf("released %v, holds %v, remarkable %v; want nothing of it", st.Released, st.Holds, d.Remarkable())
+				if st := r.Status(); st.Released || len(st.Waits) > 0 || d.Remarkable() {
+					t.Errorf("released %v, holds %v, remarkable %v; want nothing of it", st.Released, st.Waits, d.Remarkable())
 				}
 				if released := strings.Contains(log.String(), "served without it\" registry=dc1"); released != late {
 					t.Errorf("the log says that it is served without the registry: %v\n%s", released, &log)
 				}
 				e.wantCounts(3, 6)
 				// The other one alone holds, until it is listed.
-				if st := other.Status(); d.Synced() || len(st.Holds) == 0 {
+				if st := other.Status(); d.Synced() || len(st.Waits) == 0 {
 					t.Error("dc2 holds nothing")
 				}
 				list(other, 0)

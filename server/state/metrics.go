@@ -3,6 +3,7 @@ package state
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 )
@@ -24,7 +25,7 @@ func newMetrics(d *DB, reg prometheus.Registerer) *metrics {
 	}
 	m := &metrics{
 		changes:   counter("isthmus_changes_total", "Changes of resources that came from a registry.", "collection", "op"),
-		refused:   counter("isthmus_refused_total", "Resources from a plugin that were refused; the last good one is kept."),
+		refused:   counter("isthmus_rejected_total", "Resources from a plugin that were rejected; the last good one is served."),
 		resources: gauge("isthmus_resources", "Resources that are served.", "collection"),
 		bytes:     gauge("isthmus_registry_bytes", "Bytes of the registry's resources, as limits.bytes_per_registry counts them."),
 		listing:   gauge("isthmus_registry_listing_since_timestamp_seconds", "Since when the registry's listing is incomplete. Absent while it is complete."),
@@ -33,23 +34,73 @@ func newMetrics(d *DB, reg prometheus.Registerer) *metrics {
 		stale:     gauge("isthmus_registry_stale", "1 while the registry cannot be followed; nothing is removed meanwhile."),
 		problems:  gauge("isthmus_registry_problems", "Things in the registry that cannot be served as they are."),
 		reasons:   gauge("isthmus_registry_problem_reasons", "The same by the field of the configuration that would change it, or by what else it is.", "reason"),
-		leftOut:   gauge("isthmus_registry_left_out", "Things in the registry that are not meant to be served, by the field of the configuration that would change it.", "reason"),
+		leftOut:   gauge("isthmus_registry_skipped", "Things in the registry that are not meant to be served, by the field of the configuration that would change it.", "reason"),
 		services:  gauge("isthmus_registry_services", "Services that the registry's plugin knows of."),
 		instances: gauge("isthmus_registry_instances", "Instances that the registry's plugin knows of."),
 	}
-	m.protected = gauge("isthmus_registry_protected", "1 while a removal of the registry looks like an accident and waits for a decision.")
-	m.kept = gauge("isthmus_registry_kept", "Resources that are served although the registry no longer has them.")
+	m.protected = gauge("isthmus_registry_removal_paused", "1 while a removal of the registry looks like an accident and waits for a decision.")
+	m.kept = gauge("isthmus_registry_removals", "Resources that are served although the registry no longer has them.")
 	m.held = auto.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "isthmus_held", Help: "1 while the collection is held, as a registry has not completed its first listing.",
+		Name: "isthmus_waiting", Help: "1 while the collection waits for a registry to complete its first listing.",
 	}, []string{"collection"})
 	m.conflicts = auto.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "isthmus_conflicts", Help: "Hosts that several services have, by the policy of conflicts that holds.",
 	}, []string{"policy"})
+	reg.MustRegister(
+		oldName{m.held, "isthmus_held", "isthmus_waiting", []string{"collection"}},
+		oldName{m.protected, "isthmus_registry_protected", "isthmus_registry_removal_paused", registry},
+		oldName{m.kept, "isthmus_registry_kept", "isthmus_registry_removals", registry},
+		oldName{m.leftOut, "isthmus_registry_left_out", "isthmus_registry_skipped", []string{"registry", "reason"}},
+		oldName{m.refused, "isthmus_refused_total", "isthmus_rejected_total", registry},
+	)
 	m.setConflicts(nil)
 	auto.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "isthmus_store_revision", Help: "Changes that the store has seen since the process started.",
 	}, func() float64 { return float64(d.Revision()) })
 	return m
+}
+
+// oldName exports a metric under the name that it had before, for this release.
+type oldName struct {
+	of        prometheus.Collector
+	name, now string
+	labels    []string
+}
+
+func (o oldName) desc() *prometheus.Desc {
+	return prometheus.NewDesc(o.name, "Until the next release: "+o.now+" under its former name.", o.labels, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (o oldName) Describe(ch chan<- *prometheus.Desc) { ch <- o.desc() }
+
+// Collect implements prometheus.Collector.
+func (o oldName) Collect(ch chan<- prometheus.Metric) {
+	desc, all := o.desc(), make(chan prometheus.Metric)
+	go func() { // ends with the loop below
+		defer close(all)
+		o.of.Collect(all)
+	}()
+	for m := range all {
+		var now dto.Metric
+		if err := m.Write(&now); err != nil {
+			ch <- prometheus.NewInvalidMetric(desc, err)
+			continue
+		}
+		values := make([]string, 0, len(o.labels))
+		for _, name := range o.labels {
+			for _, l := range now.GetLabel() {
+				if l.GetName() == name {
+					values = append(values, l.GetValue())
+				}
+			}
+		}
+		kind, value := prometheus.GaugeValue, now.GetGauge().GetValue()
+		if now.GetCounter() != nil {
+			kind, value = prometheus.CounterValue, now.GetCounter().GetValue()
+		}
+		ch <- prometheus.MustNewConstMetric(desc, kind, value, values...)
+	}
 }
 
 // setConflicts sets the number of contested hosts by policy.

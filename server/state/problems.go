@@ -127,9 +127,9 @@ func (l *leftOut) forget() {
 	l.more = false
 }
 
-// LeftOut returns what the plugin does not send although nothing is wrong with
+// Skipped returns what the plugin does not send although nothing is wrong with
 // it, as the registry or the configuration intends that, ordered by id.
-func (r *Registry) LeftOut() []Problem {
+func (r *Registry) Skipped() []Problem {
 	r.db.apply.Lock()
 	defer r.db.apply.Unlock()
 	out := make([]Problem, 0, len(r.leftOut.list))
@@ -137,7 +137,7 @@ func (r *Registry) LeftOut() []Problem {
 		out = append(out, Problem{ID: id, Reason: reason, Field: fieldOf(reason)})
 	}
 	if r.leftOut.more {
-		out = append(out, Problem{ID: "more", Reason: fmt.Sprintf("more is left out than the %d that are listed", maxProblems)})
+		out = append(out, Problem{ID: "more", Reason: fmt.Sprintf("more is skipped than the %d that are listed", maxProblems)})
 	}
 	slices.SortFunc(out, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })
 	return out
@@ -187,7 +187,7 @@ func (r *Registry) stateChanged() {
 func (r *Registry) sayState() {
 	var more []any
 	if n := r.states.dropped; n > 0 {
-		more, r.states.dropped = []any{"left_out", n}, 0
+		more, r.states.dropped = []any{"not_logged", n}, 0
 	}
 	switch {
 	case r.status.Error != "" && r.status.Listed():
@@ -195,8 +195,8 @@ func (r *Registry) sayState() {
 	case r.status.Error != "" && r.released:
 		r.log.Warn("the registry can not be followed; its types are served without it", append(more, "err", r.status.Error)...)
 	case r.status.Error != "":
-		r.log.Warn("the registry can not be followed; its types are held until its first listing is complete",
-			append(more, "err", r.status.Error, "held_since", r.begun, "held", r.holds())...)
+		r.log.Warn("the registry can not be followed; its types wait for its first listing",
+			append(more, "err", r.status.Error, "waiting_since", r.begun, "waiting", r.holds())...)
 	default:
 		r.log.Info("the registry is followed again", more...)
 	}
@@ -259,15 +259,15 @@ func (r *Registry) note(u *upsert) {
 	}
 	r.db.metrics.refused.WithLabelValues(r.name).Inc()
 	text := clip.Text(u.err.Error(), maxReason)
-	reason := text + "; refused, the last good one is kept"
+	reason := text + "; rejected, the last good one is served"
 	coll, name := u.id()
 	_, isForeign := errors.AsType[*foreignError](u.err)
 	if isForeign {
 		// One from before the rule goes with the next complete listing.
-		reason = text + "; refused"
+		reason = text + "; rejected"
 	} else if u.isNameless() {
 		r.nameless = r.listing
-		reason = text + "; refused; as its name cannot be read, a listing with it removes nothing"
+		reason = text + "; rejected; as its name cannot be read, a listing with it removes nothing"
 	} else {
 		r.keep(coll, name)
 	}
@@ -277,7 +277,7 @@ func (r *Registry) note(u *upsert) {
 		fresh := r.limit != l.field || time.Since(r.limitAt) >= limitQuiet
 		r.limit, r.limitAt = l.field, time.Now()
 		if fresh {
-			r.log.Warn("the registry has reached a limit; what is beyond it is refused", "limit", l.field, "value", l.value)
+			r.log.Warn("the registry has reached a limit; what is beyond it is rejected", "limit", l.field, "value", l.value)
 		}
 	}
 	have, listed := r.refused[id]
@@ -287,7 +287,7 @@ func (r *Registry) note(u *upsert) {
 	}
 	r.db.book.change(func() { r.refused[id] = refusal{reason, r.listing} })
 	if !isLimit && have.reason != reason && r.line() {
-		r.log.Warn("resource refused", "id", id, "err", text)
+		r.log.Warn("resource rejected", "id", id, "err", text)
 	}
 }
 
@@ -377,7 +377,7 @@ func (r *Registry) forgetProblems() {
 
 func (r *Registry) countProblems() {
 	r.status.ProblemCount = len(r.problems) + len(r.refused) + r.shadowed + r.disputed + r.unaddressed + min(r.unlisted, 1)
-	r.status.LeftOutCount = len(r.leftOut.list)
+	r.status.SkippedCount = len(r.leftOut.list)
 	r.db.metrics.setProblems(r)
 }
 

@@ -27,9 +27,9 @@ const ProtectWindow = protect.Window
 // Errors of [Registry.Accept] and [Registry.Refuse].
 var (
 	// ErrNothingKept is returned if no removal is held back.
-	ErrNothingKept = errors.New("nothing is held back: the registry has everything that is served of it")
+	ErrNothingKept = errors.New("no removal is paused: the registry has everything that is served of it")
 	// ErrAlreadyRefused is returned if no removal awaits a decision.
-	ErrAlreadyRefused = errors.New("everything that is held back has been refused already; accept is still possible")
+	ErrAlreadyRefused = errors.New("everything whose removal is paused is kept already; isthmus removals allow is still possible")
 )
 
 // Protection summarizes the removals held back for a registry.
@@ -568,13 +568,13 @@ func (r *Registry) protectionChanged(before, kept int) {
 			return
 		}
 	case g.pending == 0:
-		r.log.Info("the registry has everything again whose removal was held back")
+		r.log.Info("the registry has everything again whose removal was paused")
 		r.endProtection()
 	case before == 0, g.pending > before && time.Since(g.told) >= linesWithin:
 		g.told = time.Now()
 		p := r.protection()
-		r.log.Warn("a removal looks like an accident and is held back", "services", p.Services, "of", p.Of, "endpoints", p.Endpoints,
-			"resources", p.Resources, "put_back", p.PutBack, "until", p.Until, "decide", "isthmus accept "+r.name+" or isthmus refuse "+r.name)
+		r.log.Warn("a removal looks like an accident and is paused", "services", p.Services, "of", p.Of, "endpoints", p.Endpoints,
+			"resources", p.Resources, "put_back", p.PutBack, "until", p.Until, "decide", "isthmus removals allow "+r.name+" or isthmus removals keep "+r.name)
 	}
 	r.db.metrics.setProtected(r)
 	r.db.remark()
@@ -624,7 +624,7 @@ func (r *Registry) Accept() (Protection, error) {
 	if err := r.removeKept(func(*protect.Item) bool { return true }); err != nil {
 		return was, err
 	}
-	r.log.Warn("an operator accepted what was held back; it is removed", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
+	r.log.Warn("an operator allowed the paused removal", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
 	return was, nil
 }
 
@@ -649,7 +649,7 @@ func (r *Registry) Refuse() (Protection, error) {
 	r.forgetRuns(false)
 	was := r.protection()
 	r.endProtection()
-	r.log.Warn("an operator refused what was held back; it is kept until the registry has it again", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
+	r.log.Warn("an operator keeps what the registry removed, until it has that again", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
 	return was, nil
 }
 
@@ -680,7 +680,7 @@ func (r *Registry) expire(now time.Time) {
 		g.since = now
 		return
 	}
-	r.log.Warn("nobody decided on what was held back; it is removed", "services", was.Services-g.services, "endpoints", was.Endpoints-g.endpoints,
+	r.log.Warn("nobody decided on the paused removal; it is carried out", "services", was.Services-g.services, "endpoints", was.Endpoints-g.endpoints,
 		"resources", was.Resources-g.resources, "after", g.protect.Hold)
 }
 

@@ -146,7 +146,7 @@ func TestSweepThatIsNoAccident(t *testing.T) {
 	}
 }
 
-// A complete listing of nothing is held back in a small registry too. Said in a
+// A complete listing of no removal is paused in a small registry too. Said in a
 // running stream it is believed.
 func TestEmptyListingOfSmallRegistry(t *testing.T) {
 	e := newEnv(t, protected(), "dc1")
@@ -393,8 +393,8 @@ func TestHoldEnds(t *testing.T) {
 		e.wantCounts(0, 0)
 		wantProtection(t, r, "none")
 		for _, want := range []string{
-			`level=WARN msg="a removal looks like an accident and is held back" registry=dc1 services=20 of=20 endpoints=40`,
-			`level=WARN msg="nobody decided on what was held back; it is removed" registry=dc1 services=20 endpoints=40`,
+			`level=WARN msg="a removal looks like an accident and is paused" registry=dc1 services=20 of=20 endpoints=40`,
+			`level=WARN msg="nobody decided on the paused removal; it is carried out" registry=dc1 services=20 endpoints=40`,
 		} {
 			if !strings.Contains(log.String(), want) {
 				t.Errorf("the log lacks %s:\n%s", want, &log)
@@ -456,7 +456,7 @@ func TestRefuse(t *testing.T) {
 		}
 		wantProtection(t, r, "refused: would remove 25 of 40 services, 50 endpoints")
 		for k := range e.Kept("dc1") {
-			if !strings.Contains(k.Reason, "refused") || !k.Until.IsZero() {
+			if !strings.Contains(k.Reason, "an operator keeps it") || !k.Until.IsZero() {
 				t.Fatalf("kept %+v, want that it was refused", k)
 			}
 		}

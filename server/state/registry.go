@@ -72,8 +72,8 @@ type Status struct {
 	Restored     time.Time      `json:"restored,omitzero"`      // time of the saved state being served; zero after the first listing
 	Required     bool           `json:"required"`               // its collections are held until it is listed
 	Released     bool           `json:"released,omitempty"`     // optional, not listed, and its collections were opened without it
-	Holds        []string       `json:"holds,omitempty"`        // collections held, sorted
-	HeldSince    time.Time      `json:"held_since,omitzero"`    // start of the hold
+	Waits        []string       `json:"waiting,omitempty"`      // collections that wait for it, sorted
+	WaitingSince time.Time      `json:"waiting_since,omitzero"` // since when
 	Listing      bool           `json:"-"`                      // a new listing is in progress
 	ListingSince time.Time      `json:"listing_since,omitzero"` // start of the first listing not completed since
 	Down         string         `json:"-"`                      // why no plugin is running
@@ -85,13 +85,22 @@ type Status struct {
 	Resources    map[string]int `json:"-"`                      // served, by collection
 	Bytes        int            `json:"bytes"`                  // counted as in [Options.MaxBytes]
 	ProblemCount int            `json:"problem_count"`
-	LeftOutCount int            `json:"left_out_count"`       // not meant to be served
-	Kept         int            `json:"kept"`                 // retained after removal by the registry
-	Protection   *Protection    `json:"protection,omitempty"` // nil if nothing is held back
+	SkippedCount int            `json:"skipped_count"`        // not meant to be served
+	Removals     int            `json:"removals"`             // resources that the registry removed and that are served
+	Protection   *Protection    `json:"protection,omitempty"` // nil if no removal is paused
 	Revision     Revision       `json:"revision"`             // after the last change
+	oldNames
 	// Late reports that the registry was added when all collections were open,
 	// so that it holds none.
 	Late bool `json:"-"`
+}
+
+// oldNames are fields under the names that they had before, for this release.
+type oldNames struct {
+	Holds        []string  `json:"holds,omitempty"`
+	HeldSince    time.Time `json:"held_since,omitzero"`
+	LeftOutCount int       `json:"left_out_count"`
+	Kept         int       `json:"kept"`
 }
 
 // Stale reports whether the served state may be older than the registry's.
@@ -271,12 +280,13 @@ func (r *Registry) publishLocked() {
 	maps.Copy(resources, r.served)
 	s.Resources, s.Bytes = resources, r.bytes
 	s.Required, s.Released = !r.options.Optional, r.released && !s.Listed()
-	if s.Holds = r.holds(); len(s.Holds) > 0 {
-		s.HeldSince = r.begun
+	if s.Waits = r.holds(); len(s.Waits) > 0 {
+		s.WaitingSince = r.begun
 	}
-	if s.Kept = len(r.guard.kept); s.Kept > 0 {
+	if s.Removals = len(r.guard.kept); s.Removals > 0 {
 		s.Protection = new(r.protection())
 	}
+	s.oldNames = oldNames{s.Waits, s.WaitingSince, s.SkippedCount, s.Removals}
 	r.public = s
 }
 

@@ -285,7 +285,7 @@ func TestFlappingIsFewLines(t *testing.T) {
 		}
 		sleep(linesWithin)
 		if got := lines(away) + lines(back); got != maxLines+1 || !strings.HasSuffix(log.String(),
-			fmt.Sprintf("level=WARN msg=\"the registry can not be followed; what is known is served\" registry=dc1 left_out=%d err=\"connection refused\"\n", changes-maxLines)) {
+			fmt.Sprintf("level=WARN msg=\"the registry can not be followed; what is known is served\" registry=dc1 not_logged=%d err=\"connection refused\"\n", changes-maxLines)) {
 			t.Errorf("after the window: %d lines:\n%s", got, log)
 		}
 		sleep(2 * linesWithin)
@@ -298,7 +298,7 @@ func TestFlappingIsFewLines(t *testing.T) {
 			flap([]string{"no leader", ""}[n%2])
 		}
 		r.Down(errors.New("killed"))
-		if got := lines("left_out"); got != 2 {
+		if got := lines("not_logged"); got != 2 {
 			t.Errorf("%d lines with what was left out, want 2:\n%s", got, log)
 		}
 		n := lines("\n")
@@ -407,14 +407,14 @@ func TestBytes(t *testing.T) {
 		t.Errorf("%d bytes and %d problems afterwards, want %d and 5", got.Bytes, got.ProblemCount, bytes)
 	}
 	for _, p := range r.Problems() {
-		if !strings.Contains(p.Reason, "limits.bytes_per_registry (5000)") || !strings.Contains(p.Reason, "the last good one is kept") {
+		if !strings.Contains(p.Reason, "limits.bytes_per_registry (5000)") || !strings.Contains(p.Reason, "the last good one is served") {
 			t.Errorf("%s: %s", p.ID, p.Reason)
 		}
 	}
 	if n := strings.Count(log.String(), "level=WARN"); n != 1 || !strings.Contains(log.String(), "limit=limits.bytes_per_registry value=5000") {
 		t.Errorf("%d warnings:\n%s", n, &log)
 	}
-	if got := metric(t, reg, "isthmus_refused_total", "dc1"); got != 6 {
+	if got := metric(t, reg, "isthmus_rejected_total", "dc1"); got != 6 {
 		t.Errorf("%v refusals are counted, want 6", got)
 	}
 	// What shrinks makes room.
@@ -432,7 +432,7 @@ func TestOutageBeforeTheFirstListing(t *testing.T) {
 	r.Begin(nil)
 	down := &pluginv1.WatchResponse{Status: &pluginv1.Status{Error: "connection refused"}}
 	r.Apply(down)
-	if want := `msg="the registry can not be followed; its types are held until its first listing is complete" registry=dc1 err="connection refused"`; !strings.Contains(log.String(), want) {
+	if want := `msg="the registry can not be followed; its types wait for its first listing" registry=dc1 err="connection refused"`; !strings.Contains(log.String(), want) {
 		t.Errorf("the log lacks %s:\n%s", want, log)
 	}
 	r.Apply(&pluginv1.WatchResponse{Status: &pluginv1.Status{}, Synced: true})
@@ -527,17 +527,17 @@ func TestLeftOutIsNoProblem(t *testing.T) {
 		{ID: "instance web/a", Reason: "fails its check: left out; translate.health: any would serve it", Field: "translate.health"},
 		{ID: "instance web/b", Reason: "is disabled in the registry: left out; enable it there"},
 	}
-	if d := cmp.Diff(want, r.LeftOut()); d != "" {
+	if d := cmp.Diff(want, r.Skipped()); d != "" {
 		t.Errorf("left out (-want +got):\n%s", d)
 	}
-	if got := r.Status(); got.LeftOutCount != 2 || got.ProblemCount != 0 || len(r.Problems()) != 0 {
-		t.Errorf("%d left out and %d problems, want 2 and 0: %v", got.LeftOutCount, got.ProblemCount, r.Problems())
+	if got := r.Status(); got.SkippedCount != 2 || got.ProblemCount != 0 || len(r.Problems()) != 0 {
+		t.Errorf("%d left out and %d problems, want 2 and 0: %v", got.SkippedCount, got.ProblemCount, r.Problems())
 	}
 	if d := cmp.Diff(kinds{"translate.health": 1, ofRegistry: 1, "translate.relabel.instances": 0}, r.leftOut.by); d != "" {
 		t.Errorf("counts (-want +got):\n%s", d)
 	}
 	if n := testutil.ToFloat64(i.metrics.leftOut.WithLabelValues("dc1", "translate.health")); n != 1 {
-		t.Errorf("isthmus_registry_left_out for translate.health is %v, want 1", n)
+		t.Errorf("isthmus_registry_skipped for translate.health is %v, want 1", n)
 	}
 	if log.Len() > 0 {
 		t.Errorf("logged:\n%s", log)
@@ -545,13 +545,13 @@ func TestLeftOutIsNoProblem(t *testing.T) {
 	for n := range maxProblems + 5 {
 		r.Apply(leftOut(fmt.Sprint("instance web/", n), "is disabled"))
 	}
-	if got := r.LeftOut(); len(got) != maxProblems+1 || got[len(got)-1].ID != "more" {
+	if got := r.Skipped(); len(got) != maxProblems+1 || got[len(got)-1].ID != "more" {
 		t.Errorf("%d are listed, the last %v", len(got), got[len(got)-1])
 	}
 	r.Down(errors.New("killed"))
 	r.Begin(nil)
 	r.Apply(synced)
-	if got := r.LeftOut(); len(got) > 0 || r.Status().LeftOutCount > 0 {
+	if got := r.Skipped(); len(got) > 0 || r.Status().SkippedCount > 0 {
 		t.Errorf("left out after a listing that leaves nothing out: %v", got)
 	}
 }

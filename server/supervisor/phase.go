@@ -72,7 +72,7 @@ func (p Phase) Sentence() string {
 	case PhaseLive:
 		return "Changes arrive as they happen."
 	case PhaseProtected:
-		return "A removal looks like an accident and is held back; everything else arrives as it happens."
+		return "A removal looks like an accident and is paused; everything else arrives as it happens."
 	case PhaseDegraded:
 		return "The plugin cannot follow the registry at the moment; nothing is removed meanwhile."
 	case PhaseRestarting:

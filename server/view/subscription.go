@@ -64,7 +64,7 @@ const (
 func (s State) String() string {
 	switch s {
 	case Held:
-		return "held"
+		return "waiting"
 	case Sent:
 		return "sent"
 	default:

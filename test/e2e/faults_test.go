@@ -144,7 +144,7 @@ func TestFaults(t *testing.T) {
 			page:   []string{"served as it was", "Hosts that several services have: 1"},
 			metrics: []string{
 				`^isthmus_registry_restored_timestamp_seconds\{registry="dc1"\}`, `^isthmus_registry_restored_timestamp_seconds\{registry="dc2"\}`,
-				`^isthmus_held\{` + seTypes + `\} 0$`, `^isthmus_conflicts\{policy="merge"\} 1$`,
+				`^isthmus_waiting\{` + seTypes + `\} 0$`, `^isthmus_conflicts\{policy="merge"\} 1$`,
 			},
 			log: []string{
 				`msg="restored; served until the first listing is complete".* registry=dc1`,
@@ -177,14 +177,14 @@ func TestFaults(t *testing.T) {
 		j.start(time.Time{})
 		bridge := testisthmus.Start(t, consulBlock("dc1", required.Addr, "")+consulBlock("dc2", optional.Addr, ", required: false"))
 		istiod := testistiod.Start(t, testistiod.Newest, bridge.Source())
-		bridge.WaitSink(t, "ServiceEntry", "held")
+		bridge.WaitSink(t, "ServiceEntry", "waiting")
 		waitShown(t, bridge, "a required registry that is down", shown{
 			code:    http.StatusServiceUnavailable,
-			readyz:  []string{`^registry dc1: the first listing is not complete: degraded: .*connection refused.*; it holds .*ServiceEntry.* since \S+Z$`},
+			readyz:  []string{`^registry dc1: the first listing is not complete: degraded: .*connection refused.*; waiting for it: .*ServiceEntry.* since \S+Z$`},
 			page:    []string{`types that wait for it, for \d+ s: .*ServiceEntry`, "optional: served without it"},
-			metrics: []string{`^isthmus_held\{` + seTypes + `\} 1$`},
+			metrics: []string{`^isthmus_waiting\{` + seTypes + `\} 1$`},
 			log: []string{
-				`msg="the registry can not be followed; its types are held until its first listing is complete" registry=dc1`,
+				`msg="the registry can not be followed; its types wait for its first listing" registry=dc1`,
 				`msg="the registry is optional and its first listing is not complete; its types are served without it" registry=dc2`,
 			},
 		})
@@ -199,7 +199,7 @@ func TestFaults(t *testing.T) {
 		waitShown(t, bridge, "an optional registry that is down", shown{
 			code:    http.StatusOK,
 			readyz:  []string{`^ready$`, `^registry dc2: serves-without: .*connection refused`},
-			metrics: []string{`^isthmus_held\{` + seTypes + `\} 0$`},
+			metrics: []string{`^isthmus_waiting\{` + seTypes + `\} 0$`},
 		})
 		j.settle()
 		j.tell("dc2", true, web(1))
@@ -230,11 +230,11 @@ func TestFaults(t *testing.T) {
 			code:    http.StatusOK,
 			readyz:  []string{`^ready$`, `^registry dc1: .*20 of 20 services, 60 endpoints`},
 			page:    []string{"20 of 20 services"},
-			metrics: []string{`^isthmus_registry_protected\{registry="dc1"\} 1$`, `^isthmus_registry_kept\{registry="dc1"\} 80$`},
-			log:     []string{`msg="a removal looks like an accident and is held back" registry=dc1 services=20 of=20 endpoints=60`},
+			metrics: []string{`^isthmus_registry_removal_paused\{registry="dc1"\} 1$`, `^isthmus_registry_removals\{registry="dc1"\} 80$`},
+			log:     []string{`msg="a removal looks like an accident and is paused" registry=dc1 services=20 of=20 endpoints=60`},
 		})
 		waitShards(t, istiod, shardsOf(bystanders(20)...))
-		if _, kept := bridge.Get(t, "/api/v1/removals"); !strings.Contains(kept, "a complete listing was without it and most other services; the removal is held back") {
+		if _, kept := bridge.Get(t, "/api/v1/removals"); !strings.Contains(kept, "a complete listing was without it and most other services; the removal is paused") {
 			t.Errorf("/api/v1/removals = %s", kept)
 		}
 
@@ -249,7 +249,7 @@ func TestFaults(t *testing.T) {
 		bridge.Decide(t, "allow", registryName)
 		waitShards(t, istiod, shardsOf(bystanders(12)...))
 		waitShown(t, bridge, "the end of it", shown{
-			code: http.StatusOK, readyz: []string{`^ready\n$`}, metrics: []string{`^isthmus_registry_protected\{registry="dc1"\} 0$`, `^isthmus_registry_kept\{registry="dc1"\} 0$`},
+			code: http.StatusOK, readyz: []string{`^ready\n$`}, metrics: []string{`^isthmus_registry_removal_paused\{registry="dc1"\} 0$`, `^isthmus_registry_removals\{registry="dc1"\} 0$`},
 		})
 		j.settle()
 	})

@@ -35,7 +35,7 @@ func TestIstiodReadyOnlyWithAllEndpoints(t *testing.T) {
 
 			// Istiod asked for everything, and what does not depend on the
 			// registry is answered.
-			isthmus.WaitSink(t, "ServiceEntry", "held")
+			isthmus.WaitSink(t, "ServiceEntry", "waiting")
 			isthmus.WaitSink(t, "MeshConfig", "current")
 			if istiod.Ready() {
 				t.Error("istiod is ready before the registry was listed")

@@ -335,7 +335,7 @@ type Sink struct {
 // Subscription is a sink's subscription to one type.
 type Subscription struct {
 	TypeURL string `json:"type_url"`
-	// State is "held", "sent" or "current".
+	// State is "waiting", "sent" or "current".
 	State        string `json:"state"`
 	SentVersion  string `json:"sent_version"`
 	AckedVersion string `json:"acked_version"`

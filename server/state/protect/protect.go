@@ -119,7 +119,7 @@ type Item struct {
 	From    time.Time // Config.Hold counts from here
 	Listing bool      // missing from a complete listing, rather than removed explicitly
 	Service bool      // due to Config.Service
-	Refused bool      // an operator refused the removal
+	Refused bool      // an operator keeps it
 	Back    bool      // it was gone before its removal looked like an accident
 }
 
@@ -138,7 +138,7 @@ func (i *Item) Reason() string {
 		what = "the registry removed it before the run of removals looked like an accident, and it was put back"
 	}
 	if i.Refused {
-		return what + "; an operator refused the removal"
+		return what + "; an operator keeps it"
 	}
-	return what + "; the removal is held back"
+	return what + "; the removal is paused"
 }
