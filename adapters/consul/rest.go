@@ -220,6 +220,7 @@ func (w *watch) rest(ctx context.Context) error {
 	for {
 		turns.mu.Lock()
 		next := turns.plan.Decide(&w.turn, time.Now())
+		crowd, _ := turns.plan.Crowd()
 		turns.mu.Unlock()
 		switch {
 		case next == plan.DecideHold:
@@ -229,11 +230,13 @@ func (w *watch) rest(ctx context.Context) error {
 			w.index = 0
 			return nil
 		}
-		w.s.resting.Do(func() {
-			w.s.log.Info("more services than connections; those beyond share them", slog.String("catalog", w.s.id),
-				slog.Int("max_connections", turns.connections))
-			close(w.s.rests)
-		})
+		w.s.resting.Do(func() { close(w.s.rests) })
+		if crowd.Services > crowd.Places { // else it waits until the groups are divided
+			w.s.crowding.Do(func() {
+				w.s.log.Info("more services than connections; those beyond share them", slog.String("catalog", w.s.id),
+					slog.Int("services", crowd.Services), slog.Int("connections", crowd.Places), slog.Int("max_connections", turns.connections))
+			})
+		}
 		select {
 		case <-w.turn.Wake:
 		case <-timer.C:

@@ -88,6 +88,8 @@ type scope struct {
 	// rests is closed by resting, once a watch rests.
 	rests   chan struct{}
 	resting sync.Once
+	// crowding is of the log line that says so of more services than places.
+	crowding sync.Once
 
 	slot *slot          // of the scope's own queries; set by run
 	wg   sync.WaitGroup // the watches and their helpers

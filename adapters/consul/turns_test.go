@@ -1,6 +1,8 @@
 package consul
 
 import (
+	"bytes"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -12,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/adapters/consul/plan"
+	"github.com/isthmus-mesh/isthmus/plugin"
 	"github.com/isthmus-mesh/isthmus/plugin/plugintest"
 )
 
@@ -24,6 +27,29 @@ func crowd(t *testing.T, n int) *fakeConsul {
 		f.set("svc"+strconv.Itoa(i), entry("svc", "i", 80))
 	}
 	return f
+}
+
+// More services than connections are a line of the log, and fewer are not,
+// though some wait for their place at the start.
+func TestCrowdIsLogged(t *testing.T) {
+	for n, want := range map[int]int{30: 0, 300: 1} {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			a, err := newAdapter(config(func(c *Config) { c.MaxConnections = 56 }), plugin.Env{Registry: "test", Log: slog.New(slog.NewTextHandler(&log, nil))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, stop := startOver(t, a, crowd(t, n))
+			time.Sleep(time.Minute)
+			if sets, _, _ := r.counts(); sets != n {
+				t.Errorf("%d services, want %d", sets, n)
+			}
+			stop()
+			if got := strings.Count(log.String(), "more services than connections"); got != want {
+				t.Errorf("%d services: %d lines, want %d:\n%s", n, got, want, &log)
+			}
+		})
+	}
 }
 
 // ports returns how many of the services that the catalog holds have the port.

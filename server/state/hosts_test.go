@@ -234,6 +234,24 @@ func TestOneRegistry(t *testing.T) {
 	}
 }
 
+// The line of a complete listing counts resources that belong to no service
+// where there are any.
+func TestListingLine(t *testing.T) {
+	for want, m := range map[string]*pluginv1.WatchResponse{
+		"services=1 instances=1\n":                   upserts(entry("ns/s", "s.example.org"), instance("ns/s", "ns/s-1", "10.0.0.1")),
+		"services=0 instances=0 other_resources=1\n": upserts(route("ns/r", "r.example.org")),
+	} {
+		var log bytes.Buffer
+		d := New([]string{"a"}, Options{}, slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
+		d.Registry("a").Begin(nil)
+		d.Registry("a").Apply(m)
+		d.Registry("a").Apply(synced)
+		if line := `msg="listing complete" registry=a ` + want; !strings.Contains(log.String(), line) {
+			t.Errorf("the log lacks %q:\n%s", line, &log)
+		}
+	}
+}
+
 // The first registry's entry has the endpoints of all, and one changed instance
 // of any is one small update.
 func TestMerge(t *testing.T) {

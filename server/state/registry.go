@@ -231,8 +231,11 @@ func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) {
 	b.commit()
 	r.noteLive(live)
 	if listed {
-		published := r.resources - r.services - r.instances
-		r.log.Info("listing complete", "services", r.services, "instances", r.instances, "published", published)
+		about := []any{"services", r.services, "instances", r.instances}
+		if others := r.resources - r.services - r.instances; others > 0 {
+			about = append(about, "other_resources", others)
+		}
+		r.log.Info("listing complete", about...)
 	}
 	if st := m.GetStatus(); st != nil {
 		was := r.status.Error
