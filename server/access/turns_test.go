@@ -5,14 +5,34 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
+// record is the networks that were served, in order.
+type record struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (r *record) add(network string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = append(r.all, network)
+}
+
+// after returns those after the first n.
+func (r *record) after(n int) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.all[n:]
+}
+
 // queue has so many callers of a network wait for turns that take a while each,
 // and adds the network to served when one begins.
-func queue(t *testing.T, turns *Turns, network string, callers int, takes time.Duration, served *[]string) {
+func queue(t *testing.T, turns *Turns, network string, callers int, takes time.Duration, served *record) {
 	t.Helper()
 	for range callers {
 		go func() {
@@ -21,8 +41,8 @@ func queue(t *testing.T, turns *Turns, network string, callers int, takes time.D
 				return
 			}
 			defer pass.Leave()
-			*served = append(*served, network) // one slot: one at a time
-			time.Sleep(takes)                  // of a fake clock
+			served.add(network)
+			time.Sleep(takes) // of a fake clock
 		}()
 	}
 	synctest.Wait()
@@ -33,7 +53,7 @@ func queue(t *testing.T, turns *Turns, network string, callers int, takes time.D
 func TestTurnsAreFair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := NewTurns(1, 0, 0)
-		var served []string
+		var served record
 		// One of them has long turns, and one many callers.
 		for i := range 32 {
 			callers, takes := 100, time.Second
@@ -48,15 +68,17 @@ func TestTurnsAreFair(t *testing.T) {
 		const good = "good"
 		for range 10 {
 			time.Sleep(100*time.Second + time.Millisecond) // within a turn
-			before := len(served)
+			synctest.Wait()
+			before := len(served.after(0))
 			queue(t, turns, good, 1, time.Millisecond, &served)
 			time.Sleep(10 * time.Second) // the one under way ends
-			if i := slices.Index(served[before:], good); i != 0 {
+			synctest.Wait()
+			if i := slices.Index(served.after(before), good); i != 0 {
 				t.Fatalf("the good network is served as number %d of those after it came", i)
 			}
 		}
 		count := make(map[string]int)
-		for _, network := range served {
+		for _, network := range served.after(0) {
 			count[network]++
 		}
 		for i := 1; i < 32; i++ {
@@ -68,11 +90,12 @@ func TestTurnsAreFair(t *testing.T) {
 			t.Errorf("one has had %d s in long turns, another %d s in short ones", long, short)
 		}
 		// One that left its time to others does not catch up on it.
-		before := len(served)
+		before := len(served.after(0))
 		queue(t, turns, "late", 100, time.Second, &served)
 		time.Sleep(100 * time.Second)
+		synctest.Wait()
 		late := 0
-		for _, network := range served[before:] {
+		for _, network := range served.after(before) {
 			if network == "late" {
 				late++
 			}
