@@ -157,6 +157,7 @@ func TestMetadata(t *testing.T) {
 	}{
 		{"WithName", WithName(raw, "other/name"), func(m *mcp.Metadata) { m.Name = "other/name" }},
 		{"WithNanos 0", WithNanos(raw, 0), func(m *mcp.Metadata) { m.CreateTime.Nanos = 0 }},
+		{"WithNanos empty", WithNanos(raw, EmptyNanos), func(m *mcp.Metadata) { m.CreateTime.Nanos = EmptyNanos }},
 		{"WithNanos", WithNanos(raw, lastNanos), func(m *mcp.Metadata) { m.CreateTime.Nanos = lastNanos }},
 		{"AppendMetadataLabel", AppendMetadataLabel(slices.Clone(raw), "e", "f"), func(m *mcp.Metadata) { m.Labels["e"] = "f" }},
 		{"AppendMetadataAnnotation", AppendMetadataAnnotation(slices.Clone(raw), "e", "f"), func(m *mcp.Metadata) { m.Annotations["e"] = "f" }},

@@ -449,6 +449,8 @@ func TestGrant(t *testing.T) {
 			host = map[string]string{"a.*": "b.*", "b.*": "c.*", "c.*": "c.*"}[host]
 			close(old)
 		}
+		k.read()
+		k.answer(nil)
 		w.Entry("ns/c", "c.example.org") // the view that it has now wakes it
 		if k.read(); k.names() != "ns/c" {
 			t.Errorf("after a change the sink has %q", k.names())
@@ -464,12 +466,16 @@ type account struct {
 	reserved bool
 	full     chan struct{} // closed when there is room; nil if there is
 	working  bool
-	works    []bool // whether each turn was light
+	works    []bool        // whether each turn was light
+	busy     chan struct{} // closed when it is the stream's turn; nil if it is
 }
 
 func (a *account) Work(_ context.Context, light bool) (end func(), err error) {
 	a.working = true
 	a.works = append(a.works, light)
+	if a.busy != nil {
+		<-a.busy
+	}
 	return func() { a.working = false }, nil
 }
 
@@ -559,6 +565,17 @@ func TestWork(t *testing.T) {
 			}}
 			synctest.Wait()
 		}
+		a.busy = make(chan struct{})
+		k.do(func() error { return nil })
+		select {
+		case k.requests <- request{1, nil}:
+			t.Error("a second request is received while one waits for its turn")
+		default:
+		}
+		close(a.busy)
+		synctest.Wait()
+		a.busy = nil
+		a.works = a.works[:2]
 		k.do(func() error { k.large, k.retained = true, stream.LargeResponse+1; return nil })
 		w.Entry("ns/a", "a.example.org")
 		if k.read() != 1 || a.working {

@@ -75,22 +75,27 @@ func TestRest(t *testing.T) {
 		framing        view.Framing
 		interval, took time.Duration
 		want           time.Duration // since the answer; 0 for no rest
+		incremental    bool          // the answer permits changes
 	}{
-		{view.XDS, time.Second, 0, 250 * time.Millisecond},
-		{view.XDS, time.Second, 125 * time.Millisecond, 250 * time.Millisecond},
-		{view.XDS, time.Second, 300 * time.Millisecond, 600 * time.Millisecond},
-		{view.XDS, time.Second, time.Minute, 4 * time.Second},
-		{view.XDS, 0, time.Minute, 0},
-		{view.MCP, time.Second, 300 * time.Millisecond, 600 * time.Millisecond},
-		{view.DeltaXDS, time.Second, 300 * time.Millisecond, 0},
+		{view.XDS, time.Second, 0, 250 * time.Millisecond, false},
+		{view.XDS, time.Second, 125 * time.Millisecond, 250 * time.Millisecond, false},
+		{view.XDS, time.Second, 300 * time.Millisecond, 600 * time.Millisecond, false},
+		{view.XDS, time.Second, time.Minute, 4 * time.Second, false},
+		{view.XDS, 0, time.Minute, 0, false},
+		{view.MCP, time.Second, 300 * time.Millisecond, 600 * time.Millisecond, false},
+		{framing: view.MCP, interval: time.Second, took: 300 * time.Millisecond, incremental: true},
+		{framing: view.DeltaXDS, interval: time.Second, took: 300 * time.Millisecond},
 	} {
 		for _, refusal := range []*stream.Refusal{nil, {Reason: "no"}} {
+			if refusal != nil && tt.incremental {
+				continue // a NACK permits nothing
+			}
 			p := newPusher(t, tt.framing, metrics(nil))
 			if !p.Due(start).IsZero() {
 				t.Error("the first response waits")
 			}
 			p.push(tt.interval, time.Second)
-			p.answer("1", refusal, time.Second+tt.took)
+			p.Answer("1", refusal, tt.incremental, start.Add(time.Second+tt.took), p.logger())
 			var want time.Time
 			if tt.want > 0 {
 				want = start.Add(time.Second + tt.took + tt.want)
@@ -173,6 +178,9 @@ func TestAnswer(t *testing.T) {
 	defer release()
 	p.SetView(part)
 	p.push(0, 11*time.Second)
+	if all := uint64(part.Revision()); all == 0 || p.Lag(all) != all {
+		t.Errorf("with another view, lag %d of %d", p.Lag(all), all)
+	}
 	p.answer("5", nil, 12*time.Second)
 	if len(p.acked) != 2 {
 		t.Errorf("a response of a part is told as one of all: %q", p.acked)
