@@ -130,7 +130,7 @@ func (t *Turns) update(change func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	change()
-	for {
+	for t.free > 0 {
 		var first *share
 		for network, s := range t.of {
 			switch idle := len(s.queue) == 0; {
@@ -141,7 +141,7 @@ func (t *Turns) update(change func()) {
 				first = s
 			}
 		}
-		if first == nil || t.free == 0 {
+		if first == nil {
 			return
 		}
 		t.free--
