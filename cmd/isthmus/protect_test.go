@@ -114,7 +114,7 @@ func TestProtect(t *testing.T) {
 
 	t.Run("in a running stream", func(t *testing.T) {
 		write(3)
-		p.find(p.stderr, `level=WARN msg="a removal looks like an accident and is paused" registry=files services=\d+ of=20 endpoints=\d+ resources=0 until=\S+ decide="isthmus removals allow files or isthmus removals keep files"`)
+		p.find(p.stderr, `level=WARN msg="a removal looks like an accident and is paused" registry=files services=\d+ of=20 endpoints=\d+ resources=0 put_back=\d+ until=\S+ decide="isthmus removals allow files or isthmus removals keep files"`)
 		await(t, admin+"/api/v1/registries", `"phase": "protected"`, `"services": 3,\s*"instances": 3,`)
 		held := heldServices(t, admin)
 		wantServed(3 + held)
