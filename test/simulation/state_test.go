@@ -305,7 +305,11 @@ func (w *model) change(name string) *pluginv1.WatchResponse {
 }
 
 // drain removes most instances of a registry, each in a message of its own.
+// What goes meanwhile may be put back, which is a change.
 func (w *model) drain(name string) {
+	for n := range w.was {
+		w.changed[n] = w.now + 1
+	}
 	for _, n := range slices.Sorted(maps.Keys(w.truths[name].services)) {
 		s := w.truths[name].services[n]
 		for _, i := range slices.Sorted(maps.Keys(s.instances)) {
