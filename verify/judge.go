@@ -64,6 +64,11 @@ const maxPerEvent = 5
 
 // Judge judges events in the order of time. It belongs to one goroutine.
 type Judge struct {
+	// PutsBack allows that a sink gets again what it was told is gone, as it
+	// was before: the bridge has protect and puts back what went of a service
+	// before it paused the removal.
+	PutsBack bool
+
 	n      int // events
 	now    time.Time
 	found  []Violation // of the current event
@@ -194,6 +199,7 @@ type subscription struct {
 	have       map[string]*Resource
 	held       map[key]uint64 // revision, or a lower bound of it
 	floor      map[key]uint64 // the newest removal that was sent
+	last       map[key]uint64 // held when that was sent
 	before     map[key]bool   // held from before the bridge started
 }
 
@@ -296,7 +302,7 @@ func (j *Judge) request(e *Event) {
 	if u == nil {
 		u = &subscription{
 			collection: s.collectionOf(e.Type), nonces: map[string]bool{}, have: map[string]*Resource{},
-			held: map[key]uint64{}, floor: map[key]uint64{}, before: map[key]bool{}, resumed: maps.Clone(e.Versions),
+			held: map[key]uint64{}, floor: map[key]uint64{}, last: map[key]uint64{}, before: map[key]bool{}, resumed: maps.Clone(e.Versions),
 		}
 		// What the sink reports to hold can be removed from it.
 		for name, version := range e.Versions {
@@ -476,8 +482,11 @@ func (j *Judge) noise(s *stream, u *subscription, e *Event) {
 			j.fail(OnlyWhatIsLacking, s.id, "%s %q: the sink has version %s", e.Type, r.Name, v)
 		}
 		// Without a revision, and of a service whose endpoints come and go, it
-		// may have been different in between.
+		// may have been different in between; and what is put back was gone.
 		told := r.Revision != 0 && (s.workload || u.collection != serviceEntry)
+		if f := j.truth[key{u.collection, r.Name, ""}]; j.PutsBack && f != nil && f.removedAfter(r.Revision) != 0 {
+			told = false
+		}
 		if was := u.have[r.Name]; e.Incremental && u.responses > 1 && told && was != nil && was.Sum == r.Sum {
 			j.fail(NoNoise, s.id, "%s %q is sent again as it is", e.Type, r.Name)
 		}
@@ -564,10 +573,13 @@ func (j *Judge) present(s *stream, u *subscription, k key, revision uint64) {
 	if s.hides(k) {
 		j.fail(NothingInvented, s.id, "%v: the view of the stream is of %v", k, s.namespaces)
 	}
-	floor := max(u.held[k], u.floor[k])
+	if last, gone := u.last[k]; j.PutsBack && gone && revision >= last {
+		u.floor[k] = 0
+	}
+	delete(u.last, k)
+	f, floor := j.truth[k], max(u.held[k], u.floor[k])
 	u.held[k] = max(revision, floor)
 	delete(u.before, k)
-	f := j.truth[k]
 	if f == nil {
 		if j.told[k.space()] {
 			j.fail(NothingInvented, s.id, "%v: no registry ever had it", k)
@@ -601,7 +613,7 @@ func (j *Judge) absent(s *stream, u *subscription, k key) {
 		j.fail(NoRemovalWithoutCause, s.id, "%v is removed; the sink has revision %d, and the registry has %d", k, held, f.revision)
 		return
 	}
-	u.floor[k] = max(u.floor[k], cause)
+	u.floor[k], u.last[k] = max(u.floor[k], cause), held
 }
 
 // complete judges whether the first response of a type could be sent yet.

@@ -45,6 +45,7 @@ Each violation is a line; the last line sums up. Exit codes: 0 nothing violated,
 				return usageError(cmd, err)
 			}
 			v := &verifier{judge: verify.New(), out: cmd.OutOrStdout(), json: output.value == "json"}
+			v.judge.PutsBack = true // nothing says whether the bridge has protect
 			var err error
 			if _, missing := os.Stat(args[0]); missing == nil {
 				if record != "" {

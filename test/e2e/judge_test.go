@@ -38,7 +38,9 @@ type judged struct {
 
 // newJudged returns one whose bridge has not started yet.
 func newJudged(t *testing.T) *judged {
-	return &judged{t: t, judge: verify.New(), want: map[string]bool{}, have: map[string]map[string]bool{}}
+	j := &judged{t: t, judge: verify.New(), want: map[string]bool{}, have: map[string]map[string]bool{}}
+	j.judge.PutsBack = true
+	return j
 }
 
 func (j *judged) addLocked(e *verify.Event) {

@@ -99,6 +99,7 @@ func newWorld(t *testing.T, o options) *world {
 	w := &world{
 		t: t, rand: rand.New(rand.NewPCG(o.seed, 13)), judge: verify.New(), there: map[string]uint64{}, since: map[string]time.Time{}, state: o.state, nacosN: map[int]map[int]testnacos.Instance{},
 	}
+	w.judge.PutsBack = true
 	file, err := os.Create(filepath.Join(t.ArtifactDir(), "recording.jsonl"))
 	if err != nil {
 		t.Fatal(err)

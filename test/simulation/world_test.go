@@ -462,6 +462,7 @@ func (w *world) set() {
 	w.disk = w.rand.IntN(3) > 0
 	if w.rand.IntN(3) > 0 {
 		w.protect = state.Protect{MinShare: 0.5, MinServices: 4, Hold: 10 * time.Minute}
+		w.judge.PutsBack = true
 		if w.rand.IntN(2) == 0 {
 			w.protect.Service = state.ProtectService{MinShare: 0.3, MinEndpoints: 4}
 		}
