@@ -423,7 +423,7 @@ func TestSecondAccident(t *testing.T) {
 		time.Sleep(4*time.Minute + tickEvery)
 		e.wantCounts(8, 16)
 		wantProtection(t, r, "would remove 7 of 20 services, 14 endpoints")
-		if want := `it is removed" registry=dc1 services=12 endpoints=24`; !strings.Contains(log.String(), want) {
+		if want := `it is carried out" registry=dc1 services=12 endpoints=24`; !strings.Contains(log.String(), want) {
 			t.Errorf("the log lacks %s:\n%s", want, &log)
 		}
 		for k := range e.Kept("") {
