@@ -38,20 +38,28 @@ func (r *Run[T]) Add(same func(T) bool, now time.Time) {
 		r.came = append(r.came, now)
 		return
 	}
-	n := max(0, slices.IndexFunc(r.gone, func(g gone[T]) bool { return same(g.what) }))
-	r.gone = slices.Delete(r.gone, n, n+1)
+	if n := slices.IndexFunc(r.gone, func(g gone[T]) bool { return same(g.what) }); n > 0 {
+		r.gone = slices.Delete(r.gone, n, n+1)
+	} else {
+		r.forget()
+	}
 }
 
-// Expire drops what is too old, and reports whether anything is
-// left.
+// Expire drops what is too old, and reports whether anything is left.
 func (r *Run[T]) Expire(now time.Time) (left bool) {
 	for len(r.gone) > 0 && now.Sub(r.gone[0].at) > Window {
-		r.gone = slices.Delete(r.gone, 0, 1)
+		r.forget()
 	}
 	for len(r.came) > 0 && now.Sub(r.came[0]) > Overlap {
 		r.came = r.came[1:]
 	}
 	return len(r.gone)+len(r.came) > 0
+}
+
+// forget drops the oldest removal. Of very many, each costs the same.
+func (r *Run[T]) forget() {
+	r.gone[0] = gone[T]{}
+	r.gone = r.gone[1:]
 }
 
 // Len returns the number of removals after n more, without a change of the run.
