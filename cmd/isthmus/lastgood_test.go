@@ -213,10 +213,16 @@ func TestLastGoodState(t *testing.T) {
 		t.Errorf("versions of a new sink (-want +got):\n%s", diff)
 	}
 	p.find(p.stderr, `msg="the registry can not be followed; what is known is served" registry=dc1`)
-	code, body := get(t, "http://"+w.api+"/readyz")
-	if code != http.StatusOK || !strings.Contains(body, "registry dc1: serves-restored: restored, it is served as it was ") || !strings.Contains(body, "waits for broken.yaml") {
-		t.Errorf("/readyz = %d %q", code, body)
+	readyz := func(what string, status int, says func(body string) bool) {
+		t.Helper()
+		testwait.Eventually(t, patience, "/readyz to say "+what, func() (string, bool) {
+			code, body := get(t, "http://"+w.api+"/readyz")
+			return fmt.Sprintf("%d %q", code, body), code == status && says(body)
+		})
 	}
+	readyz("what it waits for", http.StatusOK, func(body string) bool {
+		return strings.Contains(body, "registry dc1: serves-restored: restored, it is served as it was ") && strings.Contains(body, "waits for broken.yaml")
+	})
 	if _, body := get(t, "http://"+w.api+"/api/v1/registries"); strings.Count(body, `"phase": "restored"`) != 2 || strings.Count(body, `"restored": "20`) != 2 {
 		t.Errorf("/api/v1/registries = %s", body)
 	}
@@ -253,10 +259,9 @@ func TestLastGoodState(t *testing.T) {
 		t.Errorf("the sinks have (-old +new):\n%s", diff)
 	}
 	p.find(p.stderr, `msg="listing complete" registry=dc1`)
-	_, body = get(t, "http://"+w.api+"/readyz")
-	if strings.Contains(body, "dc1") || !strings.Contains(body, "registry dc2: serves-restored: restored") {
-		t.Errorf("/readyz = %q", body)
-	}
+	readyz("that dc2 alone is restored", http.StatusOK, func(body string) bool {
+		return !strings.Contains(body, "dc1") && strings.Contains(body, "registry dc2: serves-restored: restored")
+	})
 	w.stop(p, syscall.SIGTERM)
 
 	// A registry that the configuration does not have any more is neither
@@ -272,10 +277,9 @@ func TestLastGoodState(t *testing.T) {
 	w.configure("")
 	p = w.serve()
 	p.find(p.stderr, `msg="restored; served until the first listing is complete" .*registry=dc1`)
-	code, body = get(t, "http://"+w.api+"/readyz")
-	if code != http.StatusServiceUnavailable || !strings.Contains(body, "registry dc2: the first listing is not complete") {
-		t.Errorf("/readyz = %d %q", code, body)
-	}
+	readyz("that dc2 is not restored", http.StatusServiceUnavailable, func(body string) bool {
+		return strings.Contains(body, "registry dc2: the first listing is not complete")
+	})
 	w.stop(p, syscall.SIGTERM)
 }
 
