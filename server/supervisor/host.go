@@ -117,7 +117,7 @@ func (h *Host) start(cmd *exec.Cmd, user *syscall.Credential) error {
 // makeDir creates a directory and locks it. Another host's sweep may remove the
 // directory before it is locked, so makeDir retries.
 func makeDir(base string) (dir string, lock *os.File, err error) {
-	for range 5 {
+	for range 100 {
 		if dir, err = os.MkdirTemp(base, hostDirPrefix); err != nil {
 			return "", nil, err
 		}
