@@ -248,8 +248,13 @@ site: $(DOCS)/bin/mkdocs ## the documentation as a site, in dist/site; every lin
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --clean
 
 .PHONY: release
-release: $(RELEASE)/goreleaser ## what a tag runs: programs, packages, image, SBOMs, signatures
+release: pinned $(RELEASE)/goreleaser ## what a tag runs: programs, packages, image, SBOMs, signatures
 	$(RELEASE)/goreleaser release --clean
+
+.PHONY: pinned
+pinned: ## nothing is released that is made of an image without a digest
+	@! grep -HnE '^FROM [^@]+/[^@]+$$' Dockerfile deploy/release/Dockerfile || \
+		{ echo "the images above have no digest: docker buildx imagetools inspect prints it; append it as @sha256:..., or merge Renovate's change" >&2; exit 1; }
 
 .PHONY: release-check
 release-check: $(RELEASE)/goreleaser ## the pipeline of a release: its file, and all that needs no registry

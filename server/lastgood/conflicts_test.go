@@ -17,8 +17,9 @@ import (
 )
 
 // shared is the service of a host that dc1 and dc2 both have.
-func shared(namespace string) *pluginv1.Upsert {
-	name := namespace + "/web"
+func shared(namespace string) *pluginv1.Upsert { return sharedAs(namespace + "/web") }
+
+func sharedAs(name string) *pluginv1.Upsert {
 	return resource(name, name, &networking.ServiceEntry{
 		Hosts: []string{"web.example.org"}, Resolution: networking.ServiceEntry_STATIC,
 		Ports: []*networking.ServicePort{{Number: 80, Name: "http", Protocol: "HTTP"}},

@@ -319,7 +319,8 @@ func reason(err error) string {
 const maxFile = 8 << 30
 
 // restore restores the content of one file.
-func (s *Store) restore(path string) (*contents, error) {
+func (s *Store) restore(path string) (used *contents, err error) {
+	defer func() { recovered(recover(), &err) }()
 	began := time.Now()
 	if info, err := os.Stat(path); err != nil {
 		return nil, err
@@ -335,11 +336,6 @@ func (s *Store) restore(path string) (*contents, error) {
 		return nil, err
 	}
 	s.pauseGC(len(file))
-	saved, err := parse(s.db, c.data)
-	if err != nil {
-		return nil, err
-	}
-	read := time.Since(began)
 
 	// The last entry of a name is current; earlier ones are obsolete.
 	registries := make([]state.SavedRegistry, len(c.commit.Registries))
@@ -362,7 +358,7 @@ func (s *Store) restore(path string) (*contents, error) {
 		}
 		s.rotate = true
 	}
-	restored, err := s.db.Restore(saved, registries)
+	restored, read, err := s.restoreOf(c.data, registries)
 	if err != nil {
 		return nil, err
 	}
@@ -391,9 +387,40 @@ func (s *Store) restore(path string) (*contents, error) {
 	return &c, nil
 }
 
+// restoreOf restores data frames, and returns how long they took to parse. What
+// was saved of a registry that meets a defect of the bridge is left out: it
+// would meet it after each restart again.
+func (s *Store) restoreOf(frames [][]byte, registries []state.SavedRegistry) (restored []state.Restored, read time.Duration, err error) {
+	for {
+		began := time.Now()
+		saved, err := parse(s.db, frames)
+		if err != nil {
+			return nil, 0, err
+		}
+		read = time.Since(began)
+		restored, err = s.db.Restore(saved, registries)
+		of := (*state.DefectError)(nil)
+		if !errors.As(err, &of) || of.Registry == "" {
+			return restored, read, err
+		}
+		s.metrics.errors.WithLabelValues("read").Inc()
+		s.log.Warn("not all of the registry is restored: what was saved of it meets a defect of the bridge", "registry", of.Registry)
+		n := slices.IndexFunc(registries, func(r state.SavedRegistry) bool { return r.Name == of.Registry })
+		registries[n], s.rotate = state.SavedRegistry{}, true
+	}
+}
+
 // collectFrom is the size of a file in bytes from which garbage is collected
 // once it is restored.
 const collectFrom = 4 << 20
+
+// recovered makes an error of a panic while saved state is read, so that the
+// next start does not meet it again.
+func recovered(p any, err *error) {
+	if p != nil {
+		*err = fmt.Errorf("a defect of the bridge, please report it: %v\n%s", p, debug.Stack())
+	}
+}
 
 // pauseGC stops garbage collection while a file is restored: nearly all of its
 // data stays live, so collecting would cost a quarter of the time and free
@@ -434,10 +461,13 @@ func parse(db *state.DB, frames [][]byte) ([]state.Saved, error) {
 				if n >= len(frames) {
 					return
 				}
-				var err error
-				if items, err = decoder.DecodeAll(frames[n], items[:0]); err == nil {
-					saved[n], err = db.ParseSaved(items)
-				}
+				err := func() (err error) {
+					defer func() { recovered(recover(), &err) }()
+					if items, err = decoder.DecodeAll(frames[n], items[:0]); err == nil {
+						saved[n], err = db.ParseSaved(items)
+					}
+					return err
+				}()
 				if err != nil {
 					once.Do(func() { failed = fmt.Errorf("frame of data %d: %w", n, err) })
 					return

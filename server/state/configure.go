@@ -30,7 +30,7 @@ func (d *DB) Configure(names []string, renamed map[string]string, rules []Confli
 	defer d.unlock()
 	d.setRules(rules)
 	d.setRegistries(names, renamed)
-	d.setNetwork(addresses)
+	d.reconfigure(d.registries, func() { d.setNetwork(addresses) })
 }
 
 func (d *DB) setRegistries(names []string, renamed map[string]string) {
@@ -73,21 +73,25 @@ func (d *DB) setRegistries(names []string, renamed map[string]string) {
 		}
 		next = append(next, r)
 	}
-	d.registries = append(slices.Clone(next), gone...)
-	d.reorder()
+	d.reconfigure(next, func() {
+		d.registries = append(slices.Clone(next), gone...)
+		d.reorder()
+		for _, r := range gone {
+			r.empty()
+		}
+		d.registries = next
+		d.decideAnew() // weights and endpoint names contain registry names
+		for _, r := range d.registries {
+			if was := renamed[r.name]; was != "" && was != r.name && before[was] == r {
+				d.republish(r)
+			}
+		}
+	})
 	for _, r := range gone {
-		r.empty()
 		if !r.status.Restored.IsZero() {
 			d.restored.Add(-1)
 		}
 		d.metrics.forget(r.name)
-	}
-	d.registries = next
-	d.decideAnew() // weights and endpoint names contain registry names
-	for _, r := range d.registries {
-		if was := renamed[r.name]; was != "" && was != r.name && before[was] == r {
-			d.republish(r)
-		}
 	}
 	d.remark()
 	d.wake()

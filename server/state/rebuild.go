@@ -27,6 +27,17 @@ func (b *batch) read(m *pluginv1.WatchResponse) (err error) {
 const (
 	aMessage  = "apply a message of the plugin"
 	aDecision = "remove what is held back"
+	aReload   = "apply the configuration"
+	aRestore  = "restore the last good state"
+)
+
+// source is where rebuild takes the claims from.
+type source byte
+
+const (
+	theLogs  source = iota // as of the last batch that was committed
+	theIndex               // with the batch that failed, which was complete
+	nothing
 )
 
 // attempt calls f, which applies a batch. If f panics, which is a defect of
@@ -37,49 +48,75 @@ func (d *DB) attempt(b *batch, doing string, f func()) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = b.r.defect(p, doing)
-			relisted := b.r
+			relisted, from := b.r, theLogs
 			if doing != aMessage {
 				relisted = nil
 			}
-			d.rebuild(relisted, b.written)
+			if b.written {
+				from = theIndex
+			}
+			d.rebuild(relisted, from)
 		}
 	}()
 	f()
 	return nil
 }
 
+// reconfigure calls f, which serves the claims of some registries under another
+// configuration. If f panics, the state is made anew from these claims. The
+// caller holds apply.
+func (d *DB) reconfigure(registries []*Registry, f func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			_ = d.defect(p, aReload, "")
+			d.registries = registries
+			d.book.changeAll(func() {
+				for n, r := range registries {
+					r.order = n
+				}
+			})
+			d.rebuild(nil, theLogs)
+		}
+	}()
+	f()
+}
+
 // defect logs a panic and returns it as an error.
 func (r *Registry) defect(p any, doing string) error {
-	r.db.log.Error("the bridge has met a defect of its own and goes on",
-		"registry", *r.shown.Load(), "doing", doing, "err", fmt.Sprint(p), "stack", string(debug.Stack()))
+	return r.db.defect(p, doing, *r.shown.Load())
+}
+
+func (d *DB) defect(p any, doing, registry string) error {
+	d.log.Error("the bridge has met a defect of its own and goes on",
+		"registry", registry, "doing", doing, "err", fmt.Sprint(p), "stack", string(debug.Stack()))
 	return fmt.Errorf("%s: a defect of the bridge: %v", doing, p)
 }
 
 // rebuild makes everything that is derived from the claims of the registries
-// anew. The logs have the claims as of the last batch that was committed, and
-// the index those of the batch that failed, if it was complete (written).
+// anew.
 //
 // Readers have to start over: they find every name, in the version that it had.
 // The registry whose message failed, if it was one, is going to list
 // everything, so that what its counters of the protection say is dropped; those
 // of others stay.
-func (d *DB) rebuild(failed *Registry, written bool) {
+func (d *DB) rebuild(failed *Registry, from source) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.writing = true
 	defer func() { d.writing = false }()
-	d.book.changeAll(func() { d.rebuildLocked(failed, written) })
+	d.book.changeAll(func() { d.rebuildLocked(failed, from) })
 	d.wakeLocked()
 }
 
 // rebuildLocked implements rebuild. The caller holds all locks.
-func (d *DB) rebuildLocked(failed *Registry, written bool) {
+func (d *DB) rebuildLocked(failed *Registry, from source) {
 	l := loader{d: d, registries: slices.Clone(d.registries), whole: true}
 	was := make(map[*Record]*Record) // the record before, by its successor
 	var all Saved
 	for _, name := range slices.Sorted(maps.Keys(d.tables)) {
 		t := d.tables[name]
-		for _, claims := range d.committedLocked(t, written) {
+		for _, claims := range d.committedLocked(t, from) {
+			claims = slices.DeleteFunc(slices.Clone(claims), func(c *Record) bool { return !slices.Contains(d.registries, c.kind.registry) })
 			for n, old := range claims {
 				it := savedItem{registry: slices.Index(d.registries, old.kind.registry), more: n > 0}
 				c := old.copy()
@@ -177,10 +214,14 @@ func (r *Registry) keepAgain(name keptName, item *protect.Item, c *Record) {
 }
 
 // committedLocked returns the claims on each name of a collection, in order of
-// precedence: those of the logs, or those of the index.
-func (d *DB) committedLocked(t *table, index bool) (all [][]*Record) {
+// precedence.
+func (d *DB) committedLocked(t *table, from source) (all [][]*Record) {
 	isClaim := func(r *Record) bool { return r != nil && !r.is(isTombstone) && !r.is(isDerived) }
-	if index {
+	switch from {
+	case theLogs:
+	case nothing:
+		return nil
+	case theIndex:
 		for _, name := range slices.Sorted(maps.Keys(t.index)) {
 			if claims := slices.DeleteFunc(claimsOn(t.index[name]), func(r *Record) bool { return !isClaim(r) }); len(claims) > 0 {
 				all = append(all, claims)

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -162,4 +163,47 @@ func TestPanicInDecision(t *testing.T) {
 		list(r, 20)
 		e.want(inline, byWorkload)
 	})
+}
+
+// A panic while another configuration is applied to what the registries have
+// ends nothing: it is served as that configuration has it.
+func TestPanicInReload(t *testing.T) {
+	for _, next := range [][]string{{"dc2", "dc1"}, {"dc2"}} {
+		t.Run(strings.Join(next, " "), func(t *testing.T) {
+			served := func(armed bool) map[string]string {
+				o := protected()
+				met := false
+				o.Applied = func(string, uint64) {
+					if armed && !met {
+						met = true
+						panic("a defect")
+					}
+				}
+				was := armed
+				armed = false
+				e := newEnv(t, o, "dc1", "dc2")
+				list(e.Registry("dc1"), 5)
+				e.Registry("dc2").Begin(nil)
+				if err := e.Registry("dc2").Apply(&pluginv1.WatchResponse{
+					Upserts: append(svc(9, 1), entry("dc2/s01", "s01.example.org"), instance("dc2/s01", "dc2/s01-9", "10.0.9.9")), Synced: true,
+				}); err != nil {
+					t.Fatal(err)
+				}
+				armed = was
+				e.Configure(next, nil, nil, o.Addresses)
+				if met != armed {
+					t.Fatal("the defect was not met")
+				}
+				if err := e.Registry("dc2").Apply(upserts(instance("dc2/s01", "dc2/s01-8", "10.0.9.8"))); err != nil {
+					t.Fatal(err)
+				}
+				inline, byWorkload := e.served()
+				maps.Copy(inline, byWorkload)
+				return inline
+			}
+			if d := cmp.Diff(served(false), served(true)); d != "" {
+				t.Errorf("what is served after a defect (-want +got):\n%s", d)
+			}
+		})
+	}
 }

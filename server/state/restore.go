@@ -115,11 +115,23 @@ type Restored struct {
 // ErrNotEmpty is returned when restoring into a DB that is in use.
 var ErrNotEmpty = errors.New("state: what was saved has to be restored before any registry is followed")
 
+// DefectError is a panic while a registry's items were restored, which is a
+// defect of the bridge. Nothing is restored.
+type DefectError struct {
+	Registry string // "" if it is of none in particular
+	err      error
+}
+
+// Error implements error.
+func (e *DefectError) Error() string { return e.err.Error() }
+
 // Restore serves saved items until the registries are listed. Later items
 // replace earlier ones of the same name, and conflicts are decided anew. Each
 // registry in registries counts as having completed its first listing; its
 // first own listing removes what it does not mention. The DB must be unused.
-func (d *DB) Restore(items []Saved, registries []SavedRegistry) ([]Restored, error) {
+//
+// A panic is a [*DefectError], which leaves the DB unused; the items are spent.
+func (d *DB) Restore(items []Saved, registries []SavedRegistry) (out []Restored, err error) {
 	d.apply.Lock()
 	defer d.unlock()
 	for _, t := range d.tables {
@@ -133,6 +145,11 @@ func (d *DB) Restore(items []Saved, registries []SavedRegistry) ([]Restored, err
 		}
 	}
 	l := loader{d: d, items: items}
+	defer func() {
+		if p := recover(); p != nil {
+			out, err = nil, l.defect(p)
+		}
+	}()
 	for _, s := range registries {
 		r := d.Registry(s.Name)
 		l.registries = append(l.registries, r)
@@ -140,7 +157,6 @@ func (d *DB) Restore(items []Saved, registries []SavedRegistry) ([]Restored, err
 			r.status.Restored = s.AsOf
 		}
 	}
-	var err error
 	d.book.changeAll(func() {
 		if err = l.merge(); err != nil {
 			for _, t := range d.tables {
@@ -160,7 +176,6 @@ func (d *DB) Restore(items []Saved, registries []SavedRegistry) ([]Restored, err
 	}
 	l.enter()
 	l.decide()
-	var out []Restored
 	for n, r := range l.registries {
 		if r == nil {
 			continue
@@ -189,6 +204,7 @@ type loader struct {
 	services   []*savedItem
 	several    []savedName // of several claims, more than once possibly
 	batch      *batch      // decides on what may be in conflict
+	at         *savedItem  // the item in hand, nil for none or for several
 	whole      bool        // everything is within the limits
 }
 
@@ -284,10 +300,26 @@ func (l *loader) each(f func(*savedItem)) {
 	for _, s := range l.items {
 		for i := range s.items {
 			if it := &s.items[i]; it.record != nil && it.record.kind != nil {
+				l.at = it
 				f(it)
 			}
 		}
 	}
+	l.at = nil
+}
+
+// defect empties the DB after a panic.
+func (l *loader) defect(p any) error {
+	of := &DefectError{}
+	if l.at != nil && l.registries[l.at.registry] != nil {
+		of.Registry = l.registries[l.at.registry].name
+	}
+	of.err = l.d.defect(p, aRestore, of.Registry)
+	l.d.rebuild(nil, nothing)
+	for _, r := range l.d.registries {
+		r.status.Restored = time.Time{}
+	}
+	return of
 }
 
 // link applies the limits of the registries and builds their services.
@@ -355,9 +387,18 @@ func (l *loader) link() {
 // compose adds the instances to their services.
 func (l *loader) compose() {
 	var group sync.WaitGroup
+	var once sync.Once
+	var failed any // a panic
 	for part := range slices.Chunk(l.services, max(1, len(l.services)/runtime.GOMAXPROCS(0)+1)) {
 		group.Go(func() {
+			at := part[0]
+			defer func() {
+				if p := recover(); p != nil {
+					once.Do(func() { failed, l.at = p, at })
+				}
+			}()
 			for _, it := range part {
+				at = it
 				s := it.record.of
 				parts := it.record.parts.with(s.added, nil)
 				parts.address = l.d.addressOf(s.host)
@@ -367,6 +408,9 @@ func (l *loader) compose() {
 		})
 	}
 	group.Wait()
+	if failed != nil {
+		panic(failed)
+	}
 	for _, it := range l.services {
 		if s := it.record.of; s.host != "" && !it.record.parts.address.IsValid() {
 			s.unaddressed = true
