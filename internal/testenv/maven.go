@@ -9,12 +9,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"testing"
 )
 
 // MavenTool is a tool pinned in tools/FOLDER/pom.xml, with the launcher in
 // tools/LAUNCHER, which versions may share. The cache holds a script that runs
 // java with its arguments, and the jars. The jar named first, "" for none, is
-// first on the class path.
+// first on the class path. The first server that is ready has its classes kept
+// beside them, for faster starts; see keepClasses.
 func MavenTool(name, folder, launcher, first string) Tool {
 	return Tool{
 		Name: name, Program: name,
@@ -34,7 +37,7 @@ func MavenTool(name, folder, launcher, first string) Tool {
 				return "", err
 			}
 			classes, err := Digest(filepath.Join(root, "tools", launcher))
-			return pom.Version + "-" + jars[:4] + classes[:4], err
+			return pom.Version + "-" + jars[:4] + classes[:4] + "a", err
 		},
 		Get: func(ctx context.Context, root, path string) error {
 			source := filepath.Join(root, "tools", folder)
@@ -54,7 +57,11 @@ func MavenTool(name, folder, launcher, first string) Tool {
 			if err := RunQuiet(javac); err != nil {
 				return fmt.Errorf("compile tools/%s/*.java: %w", launcher, err)
 			}
-			for _, part := range []string{"lib", "classes"} {
+			// An archive of classes is of jars alone.
+			if err := RunQuiet(exec.CommandContext(ctx, "jar", "--create", "--file", filepath.Join(tmp, "launcher.jar"), "-C", filepath.Join(tmp, "classes"), ".")); err != nil {
+				return fmt.Errorf("pack tools/%s: %w", launcher, err)
+			}
+			for _, part := range []string{"lib", "launcher.jar"} {
 				if err := os.RemoveAll(filepath.Join(final, part)); err != nil {
 					return err
 				}
@@ -62,13 +69,55 @@ func MavenTool(name, folder, launcher, first string) Tool {
 					return err
 				}
 			}
-			classPath := `$dir/classes:$dir/lib/*`
+			classPath := `$dir/launcher.jar:$dir/lib/*`
 			if first != "" {
-				classPath = `$dir/classes:$dir/lib/` + first + `:$dir/lib/*`
+				classPath = `$dir/launcher.jar:$dir/lib/` + first + `:$dir/lib/*`
 			}
-			script := "#!/bin/sh\ndir=$(cd \"$(dirname \"$0\")\" && pwd)\nexec java -cp \"" + classPath + "\" \"$@\" io.isthmus.tools.Launcher\n"
+			script := `#!/bin/sh
+dir=$(cd "$(dirname "$0")" && pwd)
+kept=-XX:+RecordDynamicDumpInfo
+[ -f "$dir/` + classArchive + `" ] && kept="-XX:SharedArchiveFile=$dir/` + classArchive + `"
+exec java "$kept" -cp "` + classPath + `" "$@" io.isthmus.tools.Launcher
+`
 			return os.WriteFile(path, []byte(script), 0o755)
 		},
+	}
+}
+
+// classArchive is the file of a Maven tool's kept classes.
+const classArchive = "classes.jsa"
+
+// keepClasses has a Java server that is ready write the classes that it has
+// loaded to a file, as others of the tool read them there in half the time. It
+// does nothing for other programs, and if that is done, or being done. Without
+// it a start takes longer, so that an error is only logged.
+func (p *Process) keepClasses(t testing.TB) {
+	r := p.run
+	dir := filepath.Dir(r.cmd.Path)
+	archive := filepath.Join(dir, classArchive)
+	if _, err := os.Stat(filepath.Join(dir, "launcher.jar")); err != nil {
+		return
+	}
+	if _, err := os.Stat(archive); err == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	unlock, err := LockFile(ctx, archive+".lock", cancel)
+	if err != nil {
+		return // another process does it
+	}
+	defer unlock()
+	if _, err := os.Stat(archive); err == nil {
+		return
+	}
+	tmp := archive + ".tmp"
+	err = RunQuiet(exec.CommandContext(ctx, "jcmd", strconv.Itoa(r.cmd.Process.Pid), "VM.cds", "dynamic_dump", tmp))
+	if err == nil {
+		err = os.Rename(tmp, archive)
+	}
+	if err != nil {
+		t.Logf("%s: keep its classes: %v", p.name, err)
 	}
 }
 

@@ -278,6 +278,7 @@ func (p *Process) StartReady(t testing.TB, launch func(), check func() (seen str
 		launch()
 		err := p.WaitReady(t, check)
 		if err == nil {
+			p.keepClasses(t)
 			return
 		}
 		// Nacos waits too briefly for its own database on a busy machine.
