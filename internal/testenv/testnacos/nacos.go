@@ -29,7 +29,7 @@ import (
 // repository.
 var (
 	Tool  = testenv.MavenTool("nacos", "nacos-3.1.0", "nacos-3.1.0", "hessian-4.0.63.jar")
-	Tool2 = testenv.MavenTool("nacos", "nacos-2.1.1", "nacos-2.1.1", "")
+	Tool2 = testenv.MavenTool("nacos-2", "nacos-2.1.1", "nacos-2.1.1", "")
 )
 
 // Version is a version of Nacos that tests run against.

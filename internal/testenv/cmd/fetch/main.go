@@ -106,6 +106,9 @@ func get(ctx context.Context, tools []testenv.Tool, names []string) (ok bool) {
 					fmt.Fprintln(os.Stderr, err)
 					failed.Add(1)
 				}
+				if built {
+					removeUnpacked()
+				}
 				fmt.Fprintf(os.Stderr, "[%d/%d]\n", got.Add(1), len(missing))
 			}
 		})
@@ -127,6 +130,20 @@ func get(ctx context.Context, tools []testenv.Tool, names []string) (ok bool) {
 	return true
 }
 
+// buildDir is the folder of what Go downloads and compiles for the servers.
+func buildDir() string { return filepath.Join(testenv.ToolsDir(), ".build") }
+
+// removeUnpacked removes the modules of a server that is built, as those of all
+// take gigabytes. What the next one needs of them is unpacked again.
+func removeUnpacked() {
+	modules, _ := filepath.Glob(filepath.Join(buildDir(), "modules", "*"))
+	for _, path := range modules {
+		if filepath.Base(path) != "cache" {
+			_ = os.RemoveAll(path)
+		}
+	}
+}
+
 // aside has Go keep what it downloads and compiles for the servers in a folder
 // of its own, which done removes: it is several times as big as they are, and
 // not needed again. What the user's module cache has is not downloaded.
@@ -136,7 +153,7 @@ func aside(ctx context.Context) (done func(), err error) {
 		return nil, fmt.Errorf("ask Go for its module cache: %w", err)
 	}
 	modules, proxy, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
-	dir := filepath.Join(testenv.ToolsDir(), ".build")
+	dir := buildDir()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make a folder for what Go compiles: %w", err)
 	}
