@@ -1,9 +1,11 @@
 package access
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -137,4 +139,118 @@ func TestTurnsGivenUp(t *testing.T) {
 			t.Errorf("%d networks and %d slots are left", len(turns.of), 1-turns.free)
 		}
 	})
+}
+
+// Whatever happens, the network that is served next is the one that a look at
+// all of them finds.
+func TestTurnsModel(t *testing.T) {
+	for seed := range uint64(50) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 0))
+			turns := NewTurns(1+r.IntN(3), r.IntN(3), 0)
+			passes := make(chan *Pass, 1000)
+			cancels := []func(){func() {}}
+			var held []*Pass
+			for range 500 {
+				switch r.IntN(6) {
+				case 0, 1:
+					network := fmt.Sprint(r.IntN(20))
+					ctx, cancel := context.WithCancel(t.Context())
+					cancels = append(cancels, cancel)
+					go func() {
+						if pass, err := turns.Enter(ctx, network); err == nil {
+							passes <- pass
+						}
+					}()
+				case 2:
+					cancels[r.IntN(len(cancels))]()
+				case 3:
+					time.Sleep(time.Duration(r.IntN(1000)) * time.Millisecond)
+				default:
+					for len(passes) > 0 {
+						held = append(held, <-passes)
+					}
+					if len(held) == 0 {
+						break
+					}
+					i := r.IntN(len(held))
+					held[i].RestAfter(time.Duration(r.IntN(2)) * time.Second)
+					if held[i].FreeAfter(time.Duration(r.IntN(2)) * time.Second); r.IntN(2) == 0 {
+						held[i].Leave()
+						held = slices.Delete(held, i, i+1)
+					}
+				}
+				synctest.Wait()
+				turns.check(t)
+			}
+			for _, cancel := range cancels {
+				cancel()
+			}
+			synctest.Wait()
+			for len(passes) > 0 {
+				held = append(held, <-passes)
+			}
+			for _, pass := range held {
+				pass.Leave()
+			}
+			time.Sleep(time.Minute)
+			if len(turns.of) != 0 || turns.free != turns.slots {
+				t.Errorf("%d networks and %d slots are left", len(turns.of), turns.slots-turns.free)
+			}
+		})
+	}
+}
+
+// check compares the network that is served next with all others.
+func (t *Turns) check(test *testing.T) {
+	test.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var want *share
+	for _, s := range t.of {
+		if len(s.queue) == 0 || t.each > 0 && s.going >= t.each {
+			continue
+		}
+		if want == nil || cmp.Or(cmp.Compare(s.going, want.going), cmp.Compare(max(s.had, t.now), max(want.had, t.now)), cmp.Compare(want.queue[0].came, s.queue[0].came)) < 0 {
+			want = s
+		}
+	}
+	if got := t.firstLocked(); got != want {
+		test.Fatalf("%+v is served next, want %+v; now is %v", got, want, t.now)
+	}
+	if want != nil && t.free > 0 {
+		test.Fatalf("%+v waits beside %d free slots", want, t.free)
+	}
+}
+
+// BenchmarkTurns is one turn while so many networks wait for theirs.
+func BenchmarkTurns(b *testing.B) {
+	for _, networks := range []int{100, 10_000} {
+		b.Run(fmt.Sprintf("networks=%d", networks), func(b *testing.B) {
+			turns := NewTurns(1, 0, 0)
+			ctx, cancel := context.WithCancel(b.Context())
+			passes := make(chan *Pass)
+			var all sync.WaitGroup
+			for i := range networks {
+				all.Go(func() { // ends with ctx
+					for {
+						pass, err := turns.Enter(ctx, fmt.Sprint(i))
+						if err != nil {
+							return
+						}
+						select {
+						case passes <- pass:
+						case <-ctx.Done():
+							pass.Leave()
+						}
+					}
+				})
+			}
+			for b.Loop() {
+				(<-passes).Leave()
+			}
+			cancel()
+			all.Wait()
+		})
+	}
 }
