@@ -16,17 +16,21 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-mesh/isthmus/server"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/kubernetes"
 )
 
 func newDump() *cobra.Command {
 	var timeout time.Duration
 	var rejected bool
 	var host string
+	waypoint := "waypoint"
+	consumer := &oneOf{"", []string{"kubernetes"}}
 	output := &oneOf{"yaml", []string{"yaml", "json"}}
 	wanted := &oneOf{"inline", []string{"inline", "workload"}}
 	cmd := &cobra.Command{
@@ -40,15 +44,22 @@ run next to a bridge with the same configuration.
 A registry that is not required and cannot be reached is left out; standard error says so.
 
 What is not served as the registry has it is listed on standard error with the reason. The exit code is 0 then too.
+With --for kubernetes it prints what ambient needs of these services in Kubernetes, beside the xDS listener that istiod follows: a stub for each, which is a
+ServiceEntry with its host, address and ports, the label of a waypoint, and no endpoints. It changes when a service does, never when an instance does.
+
 With --rejected all that is printed is this list, as YAML on standard output, with what is skipped: instances
 that fail their check, are disabled or have weight 0, and what a filter leaves out. Each item has registry, id, the field of
 the configuration that would change it (none where only the registry can), and reason.`,
+		Example: `  isthmus dump --config isthmus.yaml | kubectl apply -f -
+  isthmus dump --config isthmus.yaml --for kubernetes --waypoint istio-ingress/shared`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the registries")
 	cmd.Flags().BoolVar(&rejected, "rejected", false, "print what is left out or altered, instead of what would be served")
 	cmd.Flags().StringVar(&host, "host", "", "print the ServiceEntries of hosts that fit this `PATTERN`, such as *.example.org, and their WorkloadEntries, nothing else")
+	cmd.Flags().Var(consumer, "for", "print the objects that consumers need which read nothing but Kubernetes, instead of what istiod receives")
+	cmd.Flags().StringVar(&waypoint, "waypoint", waypoint, "with --for, the waypoint of the services: its `NAME`, or NAMESPACE/NAME if it is in another namespace than the service")
 	cmd.Flags().VarP(output, "output", "o", "format: YAML documents for kubectl, or one JSON object on each line")
 	cmd.Flags().Var(wanted, "shape", "print services with their endpoints, or with a WorkloadEntry for each")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -57,6 +68,15 @@ the configuration that would change it (none where only the registry can), and r
 		}
 		if _, err := path.Match(host, ""); err != nil {
 			return usageError(cmd, fmt.Errorf("--host %s: is no pattern: %w", host, err))
+		}
+		stub, err := stubOf(waypoint)
+		if err != nil {
+			return usageError(cmd, err)
+		}
+		for flag, with := range map[string]bool{"shape": false, "waypoint": true} {
+			if cmd.Flags().Changed(flag) && (consumer.value != "") != with {
+				return usageError(cmd, fmt.Errorf("--%s does not go with what is printed: --for kubernetes has --waypoint, anything else --shape", flag))
+			}
 		}
 		ctx, stop := endAtHangup(cmd.Context())
 		defer stop()
@@ -98,6 +118,14 @@ the configuration that would change it (none where only the registry can), and r
 			}
 			if rejected {
 				return writeRejected(cmd.OutOrStdout(), append(s.Problems(), s.Skipped()...))
+			}
+			if consumer.value != "" {
+				stubs, without, err := s.Stubs(stub)
+				if err != nil {
+					return err
+				}
+				writeProblems(cmd.ErrOrStderr(), append(s.Problems(), without...))
+				return writeStubs(cmd.OutOrStdout(), output.value, host, stubs)
 			}
 			resources, err := s.Resources(shape)
 			if err != nil {
@@ -199,26 +227,66 @@ func resourcesOf(pattern string, resources []server.Resource) []server.Resource 
 func writeResources(w io.Writer, format string, resources []server.Resource) error {
 	for _, r := range resources {
 		doc, err := document(r.Collection, r.Resource)
+		if err == nil {
+			err = writeDocument(w, format, doc)
+		}
 		if err != nil {
 			return fmt.Errorf("%s %s: %w", r.Collection, r.GetMetadata().GetName(), err)
-		}
-		if format == "json" {
-			doc, err = yaml.YAMLToJSON(doc)
-			doc = append(doc, '\n')
-		} else {
-			doc = append([]byte("---\n"), doc...)
-		}
-		if err == nil {
-			_, err = w.Write(doc)
-		}
-		if err != nil {
-			return fmt.Errorf("write: %w", err)
 		}
 	}
 	return nil
 }
 
-func document(coll string, res *mcp.Resource) ([]byte, error) {
+// stubOf returns how stubs are made for a waypoint, NAME or NAMESPACE/NAME.
+func stubOf(waypoint string) (*kubernetes.Stub, error) {
+	namespace, name, both := strings.Cut(waypoint, "/")
+	if !both {
+		namespace, name = "", waypoint
+	}
+	if name == "" || both && namespace == "" || strings.Contains(name, "/") {
+		return nil, fmt.Errorf("--waypoint %s: must be NAME or NAMESPACE/NAME", waypoint)
+	}
+	return &kubernetes.Stub{Consumer: "dump", Waypoint: name, WaypointNamespace: namespace}, nil
+}
+
+// writeStubs writes the stubs of hosts that fit a pattern, all without one.
+func writeStubs(w io.Writer, format, pattern string, stubs []*unstructured.Unstructured) error {
+	for _, s := range stubs {
+		hosts, _, _ := unstructured.NestedStringSlice(s.Object, "spec", "hosts")
+		if pattern != "" && !slices.ContainsFunc(hosts, func(h string) bool {
+			ok, _ := path.Match(pattern, h) // checked before
+			return ok
+		}) {
+			continue
+		}
+		if err := writeDocument(w, format, s.Object); err != nil {
+			return fmt.Errorf("stub %s/%s: %w", s.GetNamespace(), s.GetName(), err)
+		}
+	}
+	return nil
+}
+
+// writeDocument writes an object as a YAML document, or as a line of JSON.
+func writeDocument(w io.Writer, format string, object any) error {
+	doc, err := yaml.Marshal(object)
+	switch {
+	case err != nil:
+		return err
+	case format == "json":
+		if doc, err = yaml.YAMLToJSON(doc); err != nil {
+			return err
+		}
+		doc = append(doc, '\n')
+	default:
+		doc = append([]byte("---\n"), doc...)
+	}
+	if _, err = w.Write(doc); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
+}
+
+func document(coll string, res *mcp.Resource) (*object, error) {
 	body, err := res.GetBody().UnmarshalNew()
 	if err != nil {
 		return nil, err
@@ -228,9 +296,9 @@ func document(coll string, res *mcp.Resource) ([]byte, error) {
 		return nil, err
 	}
 	group, kind, _ := strings.Cut(coll, "/")
-	o := object{APIVersion: group + "/" + cmp.Or(versions[coll], "v1"), Kind: kind, Spec: spec}
+	o := &object{APIVersion: group + "/" + cmp.Or(versions[coll], "v1"), Kind: kind, Spec: spec}
 	m := res.GetMetadata()
 	o.Metadata.Namespace, o.Metadata.Name, _ = strings.Cut(m.GetName(), "/")
 	o.Metadata.Labels, o.Metadata.Annotations = m.GetLabels(), m.GetAnnotations()
-	return yaml.Marshal(o)
+	return o, nil
 }

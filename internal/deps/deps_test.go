@@ -114,6 +114,10 @@ var rules = []rule{
 		tests: []string{"server/servertest", "server/state", "internal/testcert"},
 	},
 	{
+		folder: "server/kubernetes", own: []string{"server/encode"}, others: []string{"google.golang.org/protobuf/...", "istio.io/api/...", "k8s.io/apimachinery/..."},
+		tests: []string{"internal/testenv/..."},
+	},
+	{
 		folder: "server/supervisor", own: []string{"plugin/collection", "plugin/shard", "plugin/proto/...", "plugin/wire", "internal/clip"}, others: anyone,
 		tests: []string{"plugin", "plugin/registry", "internal/testwait"},
 	},

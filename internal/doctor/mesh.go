@@ -331,5 +331,5 @@ func (m *Mesh) checkProxies(add add) {
 // What ambient means for the services of any config source.
 const (
 	ambientProblem = "ambient is on: ztunnel and waypoints do not see the services of a config source; istiod reads those for ambient from Kubernetes only, from 1.22 on"
-	ambientChange  = "run the clients of these services with sidecars (label the namespace istio-injection: enabled instead of istio.io/dataplane-mode: ambient)"
+	ambientChange  = "apply the stubs that isthmus dump --for kubernetes prints (docs/ambient.md), or run the clients of these services with sidecars (label the namespace istio-injection: enabled instead of istio.io/dataplane-mode: ambient)"
 )

@@ -124,6 +124,12 @@ func (n *narrower) release(key string, s *shared) {
 // something to send.
 func (v *View) Changed() <-chan struct{} { return v.data.Changed() }
 
+// Changes returns the changes of a kind after a cursor; see [state.DB.Changes].
+// It is for consumers that are no sinks and keep a cursor of their own.
+func (v *View) Changes(k Kind, c *state.Cursor) iter.Seq[state.Change] {
+	return v.data.Changes(k, c)
+}
+
 // Revision returns the revision of what the view shows.
 func (v *View) Revision() state.Revision { return v.data.Revision() }
 

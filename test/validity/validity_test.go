@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"iter"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -21,12 +22,13 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	mcp "istio.io/api/mcp/v1alpha1"
-	_ "istio.io/api/networking/v1alpha3" // the bodies of the goldens
+	networking "istio.io/api/networking/v1alpha3"
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testvalidation"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/kubernetes"
 	"github.com/isthmus-mesh/isthmus/translate"
 )
 
@@ -35,49 +37,113 @@ var (
 	first    = flag.Uint64("first", 1, "number of the first of them; a failure names the number")
 )
 
-// Every golden of package translate is valid.
-func TestGoldens(t *testing.T) {
-	testenv.SkipIfShort(t)
+// goldens yields the resources of the goldens of package translate, by file.
+func goldens(t *testing.T) iter.Seq2[string, *mcp.Resource] {
 	files, err := filepath.Glob("../../translate/testdata/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no goldens: %v", err)
 	}
-	v := startValidations(t)
-	total := 0
-	for _, file := range files {
-		archive, err := txtar.ParseFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, f := range archive.Files {
-			if f.Name != "out.yaml" {
-				continue
+	return func(yield func(string, *mcp.Resource) bool) {
+		for _, file := range files {
+			archive, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
 			}
-			for doc := range strings.SplitSeq("\n"+string(f.Data), "\n---\n") {
-				text, err := yaml.YAMLToJSON([]byte(doc))
-				if err != nil {
-					t.Fatalf("%s: %v", file, err)
-				}
-				if string(text) == "null" { // comments only
+			for _, f := range archive.Files {
+				if f.Name != "out.yaml" {
 					continue
 				}
-				res := &mcp.Resource{}
-				if err := protojson.Unmarshal(text, res); err != nil {
-					t.Fatalf("%s: %v\n%s", file, err, doc)
+				for doc := range strings.SplitSeq("\n"+string(f.Data), "\n---\n") {
+					text, err := yaml.YAMLToJSON([]byte(doc))
+					if err != nil {
+						t.Fatalf("%s: %v", file, err)
+					}
+					if string(text) == "null" { // comments only
+						continue
+					}
+					res := &mcp.Resource{}
+					if err := protojson.Unmarshal(text, res); err != nil {
+						t.Fatalf("%s: %v\n%s", file, err, doc)
+					}
+					res.Metadata.CreateTime = timestamppb.New(translate.CreateTime) // goldens leave it out
+					if !yield(filepath.Base(file), res) {
+						return
+					}
 				}
-				res.Metadata.CreateTime = timestamppb.New(translate.CreateTime) // goldens leave it out
-				b, err := proto.Marshal(res)
-				if err != nil {
-					t.Fatal(err)
-				}
-				v.write(fmt.Sprintf("%s: %s", filepath.Base(file), res.GetMetadata().GetName()), b)
-				total++
 			}
 		}
+	}
+}
+
+// writeResource hands over one resource of a file.
+func (c *checker) writeResource(file string, res *mcp.Resource) {
+	b, err := proto.Marshal(res)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.write(fmt.Sprintf("%s: %s", file, res.GetMetadata().GetName()), b)
+}
+
+// Every golden of package translate is valid.
+func TestGoldens(t *testing.T) {
+	testenv.SkipIfShort(t)
+	v := startValidations(t)
+	files := map[string]bool{}
+	total := 0
+	for file, res := range goldens(t) {
+		v.writeResource(file, res)
+		files[file] = true
+		total++
 	}
 	v.wait()
 	if total < len(files) {
 		t.Errorf("only %d resources in %d goldens", total, len(files))
+	}
+}
+
+// So is the stub of each golden's service that can have one.
+func TestStubs(t *testing.T) {
+	testenv.SkipIfShort(t)
+	v := startValidations(t)
+	stub := kubernetes.Stub{Consumer: "ambient", Waypoint: "waypoint"}
+	made, without := 0, 0
+	for file, res := range goldens(t) {
+		entry := &networking.ServiceEntry{}
+		if !res.GetBody().MessageIs(entry) {
+			continue
+		}
+		if err := res.GetBody().UnmarshalTo(entry); err != nil {
+			t.Fatal(err)
+		}
+		if len(entry.GetAddresses()) == 0 && entry.GetResolution() == networking.ServiceEntry_STATIC {
+			entry.Addresses = []string{"241.0.0.1"} // the bridge's, for a host that is no pattern
+		}
+		if err := res.GetBody().MarshalFrom(entry); err != nil {
+			t.Fatal(err)
+		}
+		object, err := stub.Object(res)
+		if err != nil {
+			without++
+			continue
+		}
+		made++
+		text, err := json.Marshal(object.Object["spec"])
+		entry = &networking.ServiceEntry{}
+		if err == nil {
+			err = protojson.Unmarshal(text, entry)
+		}
+		if err == nil {
+			err = res.GetBody().MarshalFrom(entry)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v: %s", file, err, text)
+		}
+		res.Metadata.Name = object.GetNamespace() + "/" + object.GetName()
+		v.writeResource(file, res)
+	}
+	v.wait()
+	if made < 20 || without == 0 {
+		t.Errorf("%d stubs, %d services without one", made, without)
 	}
 }
 

@@ -461,6 +461,17 @@ func (i *Server) MeshConfig(t testing.TB) string {
 	return string(out)
 }
 
+// Stubs returns what `isthmus dump --for kubernetes` prints for the program's
+// configuration.
+func (i *Server) Stubs(t testing.TB) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), i.binary, "dump", "--for", "kubernetes", "--config", i.writeConfig(t, "doctor.yaml")).Output()
+	if err != nil {
+		t.Fatalf("isthmus dump --for kubernetes: %v", err)
+	}
+	return string(out)
+}
+
 // Refused returns how many connections, streams and requests were refused for a
 // reason, as isthmus_access_refused_total counts them.
 func (i *Server) Refused(t testing.TB, reason string) (n float64) {

@@ -1,0 +1,137 @@
+package kubernetes
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	mcp "istio.io/api/mcp/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	kjson "k8s.io/apimachinery/pkg/util/json"
+
+	"github.com/isthmus-mesh/isthmus/server/encode"
+)
+
+// Labels and annotations of objects.
+const (
+	// ConsumerLabel names the consumer that an object belongs to.
+	ConsumerLabel = "isthmus.io/consumer"
+	// HashAnnotation is a hash of the rest of the object as it was made.
+	HashAnnotation = "isthmus.io/hash"
+	// WaypointLabel and WaypointNamespaceLabel name the waypoint of a service.
+	WaypointLabel          = "istio.io/use-waypoint"
+	WaypointNamespaceLabel = "istio.io/use-waypoint-namespace"
+)
+
+// StubForm is the form of the ServiceEntries that [Stub.Object] reads: without
+// endpoints, and with the address that istiods have.
+var StubForm = encode.Form{Shape: encode.Workload, Address: true}
+
+// Errors of [Stub.Object].
+var (
+	errNoEntry   = errors.New("it is no ServiceEntry")
+	errNoAddress = errors.New("it has no address, by which ztunnel finds a service")
+)
+
+// Stub says how stubs are made.
+type Stub struct {
+	// Consumer is the value of [ConsumerLabel].
+	Consumer string
+	// Waypoint is the name of the waypoint's Gateway.
+	Waypoint string
+	// WaypointNamespace is its namespace, "" for that of the service.
+	WaypointNamespace string
+	// Labels and Annotations are those of objects besides their own.
+	Labels, Annotations map[string]string
+}
+
+// stubSuffix is what the name of a stub ends in. With the name of the
+// ServiceEntry that istiod has by xDS, istiod would have one of the two only.
+const stubSuffix = ".isthmus-stub"
+
+// maxObjectName is the length of the longest name of an object (RFC 1123).
+const maxObjectName = 253
+
+// stubName returns the name of the stub of a ServiceEntry.
+func stubName(name string) string {
+	if most := maxObjectName - len(stubSuffix); len(name) > most {
+		sum := sha256.Sum256([]byte(name))
+		digits := "-" + hex.EncodeToString(sum[:8])
+		name = strings.TrimRight(name[:most-len(digits)], "-.") + digits
+	}
+	return name + stubSuffix
+}
+
+// Object returns the stub of a ServiceEntry of [StubForm]. It is a pure
+// function. The error says why a service has no stub.
+//
+// What istiod compares of two ServiceEntries of a host is equal in both: host,
+// address, ports, location, exportTo and subjectAltNames.
+func (s *Stub) Object(entry *mcp.Resource) (*unstructured.Unstructured, error) {
+	body, err := entry.GetBody().UnmarshalNew()
+	if err != nil {
+		return nil, err
+	}
+	spec, ok := body.(*networking.ServiceEntry)
+	if !ok {
+		return nil, errNoEntry
+	}
+	for _, host := range spec.GetHosts() {
+		if strings.Contains(host, "*") {
+			return nil, fmt.Errorf("its host %s is a pattern, which has no address", host)
+		}
+	}
+	switch {
+	case spec.GetResolution() != networking.ServiceEntry_STATIC:
+		return nil, fmt.Errorf("its resolution is %s; a stub stands for endpoints that are addresses (STATIC)", spec.GetResolution())
+	case len(spec.GetAddresses()) == 0:
+		return nil, errNoAddress
+	}
+	spec.Endpoints, spec.WorkloadSelector = nil, nil
+	text, err := protojson.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	var fields map[string]any
+	if err := kjson.Unmarshal(text, &fields); err != nil {
+		return nil, err
+	}
+	fields["location"] = spec.GetLocation().String() // also the default, which JSON omits
+
+	labels, annotations := make(map[string]string), make(map[string]string)
+	maps.Copy(labels, s.Labels)
+	maps.Copy(annotations, s.Annotations)
+	labels[ConsumerLabel], labels[WaypointLabel] = s.Consumer, s.Waypoint
+	if s.WaypointNamespace != "" {
+		labels[WaypointNamespaceLabel] = s.WaypointNamespace
+	}
+	namespace, name, _ := strings.Cut(entry.GetMetadata().GetName(), "/")
+	o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry", "spec": fields}}
+	o.SetNamespace(namespace)
+	o.SetName(stubName(name))
+	o.SetLabels(labels)
+	o.SetAnnotations(annotations)
+	hash, err := hashOf(o)
+	if err != nil {
+		return nil, err
+	}
+	annotations[HashAnnotation] = hash
+	o.SetAnnotations(annotations)
+	return o, nil
+}
+
+// hashOf returns the hash of an object: equal content has an equal one.
+func hashOf(o *unstructured.Unstructured) (string, error) {
+	text, err := json.Marshal(o.Object) // sorts keys
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8]), nil
+}
