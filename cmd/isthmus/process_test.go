@@ -194,10 +194,9 @@ func TestServe(t *testing.T) {
 	at := p.find(p.stderr, `msg=serving xds=(\S+) admin=(\S+) .*version=(\S+)`)
 	p.find(p.stderr, `msg="plugin started" registry=load adapter=sim version=`+regexp.QuoteMeta(at[3])+` `)
 	p.find(p.stderr, `msg="listing complete" registry=load`)
-	testwait.Eventually(t, patience, "/readyz", func() (string, bool) { // a moment after the log
-		code, body := get(t, "http://"+at[2]+"/readyz")
-		return fmt.Sprintf("%d %s", code, body), code == http.StatusOK
-	})
+	if code, body := get(t, "http://"+at[2]+"/readyz"); code != http.StatusOK {
+		t.Errorf("/readyz = %d %s", code, body)
+	}
 	if code, body := get(t, "http://"+at[2]+"/api/v1/services"); code != http.StatusOK || strings.Count(body, ".load\"") != 3 {
 		t.Errorf("/api/v1/services = %d %s", code, body)
 	}

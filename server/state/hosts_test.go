@@ -2,6 +2,7 @@ package state
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -231,6 +232,44 @@ func TestOneRegistry(t *testing.T) {
 		we ns/db-1 [10.1.0.1] of db`)
 	if p := e.Registry("a").Problems(); len(p) > 0 {
 		t.Errorf("problems: %v", p)
+	}
+}
+
+// whenLogged calls f with each line.
+type whenLogged struct {
+	slog.Handler
+	f func(line string)
+}
+
+// Enabled implements slog.Handler.
+func (h whenLogged) Enabled(context.Context, slog.Level) bool { return true }
+
+// Handle implements slog.Handler.
+func (h whenLogged) Handle(_ context.Context, r slog.Record) error {
+	h.f(r.Message)
+	return nil
+}
+
+// WithAttrs implements slog.Handler.
+func (h whenLogged) WithAttrs([]slog.Attr) slog.Handler { return h }
+
+// Whoever waits for the line finds the registry listed.
+func TestListingLineComesLast(t *testing.T) {
+	var d *DB
+	lines := 0
+	d = New([]string{"a"}, Options{}, slog.New(whenLogged{slog.DiscardHandler, func(line string) {
+		if line != "listing complete" {
+			return
+		}
+		lines++
+		if s := d.Registry("a").Status(); !s.Synced || s.Resources[collection.ServiceEntry] != 1 || !d.Initialized(collection.ServiceEntry) {
+			t.Errorf("when it is logged, the status is %+v", s)
+		}
+	}}), prometheus.NewRegistry())
+	r := d.Registry("a")
+	r.Begin(nil)
+	if err := r.Apply(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{entry("ns/a", "a.example.org")}, Synced: true}); err != nil || lines != 1 {
+		t.Errorf("%d lines, %v", lines, err)
 	}
 }
 

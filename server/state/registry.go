@@ -182,10 +182,17 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) error {
 	if err := b.read(m); err != nil {
 		return err
 	}
+	listed, log := []any(nil), (*slog.Logger)(nil)
+	defer func() { // whoever reads the line finds the status
+		if listed != nil {
+			log.Info("listing complete", listed...)
+		}
+	}()
 	r.db.apply.Lock()
 	defer r.db.apply.Unlock()
+	log = r.log
 	return r.db.attempt(b, aMessage, func() {
-		r.apply(b, m)
+		listed = r.apply(b, m)
 		r.db.book.change(func() {
 			r.publishLocked()
 			for _, other := range b.others {
@@ -195,8 +202,9 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) error {
 	})
 }
 
-// apply applies a parsed message. The caller holds apply.
-func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) {
+// apply applies a parsed message, and returns what to log of a listing that it
+// completes. The caller holds apply.
+func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) (complete []any) {
 	d := r.db
 	live, pending, kept := r.guard.live, r.guard.pending, len(r.guard.kept)
 	if r.status.Listing {
@@ -231,11 +239,10 @@ func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) {
 	b.commit()
 	r.noteLive(live)
 	if listed {
-		about := []any{"services", r.services, "instances", r.instances}
+		complete = []any{"services", r.services, "instances", r.instances}
 		if others := r.resources - r.services - r.instances; others > 0 {
-			about = append(about, "other_resources", others)
+			complete = append(complete, "other_resources", others)
 		}
-		r.log.Info("listing complete", about...)
 	}
 	if st := m.GetStatus(); st != nil {
 		was := r.status.Error
@@ -256,6 +263,7 @@ func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) {
 	if opened {
 		d.wake()
 	}
+	return complete
 }
 
 // Status returns the registry's state. It does not wait for a change in
