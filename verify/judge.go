@@ -606,8 +606,11 @@ func (j *Judge) absent(s *stream, u *subscription, k key) {
 		return
 	}
 	cause := f.removedAfter(held)
-	if before && f.present {
+	switch {
+	case before && f.present:
 		cause = 0
+	case cause == 0 && !f.present: // what the registry does not have may go, how often it was sent or not
+		cause = f.revision
 	}
 	if cause == 0 {
 		j.fail(NoRemovalWithoutCause, s.id, "%v is removed; the sink has revision %d, and the registry has %d", k, held, f.revision)

@@ -103,6 +103,10 @@ func TestJudge(t *testing.T) {
 		{"a removal whose cause is older than what the sink has", join(
 			truth("dc1/a", 1, false), truth("dc1/a", 2, true), truth("dc1/a", 3, false), delta(1), some("1", []Resource{res("dc1/a", "v3", 3)}), ack(1, weType, "1"), some("2", nil, "dc1/a"),
 		), []finding{{NoRemovalWithoutCause, 8}}},
+		{"a removal of what came again although it is gone", join(
+			truth("dc1/a", 1, false), truth("dc1/a", 2, true), delta(1), some("1", []Resource{res("dc1/a", "v", 0)}), ack(1, weType, "1"), some("2", nil, "dc1/a"), ack(1, weType, "2"),
+			some("3", []Resource{res("dc1/a", "v", 0)}), ack(1, weType, "3"), some("4", nil, "dc1/a"),
+		), nil},
 		{"a full response without a resource", join(
 			Event{Kind: Truth, Collection: serviceEntry, Name: "dc1/web", Revision: 1}, Event{Kind: Truth, Collection: serviceEntry, Name: "dc1/api", Revision: 2},
 			sotw(1, seType), full(1, seType, "1", "A", entry("v1", 1), res("dc1/api", "w1", 2)), ack(1, seType, "1"), full(1, seType, "2", "B", entry("v1", 1)),

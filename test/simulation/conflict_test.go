@@ -37,7 +37,9 @@ type served struct {
 }
 
 // share tells the truth about the shared hosts: what is served of what the
-// registries have.
+// registries have, with what of their removals is paused. Who leads a host
+// depends on both: a service that is put back has its host again, and what
+// another registry had in its place goes.
 func (w *world) share() {
 	now := map[served]bool{}
 	for _, host := range sharedHosts {
@@ -77,8 +79,8 @@ func (w *world) decide(host string, out map[served]bool) {
 	var lead string
 	taken := map[string]bool{}
 	for _, r := range w.registries {
-		service := r.name + "/" + host
-		if _, ok := r.items[id{serviceEntry, service}]; !ok {
+		service, items := r.name+"/"+host, w.retained(r)
+		if _, ok := items[id{serviceEntry, service}]; !ok {
 			continue
 		}
 		first := lead == ""
@@ -88,8 +90,9 @@ func (w *world) decide(host string, out map[served]bool) {
 		} else if host == "shared-priority" {
 			return
 		}
-		for _, n := range r.names() {
-			i := r.items[n]
+		names := sortedNames(items)
+		for _, n := range names {
+			i := items[n]
 			if i.service != service || taken[i.address] {
 				continue
 			}
@@ -99,12 +102,32 @@ func (w *world) decide(host string, out map[served]bool) {
 			}
 			out[served{id{workloadEntry, name}, lead, i.address}] = true
 		}
-		for _, n := range r.names() {
-			if i := r.items[n]; i.service == service {
+		for _, n := range names {
+			if i := items[n]; i.service == service {
 				taken[i.address] = true
 			}
 		}
 	}
+}
+
+// retained returns what a registry has, with what is served of the shared hosts
+// although it removed it.
+func (w *world) retained(r *registry) map[id]item {
+	if !w.paused {
+		return r.items
+	}
+	items := maps.Clone(r.items)
+	for k := range w.bridge.db.Kept(r.name) {
+		i := item{service: k.Service}
+		switch {
+		case !isShared(k.Name):
+			continue
+		case i.service != "":
+			i.address = r.address(i.service, int(k.Name[len(k.Name)-1]-'0'))
+		}
+		items[id{k.Collection, k.Name}] = i
+	}
+	return items
 }
 
 // derived is the name of an instance that is served with another registry's

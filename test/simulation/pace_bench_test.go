@@ -113,10 +113,10 @@ func beside(b *testing.B, busy bool, pace int) (took []time.Duration) {
 		for s := turn % 5 * 10; s < turn%5*10+10; s++ {
 			name := fmt.Sprintf("busy/s%d", s)
 			if turn < 5 {
-				m.Upserts = append(m.Upserts, entry(name, fmt.Sprintf("s%d.example.org", s)))
+				m.Upserts = append(m.Upserts, entry(name, spec{host: fmt.Sprintf("s%d.example.org", s)}))
 			}
 			for i := range each {
-				m.Upserts = append(m.Upserts, member(name, fmt.Sprintf("%s-%d", name, i), fmt.Sprintf("10.%d.%d.%d", turn/5%200, s, i)))
+				m.Upserts = append(m.Upserts, member(name, fmt.Sprintf("%s-%d", name, i), endpoint{address: fmt.Sprintf("10.%d.%d.%d", turn/5%200, s, i)}))
 			}
 		}
 		turn++
@@ -140,7 +140,7 @@ func beside(b *testing.B, busy bool, pace int) (took []time.Duration) {
 		}
 		group.Go(func() { _ = s.Run(ctx) })
 	}
-	changes <- &pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{entry("calm/web", "web.example.org")}, Synced: true}
+	changes <- &pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{entry("calm/web", spec{host: "web.example.org"})}, Synced: true}
 
 	arrived := make(chan string, 1000)
 	shape, err := structpb.NewStruct(map[string]any{"ISTHMUS_SHAPE": "workload"})
@@ -183,7 +183,7 @@ func beside(b *testing.B, busy bool, pace int) (took []time.Duration) {
 	for n := range 201 {
 		name := fmt.Sprintf("calm/web-%d", n)
 		began := time.Now()
-		changes <- &pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{member("calm/web", name, "10.9.9.9")}}
+		changes <- &pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{member("calm/web", name, endpoint{address: "10.9.9.9"})}}
 		for got := range arrived {
 			if got == name {
 				break

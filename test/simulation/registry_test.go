@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -154,18 +155,11 @@ func (r *registry) visible(n id) (item, bool) {
 	return i, ok
 }
 
-func (r *registry) names() []id {
-	return slices.SortedFunc(maps.Keys(r.items), func(a, b id) int {
-		if a.collection != b.collection {
-			if a.collection < b.collection {
-				return -1
-			}
-			return 1
-		}
-		if a.name < b.name {
-			return -1
-		}
-		return 1
+func (r *registry) names() []id { return sortedNames(r.items) }
+
+func sortedNames(items map[id]item) []id {
+	return slices.SortedFunc(maps.Keys(items), func(a, b id) int {
+		return cmp.Or(cmp.Compare(a.collection, b.collection), cmp.Compare(a.name, b.name))
 	})
 }
 

@@ -3,6 +3,7 @@ package simulation
 import (
 	"bytes"
 	stdcmp "cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"path"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,10 +53,13 @@ const defect = "defect"
 
 // TestState compares the state and its views with a plain model, over random
 // runs of registries that share names, hosts and content: messages, some of
-// which break the contract, listings, restarts from what was saved, and
-// configurations in which registries come, go, change places and are renamed.
-// Readers read at any pace, through filters and in forms that print the
-// registry; removals they have not read may be evicted.
+// which break the contract, listings, restarts from what was saved, time in
+// which paused removals are carried out, and configurations in which registries
+// come, go, change places and are renamed. Services of one host have other
+// ports, weights or readers (exportTo). Readers read at any pace, through
+// filters and in forms that print the registry; removals they have not read may
+// be evicted. What has not changed is not sent again, and of a type that a
+// reader invents nothing stays.
 func TestState(t *testing.T) {
 	one(t)
 	all := slices.Clone(keptStates)
@@ -70,36 +75,81 @@ func TestState(t *testing.T) {
 	}
 }
 
+// spec is what a service says beside its instances; of a route it is the host.
+type spec struct {
+	host     string
+	ports    string // as in "http:80,admin:90"
+	exportTo string
+}
+
+// String returns the text that readers are compared by.
+func (s spec) String() string {
+	return strings.TrimSpace(strings.Join([]string{s.host, s.ports, s.exportTo}, " "))
+}
+
+// endpoint is what an instance says.
+type endpoint struct {
+	address string
+	ports   string // sorted, as in "admin:9001,http:8001"
+	weight  uint32
+}
+
+// String returns the text that readers are compared by.
+func (e endpoint) String() string { return fmt.Sprintf("%s[%s]*%d", e.address, e.ports, e.weight) }
+
+type namedPort struct {
+	name   string
+	number uint32
+}
+
+func namedPorts(text string) (out []namedPort) {
+	for p := range strings.SplitSeq(text, ",") {
+		name, number, there := strings.Cut(p, ":")
+		if n, err := strconv.ParseUint(number, 10, 16); there && err == nil {
+			out = append(out, namedPort{name, uint32(n)})
+		}
+	}
+	return out
+}
+
 // service is a service of a registry.
 type service struct {
-	host      string
-	instances map[string]string // address by name
+	spec
+	instances map[string]endpoint // by name
 }
 
 // truth is what a plugin believes.
 type truth struct {
 	services map[string]*service
 	routes   map[string]string // host by name
-	// gone is the last content of what was removed: host or address.
-	gone map[id]string
+	gone     map[id]last
+}
+
+// last is the last content of what was removed.
+type last struct {
+	spec     spec
+	endpoint endpoint
 }
 
 func newTruth() *truth {
-	return &truth{services: map[string]*service{}, routes: map[string]string{}, gone: map[id]string{}}
+	return &truth{services: map[string]*service{}, routes: map[string]string{}, gone: map[id]last{}}
 }
 
 // model is the plain model of a state.
 type model struct {
 	t       *testing.T
 	rand    *rand.Rand
+	extra   *rand.Rand // for what older seeds did not decide
 	options state.Options
 	db      *state.DB
+	stop    func() // ends what runs beside the state
 	root    *view.View
 	names   []string // of the registries, in order
 	truths  map[string]*truth
 	readers []*reader
 	// content is what a name was under a version, for each form.
 	content map[string]string
+	invents int    // types that readers invented
 	op      string // the latest, for messages
 	acted   bool   // the state may have changed since the last check
 	now     int    // the step
@@ -110,7 +160,10 @@ type model struct {
 }
 
 func newModel(t *testing.T, seed uint64) *model {
-	w := &model{t: t, rand: rand.New(rand.NewPCG(seed, 29)), names: []string{"a", "b", "c"}, truths: map[string]*truth{}, content: map[string]string{}, was: map[id]*resource{}, changed: map[id]int{}, handed: map[id]int{}}
+	w := &model{
+		t: t, rand: rand.New(rand.NewPCG(seed, 29)), extra: rand.New(rand.NewPCG(seed, 30)), names: []string{"a", "b", "c"},
+		truths: map[string]*truth{}, content: map[string]string{}, was: map[id]*resource{}, changed: map[id]int{}, handed: map[id]int{},
+	}
 	w.options = state.Options{Tombstones: []int{3, 1000}[w.rand.IntN(2)], Conflicts: w.rules()}
 	w.options.Selector = func(name string) string {
 		if name == defect {
@@ -160,16 +213,36 @@ func newModel(t *testing.T, seed uint64) *model {
 	return w
 }
 
+// weights are those of hosts whose first letter is w. Registry f has none.
+var weights = map[string]uint32{"a": 1, "b": 3, "c": 0, "d": 2, "e": 5}
+
 // rules returns rules by the first letter of a host: p for priority, m for
-// merge, i for isolate.
+// merge, w for merge with weights, i for isolate.
 func (w *model) rules() []state.ConflictRule {
-	return []state.ConflictRule{{Hosts: []string{"m*"}, Policy: state.Merge}, {Hosts: []string{"i*"}, Policy: state.Isolate}}
+	return []state.ConflictRule{
+		{Hosts: []string{"m*"}, Policy: state.Merge},
+		{Hosts: []string{"i*"}, Policy: state.Isolate},
+		{Hosts: []string{"w*"}, Policy: state.Merge, Weights: weights},
+	}
 }
 
-// begin makes an empty state.
+// begin makes an empty state, and ends the one before.
 func (w *model) begin() {
-	w.db = state.New(w.names, w.options, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	w.root = view.New(w.db)
+	if w.stop != nil {
+		w.stop()
+	}
+	db := state.New(w.names, w.options, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	w.db, w.root = db, view.New(db)
+	ctx, cancel := context.WithCancel(w.t.Context())
+	ended := make(chan struct{})
+	go func() { // until stop
+		defer close(ended)
+		_ = db.Run(ctx)
+	}()
+	w.stop = func() {
+		cancel()
+		<-ended
+	}
 }
 
 func (w *model) run(steps int) {
@@ -177,6 +250,7 @@ func (w *model) run(steps int) {
 		for _, r := range w.readers {
 			r.close()
 		}
+		w.stop()
 	}()
 	for n := range steps {
 		w.step()
@@ -192,12 +266,29 @@ func (w *model) run(steps int) {
 	for _, r := range w.readers {
 		r.finish()
 	}
+	synctest.Wait()
+	if where := reach(reflect.ValueOf(w.root), invented, map[visit]bool{}); where != "" {
+		w.t.Errorf("%s has a type that no reader asks for any more", where)
+	}
 }
 
 // pick returns one of some.
 func pick[T any](w *model, some ...T) T { return some[w.rand.IntN(len(some))] }
 
+// also is pick for what older seeds did not decide.
+func also[T any](w *model, some ...T) T { return some[w.extra.IntN(len(some))] }
+
 func (w *model) step() {
+	switch w.extra.IntN(50) {
+	case 0:
+		w.op, w.acted = "time passes", true
+		w.wait(also(w, time.Minute, state.ProtectWindow+time.Minute, time.Hour+time.Minute))
+		return
+	case 1:
+		w.op = "a reader invents a type"
+		w.invent()
+		return
+	}
 	name := pick(w, w.names...)
 	switch n := w.rand.IntN(100); {
 	case n < 3:
@@ -279,11 +370,17 @@ func (w *model) change(name string) *pluginv1.WatchResponse {
 			continue
 		case (s == nil || w.rand.IntN(4) == 0) && free(id{serviceEntry, n}):
 			if s == nil {
-				s = &service{instances: map[string]string{}}
+				s = &service{instances: map[string]endpoint{}}
 				tr.services[n] = s
 			}
-			s.host = pick(w, "p0", "p0", "p1", "m0", "i0") + ".example.org"
-			m.Upserts = append(m.Upserts, entry(n, s.host))
+			host := pick(w, "p0", "p0", "p1", "m0", "i0")
+			if host == "m0" {
+				host = also(w, "m0", "w0")
+			}
+			s.spec = spec{
+				host + ".example.org", also(w, "", "http:80", "http:80", "web:80", "http:81", "http:80,admin:90"), also(w, "", "", "", "", "*", ".", "ns0", "~"),
+			}
+			m.Upserts = append(m.Upserts, entry(n, s.spec))
 		}
 		if s == nil || tr.services[n] == nil {
 			continue
@@ -292,10 +389,10 @@ func (w *model) change(name string) *pluginv1.WatchResponse {
 			in := fmt.Sprintf("%s-%d", n, i)
 			switch {
 			case w.rand.IntN(2) == 0 || !free(id{workloadEntry, in}):
-			case s.instances[in] != "" && w.rand.IntN(2) == 0:
+			case s.instances[in].address != "" && w.rand.IntN(2) == 0:
 				w.drop(name, m, id{workloadEntry, in})
 			default:
-				s.instances[in] = fmt.Sprintf("10.0.0.%d", i+1+w.rand.IntN(2))
+				s.instances[in] = endpoint{fmt.Sprintf("10.0.0.%d", i+1+w.rand.IntN(2)), also(w, "", "http:8001", "web:8002"), also[uint32](w, 0, 0, 2, 5)}
 				m.Upserts = append(m.Upserts, member(n, in, s.instances[in]))
 			}
 		}
@@ -305,20 +402,93 @@ func (w *model) change(name string) *pluginv1.WatchResponse {
 }
 
 // drain removes most instances of a registry, each in a message of its own.
-// What goes meanwhile may be put back, which is a change.
+// What goes may be put back by a later one.
 func (w *model) drain(name string) {
-	for n := range w.was {
-		w.changed[n] = w.now + 1
-	}
 	for _, n := range slices.Sorted(maps.Keys(w.truths[name].services)) {
 		s := w.truths[name].services[n]
 		for _, i := range slices.Sorted(maps.Keys(s.instances)) {
 			if m := (&pluginv1.WatchResponse{}); w.rand.IntN(4) > 0 {
 				w.drop(name, m, id{workloadEntry, i})
 				w.apply(name, m)
+				w.note(w.now + 1)
 			}
 		}
 	}
+}
+
+// wait lets time pass. Removals that nobody decides on are carried out.
+func (w *model) wait(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+	for k := range w.db.Kept("") {
+		if late := time.Since(k.Until); !k.Until.IsZero() && late > 10*time.Second {
+			w.t.Errorf("%s: %s %s is served %v after its removal is due", w.op, k.Collection, k.Name, late)
+		}
+	}
+}
+
+// invented is what the types begin with that readers invent.
+const invented = "invented/"
+
+// invent reads a type that nobody has.
+func (w *model) invent() {
+	w.invents++
+	r := &reader{w: w, filter: also(w, w.readers...).filter}
+	r.options = view.Options{Collection: invented + strconv.Itoa(w.invents), Framing: also(w, view.DeltaXDS, view.XDS)}
+	r.connect()
+	defer r.close()
+	if resp, ok, err := r.sub.Next(); err != nil || !ok || resp.Resources > 0 {
+		w.t.Errorf("%s: %v resources, answered %v, %v", w.op, resp.Resources, ok, err)
+	}
+}
+
+// visit is a place in memory that was looked at.
+type visit struct {
+	at uintptr
+	as reflect.Type
+}
+
+// reach returns where a text with a prefix is among what can be reached from a
+// value of the bridge's, "" if it is nowhere.
+func reach(v reflect.Value, prefix string, seen map[visit]bool) string {
+	switch v.Kind() {
+	case reflect.String:
+		if strings.HasPrefix(v.String(), prefix) {
+			return v.String()
+		}
+	case reflect.Interface:
+		return reach(v.Elem(), prefix, seen)
+	case reflect.Pointer:
+		if at := (visit{v.Pointer(), v.Type()}); !seen[at] {
+			seen[at] = true
+			return reach(v.Elem(), prefix, seen)
+		}
+	case reflect.Struct:
+		if pkg := v.Type().PkgPath(); pkg != "" && !strings.Contains(pkg, "isthmus/server/") {
+			return ""
+		}
+		for i := range v.NumField() {
+			if at := reach(v.Field(i), prefix, seen); at != "" {
+				return v.Type().Field(i).Name + "." + at
+			}
+		}
+	case reflect.Map:
+		for i := v.MapRange(); i.Next(); {
+			if at := stdcmp.Or(reach(i.Key(), prefix, seen), reach(i.Value(), prefix, seen)); at != "" {
+				return at
+			}
+		}
+	case reflect.Slice, reflect.Array:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return ""
+		}
+		for i := range v.Len() {
+			if at := reach(v.Index(i), prefix, seen); at != "" {
+				return at
+			}
+		}
+	}
+	return ""
 }
 
 // drop removes something of a registry; m, if not nil, says so.
@@ -327,17 +497,17 @@ func (w *model) drop(name string, m *pluginv1.WatchResponse, n id) {
 	switch n.collection {
 	case serviceEntry:
 		s := tr.services[n.name]
-		tr.gone[n] = s.host
-		for i, address := range s.instances {
-			tr.gone[id{workloadEntry, i}] = address
+		tr.gone[n] = last{spec: s.spec}
+		for i, e := range s.instances {
+			tr.gone[id{workloadEntry, i}] = last{endpoint: e}
 		}
 		delete(tr.services, n.name)
 	case virtualService:
-		tr.gone[n] = tr.routes[n.name]
+		tr.gone[n] = last{spec: spec{host: tr.routes[n.name]}}
 		delete(tr.routes, n.name)
 	default:
 		of := n.name[:strings.LastIndexByte(n.name, '-')]
-		tr.gone[n] = tr.services[of].instances[n.name]
+		tr.gone[n] = last{endpoint: tr.services[of].instances[n.name]}
 		delete(tr.services[of].instances, n.name)
 	}
 	if m != nil {
@@ -360,7 +530,7 @@ func (w *model) relist(name string) {
 	tr, r := w.truths[name], w.db.Registry(name)
 	r.Begin(nil)
 	for _, n := range slices.Sorted(maps.Keys(tr.services)) {
-		m := &pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{entry(n, tr.services[n].host)}}
+		m := &pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{entry(n, tr.services[n].spec)}}
 		for _, i := range slices.Sorted(maps.Keys(tr.services[n].instances)) {
 			m.Upserts = append(m.Upserts, member(n, i, tr.services[n].instances[i]))
 		}
@@ -376,7 +546,7 @@ func (w *model) relist(name string) {
 // breach sends a message that names something twice. Nothing of it is applied.
 func (w *model) breach(name string) {
 	tr := w.truths[name]
-	m := &pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{entry("ns0/new", "new.example.org")}}
+	m := &pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{entry("ns0/new", spec{host: "new.example.org"})}}
 	n := id{virtualService, "ns0/none"}
 	for _, s := range slices.Sorted(maps.Keys(tr.services)) {
 		for _, i := range slices.Sorted(maps.Keys(tr.services[s].instances)) {
@@ -399,12 +569,12 @@ func (w *model) panics(name string) {
 	was := newTruth()
 	was.routes, was.gone = maps.Clone(tr.routes), maps.Clone(tr.gone)
 	for n, s := range tr.services {
-		was.services[n] = &service{s.host, maps.Clone(s.instances)}
+		was.services[n] = &service{s.spec, maps.Clone(s.instances)}
 	}
 	m := w.change(name)
 	w.truths[name] = was
 	at := w.rand.IntN(len(m.GetUpserts()) + 1)
-	m.Upserts = slices.Insert(m.GetUpserts(), at, entry("ns0/"+defect, "p0.example.org"))
+	m.Upserts = slices.Insert(m.GetUpserts(), at, entry("ns0/"+defect, spec{host: "p0.example.org"}))
 	if err := w.db.Registry(name).Apply(m); err == nil || !strings.Contains(err.Error(), "a defect") {
 		w.t.Errorf("a message that panics: %v", err)
 	}
@@ -481,18 +651,18 @@ func (w *model) restart() {
 type resource struct {
 	registry  string
 	service   string   // of an instance
-	host      string   // of its service, for an instance
-	address   string   // of an instance
+	spec      spec     // of its service, for an instance
+	endpoint  endpoint // of an instance
 	endpoints []string // of a ServiceEntry
-	members   []string // the same with the registry that each is of
+	members   []string // the same with the name and the registry of each
 }
 
 // text is the resource as a reader of a form holds it.
 func (r *resource) text(f encode.Form) string {
-	out := r.host
+	out := r.spec.String()
 	switch {
 	case r.service != "":
-		out = r.address
+		out = r.endpoint.String()
 	case f.Shape == encode.Inline:
 		out += " " + strings.Join(r.endpoints, " ")
 	}
@@ -503,90 +673,213 @@ func (r *resource) text(f encode.Form) string {
 	return out
 }
 
-// content is all of the resource but its registry.
+// content is all of the resource but its registry. An instance is selected by
+// the host of its service.
 func (r *resource) content() string {
-	return fmt.Sprint(r.service, " ", r.host, " ", r.address, " ", r.members)
+	if r.service != "" {
+		return fmt.Sprint(r.service, " ", r.spec.host, " ", r.endpoint)
+	}
+	return fmt.Sprint(r.spec, " ", r.members)
 }
 
 // contender is a service that a registry claims.
 type contender struct {
 	registry, name string
 	*service
+	lead    *contender // that it is merged into
 	members []*contender
+}
+
+// readers returns the namespaces that see a service. There are others than the
+// two of this model.
+func (c *contender) readers() []string {
+	switch c.exportTo {
+	case "", "*":
+		return []string{"ns0", "ns1", "others"}
+	case ".":
+		return []string{path.Dir(c.name)}
+	case "~":
+		return nil
+	}
+	return []string{c.exportTo}
+}
+
+// after returns what becomes of a service of the same host as one that takes
+// precedence.
+func (c *contender) after(o *contender) string {
+	own, policy := o.registry == c.registry, c.host[0]
+	switch {
+	case policy == 'i' && !own && path.Dir(o.name) != path.Dir(c.name):
+		return "beside"
+	case policy == 'i' && !own:
+		return "shadowed"
+	case slices.ContainsFunc(c.readers(), func(ns string) bool { return !slices.Contains(o.readers(), ns) }):
+		return "beside" // who does not see the other one sees this one
+	case (policy == 'm' || policy == 'w') && !own && o.takes(c):
+		return "merged"
+	}
+	return "shadowed"
+}
+
+// takes reports whether a service can be merged into c.
+func (c *contender) takes(o *contender) bool {
+	if c.isWeighted() {
+		_, first := weights[c.registry]
+		_, second := weights[o.registry]
+		if !first || !second || slices.ContainsFunc(c.members, func(m *contender) bool { return m.registry == o.registry }) {
+			return false
+		}
+	}
+	_, fit := c.portsOf(o, endpoint{})
+	return fit
+}
+
+func (c *contender) isWeighted() bool { return c.host[0] == 'w' }
+
+// portsOf returns the ports of an endpoint of a member under the names that the
+// lead has for them; it is false if the member lacks one.
+func (c *contender) portsOf(of *contender, e endpoint) (ports string, fit bool) {
+	lead, own := namedPorts(c.ports), namedPorts(of.ports)
+	if len(lead) == 0 {
+		return e.ports, true
+	}
+	var out []string
+	for _, p := range lead {
+		i := slices.IndexFunc(own, func(q namedPort) bool { return q.name == p.name })
+		if i < 0 {
+			i = slices.IndexFunc(own, func(q namedPort) bool { return q.number == p.number })
+		}
+		if i < 0 && len(lead) == 1 && len(own) == 1 {
+			i = 0
+		}
+		if i < 0 {
+			return "", false
+		}
+		number := own[i].number
+		for _, q := range namedPorts(e.ports) {
+			if q.name == own[i].name {
+				number = q.number
+			}
+		}
+		out = append(out, fmt.Sprintf("%s:%d", p.name, number))
+	}
+	slices.Sort(out)
+	return strings.Join(out, ","), true
+}
+
+// tells returns what distinguishes an endpoint of a member from others: the
+// address, and the ports as the lead has them.
+func (c *contender) tells(of *contender, e endpoint) string {
+	ports, _ := c.portsOf(of, e)
+	if c.ports == "" { // their names tell nothing
+		_, ports, _ = strings.Cut(ports, ":")
+	}
+	return e.address + " " + ports
 }
 
 // expect returns what has to be served.
 func (w *model) expect() map[id]*resource {
 	out := map[id]*resource{}
-	var served []*contender
+	var known []*contender // served, or merged into one that is
 	for _, name := range w.names {
 		tr := w.retained(name)
 		for _, n := range slices.Sorted(maps.Keys(tr.routes)) {
 			if n := (id{virtualService, n}); out[n] == nil {
-				out[n] = &resource{registry: name, host: tr.routes[n.name]}
+				out[n] = &resource{registry: name, spec: spec{host: tr.routes[n.name]}}
 			}
 		}
 		for _, n := range slices.Sorted(maps.Keys(tr.services)) {
-			e := &contender{registry: name, name: n, service: tr.services[n]}
-			owner := slices.IndexFunc(served, func(o *contender) bool { return o.name == n })
-			is, lead := "", (*contender)(nil)
-			for _, o := range served {
-				for _, s := range append([]*contender{o}, o.members...) {
-					if s.registry == name && s.host == e.host && (owner < 0 || o == served[owner]) {
-						is = "shadowed"
-					}
+			c := &contender{registry: name, name: n, service: tr.services[n]}
+			var owner *contender
+			for _, o := range known {
+				if o.name == n && o.lead == nil {
+					owner = o
 				}
 			}
-			for i, o := range served {
-				if o.host != e.host || o.registry == name || owner >= 0 && i != owner {
-					continue
+			is, by := "", (*contender)(nil)
+			against := func(o *contender) {
+				sees := func(ns string) bool { return slices.Contains(o.readers(), ns) }
+				if o.host != c.host || !slices.ContainsFunc(c.readers(), sees) || owner != nil && o != owner && o.lead != owner {
+					return
 				}
-				now := map[byte]string{'p': "shadowed", 'm': "merged", 'i': "beside"}[e.host[0]]
-				if now == "beside" && (owner >= 0 || path.Dir(o.name) == path.Dir(n)) {
+				now := c.after(o)
+				if now == "beside" && owner != nil {
 					now = "shadowed"
 				}
 				if is == "" || is == "beside" && now != "beside" {
-					is, lead = now, o
+					is, by = now, o
+				}
+			}
+			for _, o := range known {
+				if o.registry == name {
+					against(o)
+				}
+			}
+			for _, o := range known {
+				if o.registry != name && o.lead == nil && (is == "" || is == "beside") {
+					against(o)
 				}
 			}
 			switch {
 			case is == "merged":
-				lead.members = append(lead.members, e)
-			case is == "shadowed", owner >= 0:
-			default:
-				served = append(served, e)
+				c.lead = by
+				by.members = append(by.members, c)
+			case is == "shadowed", owner != nil:
+				continue
 			}
+			known = append(known, c)
 		}
 	}
-	for _, lead := range served {
-		entry := &resource{registry: lead.registry, host: lead.host}
-		out[id{serviceEntry, lead.name}] = entry
-		taken := map[string]bool{}
-		for _, of := range append([]*contender{lead}, lead.members...) {
-			var mine []string
-			for _, n := range slices.Sorted(maps.Keys(of.instances)) {
-				address := of.instances[n]
-				if taken[address] {
-					continue
-				}
-				mine = append(mine, address)
-				if of != lead {
-					leadNS, _, _ := strings.Cut(lead.name, "/")
-					ns, short, _ := strings.Cut(n, "/")
-					n = leadNS + "/" + short + "." + ns + "." + of.registry
-				}
-				out[id{workloadEntry, n}] = &resource{registry: lead.registry, service: lead.name, host: lead.host, address: address}
-				entry.endpoints = append(entry.endpoints, address)
-				entry.members = append(entry.members, address+" "+of.registry+" "+n)
-			}
-			for _, address := range mine {
-				taken[address] = true
-			}
+	for _, lead := range known {
+		if lead.lead == nil {
+			lead.serve(out)
 		}
-		slices.Sort(entry.endpoints)
-		slices.Sort(entry.members)
 	}
 	return out
+}
+
+// serve adds what is served of a service and those that are merged into it.
+func (c *contender) serve(out map[id]*resource) {
+	entry := &resource{registry: c.registry, spec: c.spec}
+	out[id{serviceEntry, c.name}] = entry
+	weighted, total := c.isWeighted() && len(c.members) > 0, uint64(0)
+	for _, share := range weights {
+		total += uint64(share)
+	}
+	taken := map[string]bool{}
+	for _, of := range append([]*contender{c}, c.members...) {
+		share, sum := uint64(weights[of.registry]), uint64(0)
+		if weighted && share == 0 {
+			continue
+		}
+		var mine, names []string
+		for _, n := range slices.Sorted(maps.Keys(of.instances)) {
+			e := of.instances[n]
+			if tells := c.tells(of, e); !taken[tells] {
+				mine, names = append(mine, tells), append(names, n)
+				sum += uint64(max(e.weight, 1))
+			}
+		}
+		for _, n := range names {
+			e := of.instances[n]
+			if weighted {
+				e.weight = uint32((1<<28*share*uint64(max(e.weight, 1)) + total*sum/2) / (total * sum))
+			}
+			if of != c {
+				e.ports, _ = c.portsOf(of, e)
+				ns, short, _ := strings.Cut(n, "/")
+				n = path.Dir(c.name) + "/" + short + "." + ns + "." + of.registry
+			}
+			out[id{workloadEntry, n}] = &resource{registry: c.registry, service: c.name, spec: c.spec, endpoint: e}
+			entry.endpoints = append(entry.endpoints, e.String())
+			entry.members = append(entry.members, fmt.Sprint(e, " ", of.registry, " ", n))
+		}
+		for _, tells := range mine {
+			taken[tells] = true
+		}
+	}
+	slices.Sort(entry.endpoints)
+	slices.Sort(entry.members)
 }
 
 // retained returns what a registry has, with what is held back of its removals.
@@ -594,21 +887,21 @@ func (w *model) retained(name string) *truth {
 	tr, out := w.truths[name], newTruth()
 	out.routes = maps.Clone(tr.routes)
 	for n, s := range tr.services {
-		out.services[n] = &service{s.host, maps.Clone(s.instances)}
+		out.services[n] = &service{s.spec, maps.Clone(s.instances)}
 	}
 	kept := slices.Collect(w.db.Kept(name))
 	for _, k := range kept {
 		n := id{k.Collection, k.Name}
 		switch n.collection {
 		case serviceEntry:
-			out.services[n.name] = &service{tr.gone[n], map[string]string{}}
+			out.services[n.name] = &service{tr.gone[n].spec, map[string]endpoint{}}
 		case virtualService:
-			out.routes[n.name] = tr.gone[n]
+			out.routes[n.name] = tr.gone[n].spec.host
 		}
 	}
 	for _, k := range kept {
 		if k.Collection == workloadEntry {
-			out.services[k.Service].instances[k.Name] = tr.gone[id{k.Collection, k.Name}]
+			out.services[k.Service].instances[k.Name] = tr.gone[id{k.Collection, k.Name}].endpoint
 		}
 	}
 	return out
@@ -654,14 +947,18 @@ func (w *model) compare(want map[id]*resource) {
 	}
 }
 
-// check compares the state with the model, and notes what changed since the
-// last check.
+// check compares the state with the model, after a step.
 func (w *model) check(step int) {
 	w.t.Helper()
-	now := w.expect()
-	w.compare(now)
 	w.now = step + 1
-	for n := range maps.All(now) {
+	w.note(w.now)
+	w.compare(w.was)
+}
+
+// note notes what has to be served, and what changed since it did so last.
+func (w *model) note(step int) {
+	now := w.expect()
+	for n := range now {
 		if w.was[n] == nil {
 			w.was[n] = &resource{}
 		}
@@ -672,10 +969,10 @@ func (w *model) check(step int) {
 			is = &resource{}
 		}
 		if was.content() != is.content() {
-			w.changed[n] = w.now
+			w.changed[n] = step
 		}
 		if was.registry != is.registry {
-			w.handed[n] = w.now
+			w.handed[n] = step
 		}
 	}
 	w.was = now
@@ -692,6 +989,7 @@ type reader struct {
 	nonce   string
 	have    map[string]string // text by name
 	vers    map[string]string // version by name
+	full    string            // version of the newest full response
 	again   bool              // the next response may repeat what it has
 	seen    int               // the step after which it read everything
 }
@@ -712,7 +1010,7 @@ func (r *reader) connect() {
 	if o.Framing == view.DeltaXDS {
 		o.Versions = maps.Clone(r.vers)
 	}
-	r.sub, r.nonce = view.NewSubscription(r.view(), o), ""
+	r.sub, r.nonce, r.full = view.NewSubscription(r.view(), o), "", ""
 	if r.have == nil {
 		r.have, r.vers = map[string]string{}, map[string]string{}
 	}
@@ -777,6 +1075,10 @@ func (r *reader) receive(resp *view.Response) {
 			t.Fatal(err)
 		}
 		all = m.GetResources()
+		if resp.Version == r.full && !r.again {
+			t.Errorf("%s: %+v: all of version %s is sent again", r.w.op, r.filter, r.full)
+		}
+		r.full = resp.Version
 		clear(r.have)
 		clear(r.vers)
 	}
@@ -829,10 +1131,10 @@ func (r *reader) finish() {
 		ns, _, _ := strings.Cut(stdcmp.Or(res.service, n.name), "/")
 		f := &r.filter
 		if n.collection != r.options.Collection || len(f.Registries) > 0 && !slices.Contains(f.Registries, res.registry) ||
-			len(f.Namespaces) > 0 && !slices.Contains(f.Namespaces, ns) || !f.Shards.All() && !f.Shards.Has(res.host) ||
+			len(f.Namespaces) > 0 && !slices.Contains(f.Namespaces, ns) || !f.Shards.All() && !f.Shards.Has(res.spec.host) ||
 			len(f.Hosts) > 0 && !slices.ContainsFunc(f.Hosts, func(p string) bool {
 				prefix, suffix, _ := strings.Cut(p, "*")
-				return strings.HasPrefix(res.host, prefix) && strings.HasSuffix(res.host, suffix)
+				return strings.HasPrefix(res.spec.host, prefix) && strings.HasSuffix(res.spec.host, suffix)
 			}) {
 			continue
 		}
@@ -851,15 +1153,18 @@ func text(t *testing.T, res *mcpapi.Resource) (out string) {
 	}
 	switch b := body.(type) {
 	case *networking.ServiceEntry:
-		out = b.GetHosts()[0]
-		var endpoints []string
+		var ports, endpoints []string
+		for _, p := range b.GetPorts() {
+			ports = append(ports, fmt.Sprintf("%s:%d", p.GetName(), p.GetNumber()))
+		}
 		for _, e := range b.GetEndpoints() {
-			endpoints = append(endpoints, e.GetAddress())
+			endpoints = append(endpoints, endpointOf(e).String())
 		}
 		slices.Sort(endpoints)
+		out = spec{b.GetHosts()[0], strings.Join(ports, ","), strings.Join(b.GetExportTo(), ",")}.String()
 		out = strings.TrimSpace(out + " " + strings.Join(endpoints, " "))
 	case *networking.WorkloadEntry:
-		out = b.GetAddress()
+		out = endpointOf(b).String()
 	case *networking.VirtualService:
 		out = b.GetHosts()[0]
 	}
@@ -869,12 +1174,32 @@ func text(t *testing.T, res *mcpapi.Resource) (out string) {
 	return out
 }
 
-func entry(name, host string) *pluginv1.Upsert {
-	return &pluginv1.Upsert{Service: name, Resource: testresource.Encode(testresource.Named(name), &networking.ServiceEntry{Hosts: []string{host}, Resolution: networking.ServiceEntry_STATIC})}
+func endpointOf(e *networking.WorkloadEntry) endpoint {
+	var ports []string
+	for name, number := range e.GetPorts() {
+		ports = append(ports, fmt.Sprintf("%s:%d", name, number))
+	}
+	slices.Sort(ports)
+	return endpoint{e.GetAddress(), strings.Join(ports, ","), e.GetWeight()}
 }
 
-func member(service, name, address string) *pluginv1.Upsert {
-	return &pluginv1.Upsert{Service: service, Resource: testresource.Encode(testresource.Named(name), &networking.WorkloadEntry{Address: address})}
+func entry(name string, s spec) *pluginv1.Upsert {
+	se := &networking.ServiceEntry{Hosts: []string{s.host}, Resolution: networking.ServiceEntry_STATIC}
+	for _, p := range namedPorts(s.ports) {
+		se.Ports = append(se.Ports, &networking.ServicePort{Name: p.name, Number: p.number, Protocol: "HTTP"})
+	}
+	if s.exportTo != "" {
+		se.ExportTo = []string{s.exportTo}
+	}
+	return &pluginv1.Upsert{Service: name, Resource: testresource.Encode(testresource.Named(name), se)}
+}
+
+func member(service, name string, e endpoint) *pluginv1.Upsert {
+	we := &networking.WorkloadEntry{Address: e.address, Weight: e.weight}
+	for _, p := range namedPorts(e.ports) {
+		we.Ports = map[string]uint32{p.name: p.number}
+	}
+	return &pluginv1.Upsert{Service: service, Resource: testresource.Encode(testresource.Named(name), we)}
 }
 
 func route(name, host string) *pluginv1.Upsert {

@@ -46,6 +46,7 @@ type world struct {
 	back       time.Duration // how far the clock was set back
 	violations []verify.Violation
 	shared     map[served]bool // of the hosts that several registries have
+	paused     bool            // removals of a registry may be paused
 
 	disk    bool // the bridge has a last good state
 	protect state.Protect
@@ -210,6 +211,10 @@ func (w *world) pass(d time.Duration) {
 func (w *world) collect() {
 	for {
 		synctest.Wait()
+		if now := w.bridge != nil && w.bridge.db.Remarkable(); now || w.paused {
+			w.paused = now
+			w.share()
+		}
 		var got []*verify.Event
 		of := map[*verify.Event]*sink{}
 		for _, s := range w.sinks {
