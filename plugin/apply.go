@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -16,7 +15,16 @@ type believing struct {
 	removeGrace time.Duration
 	minShare    float64
 	acceptEmpty bool
+	emptyField  string // of the configuration, which sets acceptEmpty, or ""
 	hint        string // what to check if nothing is listed, or ""
+}
+
+// ifRight returns what to do if a registry without an instance is right.
+func (b *believing) ifRight() string {
+	if b.emptyField == "" {
+		return "this adapter cannot be told that it is right; its author can add a field that sets AcceptEmpty, and name it in AcceptEmptyField"
+	}
+	return "if that is right, set " + b.emptyField
 }
 
 // listFault is a kind of fault of a registry that is listed, in the order
@@ -149,7 +157,7 @@ func (a *applier) holdLocked(known bool) bool {
 	case a.acceptEmpty:
 	case known:
 		a.grace.Away() // until it lists an instance
-		a.faults.Set("listing", listDoubt, errors.New("the registry lists no instance at all, so nothing is removed; if that is right, set accept_empty"))
+		a.faults.Set("listing", listDoubt, fmt.Errorf("the registry lists no instance at all, so nothing is removed; %s", a.ifRight()))
 		return true
 	case !a.synced && time.Since(a.began) < a.removeGrace:
 		a.grace.Back()
@@ -157,7 +165,7 @@ func (a *applier) holdLocked(known bool) bool {
 		if hint != "" {
 			hint = "; check " + hint
 		}
-		a.faults.Set("listing", listDoubt, fmt.Errorf("the registry lists no instance at all, which is believed %v after the start (remove_grace)%s; if that is right, set accept_empty", a.removeGrace, hint))
+		a.faults.Set("listing", listDoubt, fmt.Errorf("the registry lists no instance at all, which is believed %v after the start (remove_grace)%s; %s", a.removeGrace, hint, a.ifRight()))
 		return true
 	}
 	return false

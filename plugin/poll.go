@@ -79,6 +79,10 @@ type Poll struct {
 	// a listing removes nothing and, if it is the first, counts only after
 	// RemoveGrace.
 	AcceptEmpty bool
+	// AcceptEmptyField is the field of the configuration that sets AcceptEmpty,
+	// "accept_empty", which an operator is told to set where that may be right.
+	// Empty: there is none.
+	AcceptEmptyField string
 	// Detail returns how the registry is followed; it is called after each
 	// fetch. Nil means "polling".
 	Detail func() string
@@ -89,7 +93,7 @@ func (p *Poll) Run(ctx context.Context, catalog Catalog) error {
 	if p.Fetch == nil || p.Interval <= 0 {
 		return errors.New("BUG: a Poll needs Fetch and a positive Interval")
 	}
-	a := newApplier(catalog, believing{removeGrace: p.RemoveGrace, minShare: p.MinShare, acceptEmpty: p.AcceptEmpty})
+	a := newApplier(catalog, believing{removeGrace: p.RemoveGrace, minShare: p.MinShare, acceptEmpty: p.AcceptEmpty, emptyField: p.AcceptEmptyField})
 	retry := p.Retry
 	if retry.First <= 0 || retry.Most <= 0 {
 		retry = Backoff{First: 500 * time.Millisecond, Most: max(p.Interval, time.Second)}

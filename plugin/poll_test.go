@@ -3,6 +3,7 @@ package plugin_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -72,7 +73,7 @@ func some(s services, removed ...string) plugin.Listing {
 func TestPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, a := plugintest.NewCatalog(), &asked{}
-		p := &plugin.Poll{Fetch: a.fetch, Interval: 10 * time.Second, RemoveGrace: time.Minute, MinShare: 0.5}
+		p := &plugin.Poll{Fetch: a.fetch, Interval: 10 * time.Second, RemoveGrace: time.Minute, MinShare: 0.5, AcceptEmptyField: "accept_empty"}
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -91,7 +92,7 @@ func TestPoll(t *testing.T) {
 		say(plugin.Listing{}, errors.New("refused"))
 		c.WantDegraded(t, "refused", "refused")
 		say(all(nil), nil)
-		c.WantDegraded(t, "empty at the start", "accept_empty")
+		c.WantDegraded(t, "empty at the start", "if that is right, set accept_empty")
 		if look(c).Synced {
 			t.Error("an empty first listing was believed at once")
 		}
@@ -144,7 +145,7 @@ func TestPoll(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		c.WantIDs(t, "empty", services{"web": "a", "db": "x"})
-		c.WantDegraded(t, "empty", "accept_empty")
+		c.WantDegraded(t, "empty", "if that is right, set accept_empty")
 		say(all(services{"db": "y"}), nil)
 		c.WantIDs(t, "no more empty", services{"web": "a", "db": "x y"})
 		time.Sleep(80 * time.Second)
@@ -175,7 +176,8 @@ func TestPoll(t *testing.T) {
 }
 
 // TestPollEmpty shows an empty registry: it is believed at once where that is
-// accepted, and else after the time of grace.
+// accepted, and else after the time of grace. An adapter without a field for it
+// advises none.
 func TestPollEmpty(t *testing.T) {
 	for _, accept := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -188,6 +190,9 @@ func TestPollEmpty(t *testing.T) {
 			synctest.Wait()
 			if synced := look(c).Synced; synced != accept {
 				t.Errorf("accept %t: synced %t at the start", accept, synced)
+			}
+			if text := look(c).Degraded; !accept && (!strings.Contains(text, "its author can add a field") || strings.Contains(text, "set accept_empty")) {
+				t.Errorf("without a field the advice is %q", text)
 			}
 			time.Sleep(time.Minute + 2*time.Second)
 			synctest.Wait()

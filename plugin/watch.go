@@ -39,11 +39,13 @@ type Watch struct {
 	// that reported something after its listing, or was as long as the longest
 	// step. Zero means from 200 ms to 15 seconds.
 	Retry Backoff
-	// RemoveGrace, MinShare and AcceptEmpty are those of [Poll]. An empty first
-	// listing counts after RemoveGrace, or with the first instance.
-	RemoveGrace time.Duration
-	MinShare    float64
-	AcceptEmpty bool
+	// RemoveGrace, MinShare, AcceptEmpty and AcceptEmptyField are those of
+	// [Poll]. An empty first listing counts after RemoveGrace, or with the
+	// first instance.
+	RemoveGrace      time.Duration
+	MinShare         float64
+	AcceptEmpty      bool
+	AcceptEmptyField string
 	// Hint is what to check if nothing is listed at first: "prefix and layout".
 	Hint string
 	// Detail returns how the registry is followed; it is called at the first
@@ -60,7 +62,7 @@ func (w *Watch) Run(ctx context.Context, catalog Catalog) error {
 	if retry.First <= 0 || retry.Most <= 0 {
 		retry = Backoff{First: 200 * time.Millisecond, Most: 15 * time.Second}
 	}
-	a := newApplier(catalog, believing{w.RemoveGrace, w.MinShare, w.AcceptEmpty, w.Hint})
+	a := newApplier(catalog, believing{w.RemoveGrace, w.MinShare, w.AcceptEmpty, w.AcceptEmptyField, w.Hint})
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)

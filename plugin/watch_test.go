@@ -87,7 +87,7 @@ var errCut = errors.New("cut")
 // from which it comes back with less, and a compaction, which is none.
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := startWatch(t, plugin.Watch{RemoveGrace: time.Minute, MinShare: 0.5})
+		s := startWatch(t, plugin.Watch{RemoveGrace: time.Minute, MinShare: 0.5, AcceptEmptyField: "accept_empty"})
 		defer s.stop()
 		s.take(all(services{"web": "a b", "db": "x"}))
 		s.shows(t, "listed", services{"web": "a b", "db": "x"}, "")
@@ -146,7 +146,7 @@ func TestWatch(t *testing.T) {
 // remove_grace after everything is followed again.
 func TestWatchAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := startWatch(t, plugin.Watch{RemoveGrace: time.Minute, MinShare: 0.5})
+		s := startWatch(t, plugin.Watch{RemoveGrace: time.Minute, MinShare: 0.5, AcceptEmptyField: "accept_empty"})
 		defer s.stop()
 		away := func(l plugin.Listing) plugin.Listing {
 			l.Away = errors.New("forbidden")
@@ -229,7 +229,7 @@ func TestWatchFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := startWatch(t, plugin.Watch{RemoveGrace: time.Minute, MinShare: 0.5})
+				s := startWatch(t, plugin.Watch{RemoveGrace: time.Minute, MinShare: 0.5, AcceptEmptyField: "accept_empty"})
 				defer s.stop()
 				s.take(all(whole))
 				<-s.began
@@ -263,9 +263,9 @@ func TestWatchBegins(t *testing.T) {
 			s.end(errCut)
 			s.take(doubtful(all(services{"web": "a"}), "filtered"))
 		}},
-		"empty for long": {plugin.Watch{RemoveGrace: time.Minute, Hint: "the prefix"}, func(t *testing.T, s *watched) {
+		"empty for long": {plugin.Watch{RemoveGrace: time.Minute, Hint: "the prefix", AcceptEmptyField: "empty_is_right"}, func(t *testing.T, s *watched) {
 			s.take(all(services{"web": ""}))
-			s.shows(t, "empty", services{}, "the start (remove_grace); check the prefix; if that is right, set accept_empty")
+			s.shows(t, "empty", services{}, "the start (remove_grace); check the prefix; if that is right, set empty_is_right")
 			time.Sleep(59 * time.Second)
 		}},
 		"empty, and away as the time is over": {plugin.Watch{RemoveGrace: time.Minute}, func(_ *testing.T, s *watched) {

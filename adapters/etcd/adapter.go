@@ -64,7 +64,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	f := &follower{Adapter: a, catalog: catalog, servers: plugin.NewServers(a.config.Endpoints), state: newState(a.layout, a.config.Services)}
 	w := plugin.Watch{
 		Follow:      f.follow,
-		RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty,
+		RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty, AcceptEmptyField: "accept_empty",
 		Hint: fmt.Sprintf("prefix (%q) and layout", a.prefix),
 		Detail: func() string {
 			if s := f.servers.String(); s != "" {

@@ -69,7 +69,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	f := &follower{Adapter: a, catalog: catalog, servers: plugin.NewServers(servers)}
 	p := plugin.Poll{
 		Fetch: f.fetch, Interval: time.Duration(a.config.Interval), Timeout: 10 * time.Minute, // each request has its own
-		RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty,
+		RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty, AcceptEmptyField: "accept_empty",
 		Detail: func() string {
 			if s := f.servers.String(); s != "" {
 				return "polling " + s

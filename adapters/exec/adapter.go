@@ -67,7 +67,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 		r := &runs{a: a, program: a.program(), catalog: catalog}
 		p := plugin.Poll{
 			Fetch: r.fetch, Interval: time.Duration(a.config.Interval), Timeout: time.Duration(a.config.Timeout),
-			RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty,
+			RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty, AcceptEmptyField: "accept_empty",
 			Detail: func() string {
 				return cmp.Or(r.detail, fmt.Sprintf("runs %s every %v", a.config.name(), a.config.Interval))
 			},

@@ -170,7 +170,7 @@ var hints = map[string]string{
 func (r *run) run(ctx context.Context) error {
 	w := plugin.Watch{
 		Follow:      r.follow,
-		RemoveGrace: time.Duration(r.config.RemoveGrace), MinShare: r.config.MinShare, AcceptEmpty: r.config.AcceptEmpty,
+		RemoveGrace: time.Duration(r.config.RemoveGrace), MinShare: r.config.MinShare, AcceptEmpty: r.config.AcceptEmpty, AcceptEmptyField: "accept_empty",
 		Hint: hints[r.config.Follow],
 		Detail: func() string {
 			if server := r.server.Load(); server != nil {

@@ -67,7 +67,7 @@ type follower struct {
 func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 	f := &follower{Adapter: a, servers: plugin.NewServers(a.config.Servers), old: map[string]bool{}}
 	return (&plugin.Watch{
-		Follow: f.follow, RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty,
+		Follow: f.follow, RemoveGrace: time.Duration(a.config.RemoveGrace), MinShare: a.config.MinShare, AcceptEmpty: a.config.AcceptEmpty, AcceptEmptyField: "accept_empty",
 		Hint: "chroot, dubbo and applications", Detail: f.detail,
 	}).Run(ctx, catalog)
 }
