@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -112,7 +111,7 @@ func checkPlugin(ctx context.Context, w io.Writer, cfg suite.Config) error {
 	limited, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	passed, skipped, bad := 0, 0, 0
-	failed := make(map[string]bool)
+	failed := suite.Failed{}
 	var first string
 	skip := func(c suite.Check, why string) {
 		skipped++
@@ -123,18 +122,20 @@ func checkPlugin(ctx context.Context, w io.Writer, cfg suite.Config) error {
 			skip(c, "It takes "+lack+", which plugintest.Conformance makes in a Go test.")
 			continue
 		}
-		if i := slices.IndexFunc(c.After(), func(name string) bool { return failed[name] }); i >= 0 {
-			failed[c.Name] = true
-			skip(c, "It builds on: "+c.After()[i]+".")
+		if before := failed.Before(c); before != "" {
+			skip(c, "It builds on: "+before+".")
 			continue
 		}
-		if limited.Err() != nil && ctx.Err() == nil {
-			skip(c, fmt.Sprintf("The checks before took %s, which is the most.", atMost))
-			continue
+		err := limited.Err()
+		if err == nil {
+			err = c.Run(limited, cfg)
 		}
-		err := c.Run(limited, cfg)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		case err != nil && limited.Err() != nil:
+			skip(c, fmt.Sprintf("All checks together may take %s, which is over.", atMost))
+			continue
 		}
 		if err == nil {
 			passed++

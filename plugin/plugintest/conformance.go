@@ -23,7 +23,8 @@ type (
 )
 
 // Conformance checks an adapter's executable against the contract, with a
-// subtest for each part. `isthmus plugin check` runs the same checks.
+// subtest for each part; one that builds on another that failed is skipped.
+// `isthmus plugin check` runs the same checks.
 func Conformance(t *testing.T, cfg Config) {
 	t.Helper()
 	if len(cfg.Command) == 0 {
@@ -31,15 +32,22 @@ func Conformance(t *testing.T, cfg Config) {
 			t.Fatal(err)
 		}
 	}
+	failed := suite.Failed{}
 	for _, c := range suite.Checks() {
-		t.Run(c.Name, func(t *testing.T) {
+		before := failed.Before(c)
+		if !t.Run(c.Name, func(t *testing.T) {
 			t.Helper()
+			if before != "" {
+				t.Skipf("It builds on: %s.", before)
+			}
 			err := c.Run(t.Context(), cfg)
 			if w, ok := errors.AsType[*suite.Warning](err); ok {
 				t.Log(w)
 			} else if err != nil {
 				t.Errorf("%v\n%s", err, c.Cure)
 			}
-		})
+		}) {
+			failed[c.Name] = true
+		}
 	}
 }

@@ -23,6 +23,9 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -305,6 +308,10 @@ func badMain(role string) {
 		if os.Getenv(wire.CookieKey) == "" {
 			os.Exit(0)
 		}
+	case "stays":
+		if os.Getenv(wire.CookieKey) == "" {
+			select {}
+		}
 	case "sigterm":
 		signal.Ignore(syscall.SIGTERM)
 	case "handshake":
@@ -312,28 +319,23 @@ func badMain(role string) {
 		select {}
 	}
 	stdoutOfProcess = os.Stdout // before go-plugin replaces it
-	if role != "lives-on" {
-		// go-plugin's server lives on when its host goes; the others end.
+	if role != "lives-on" && role != "sigterm" {
+		signal.Notify(terminate, syscall.SIGTERM)
 		go func() {
-			<-gone
-			if role == "moving-create-time" { // which takes two streams
-				<-gone
-			}
+			<-terminate
 			os.Exit(0)
 		}()
-		if role != "sigterm" {
-			signal.Notify(terminate, syscall.SIGTERM)
-			go func() {
-				<-terminate
-				os.Exit(0)
-			}()
-		}
 	}
 	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig:  wire.Handshake,
 		VersionedPlugins: wire.Plugins(&bad{role: role}),
 		Logger:           hclog.NewNullLogger(),
-		GRPCServer:       goplugin.DefaultGRPCServer,
+		GRPCServer: func(opts []grpc.ServerOption) *grpc.Server {
+			if role != "lives-on" { // as go-plugin's server does when its host goes
+				opts = append(opts, grpc.StatsHandler(ending{}))
+			}
+			return grpc.NewServer(opts...)
+		},
 	})
 	select {}
 }
@@ -341,17 +343,33 @@ func badMain(role string) {
 var (
 	stdoutOfProcess *os.File
 
-	gone      = make(chan struct{}, 2)
 	terminate = make(chan os.Signal, 1)
 )
+
+// ending ends the process with its connection.
+type ending struct{}
+
+func (ending) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (ending) HandleRPC(context.Context, stats.RPCStats)                         {}
+func (ending) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (ending) HandleConn(_ context.Context, s stats.ConnStats) {
+	if _, over := s.(*stats.ConnEnd); over {
+		os.Exit(0)
+	}
+}
 
 type bad struct {
 	pluginv1.UnimplementedAdapterServiceServer
 	role string
-	n    int
+
+	mu         sync.Mutex // guards what follows
+	n          int
+	configured bool
 }
 
 func (b *bad) Describe(context.Context, *pluginv1.DescribeRequest) (*pluginv1.DescribeResponse, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.n++
 	d := &pluginv1.DescribeResponse{
 		Name:         "bad",
@@ -370,6 +388,11 @@ func (b *bad) Describe(context.Context, *pluginv1.DescribeRequest) (*pluginv1.De
 }
 
 func (b *bad) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (*pluginv1.ConfigureResponse, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.configured && b.role != "twice" {
+		return nil, status.Error(codes.FailedPrecondition, "it is configured")
+	}
 	var c map[string]any
 	resp := &pluginv1.ConfigureResponse{}
 	if err := json.Unmarshal(req.GetConfig(), &c); err != nil {
@@ -381,11 +404,17 @@ func (b *bad) Configure(_ context.Context, req *pluginv1.ConfigureRequest) (*plu
 			resp.Violations = append(resp.Violations, &pluginv1.Violation{Field: "config." + k, Reason: "wrong"})
 		}
 	}
+	b.configured = len(resp.GetViolations()) == 0
 	return resp, nil
 }
 
 func (b *bad) Watch(_ *pluginv1.WatchRequest, s grpc.ServerStreamingServer[pluginv1.WatchResponse]) error {
-	defer func() { gone <- struct{}{} }()
+	b.mu.Lock()
+	configured := b.configured
+	b.mu.Unlock()
+	if !configured && b.role != "eager" {
+		return status.Error(codes.FailedPrecondition, "it is not configured")
+	}
 	name := "ns/web"
 	se := &networking.ServiceEntry{
 		Hosts:      []string{"web.example.org"},
@@ -480,6 +509,7 @@ func TestConformanceFindsFaults(t *testing.T) {
 		text  string
 	}{
 		"by-hand":            {"a person who starts it is told what it is", "exit code other than 0"},
+		"stays":              {"a person who starts it is told what it is", "still runs"},
 		"handshake":          {"it shakes hands with its host", `another version of the contract: "99", must be 1`},
 		"name":               {"describe works before configure", "Bad Name"},
 		"schema":             {"describe works before configure", "config_schema"},
@@ -514,6 +544,59 @@ func TestConformanceFindsFaults(t *testing.T) {
 				t.Errorf("error %v, want one with %q", err, want.text)
 			}
 		})
+	}
+}
+
+// Of all checks, those that fail for one cause are one failure: the first. The
+// others are skipped, and what does not build on it passes.
+func TestFirstCauseAlone(t *testing.T) {
+	t.Parallel()
+	// The runs wait most of the time, and so do it together.
+	results := make(map[string]chan string)
+	wants := map[string]string{
+		"eager": "watch before configure is refused", "name": "describe works before configure", "unsynced": "everything is sent, then synced",
+		"ownerless": "everything is sent, then synced", "clock": "a second watch begins again", "silent": "it gives a sign of life",
+		"lives-on": "it ends when the host goes", "stdout": "standard output is for the handshake only",
+	}
+	for role := range wants {
+		done := make(chan string, 1)
+		results[role] = done
+		go func() {
+			cfg := Config{Command: []string{os.Args[0]}, Env: []string{roleKey + "=" + role}, Within: 20 * time.Second}
+			failed, found := suite.Failed{}, []string{}
+			for _, c := range suite.Checks() {
+				if failed.Before(c) != "" {
+					continue
+				}
+				err := c.Run(t.Context(), cfg)
+				if _, warning := errors.AsType[*suite.Warning](err); err != nil && !warning {
+					failed[c.Name] = true
+					found = append(found, c.Name)
+				}
+			}
+			done <- strings.Join(found, "; ")
+		}()
+	}
+	for role, want := range wants {
+		if got := <-results[role]; got != want {
+			t.Errorf("%s: %q failed, want %q alone", role, got, want)
+		}
+	}
+}
+
+// A check ends with its context, whatever the plugin does not do.
+func TestCheckEnds(t *testing.T) {
+	t.Parallel()
+	for role, name := range map[string]string{
+		"stays": "a person who starts it is told what it is", "unsynced": "everything is sent, then synced", "silent": "it gives a sign of life",
+		"lives-on": "it ends when the host goes", "sigterm": "it ends at SIGTERM",
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		cfg := Config{Command: []string{os.Args[0]}, Env: []string{roleKey + "=" + role}, Within: time.Hour}
+		if err := check(t, name).Run(ctx, cfg); err == nil {
+			t.Errorf("%s: the check passes", role)
+		}
+		cancel()
 	}
 }
 

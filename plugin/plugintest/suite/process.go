@@ -180,12 +180,14 @@ func (p *process) hangUp() error {
 }
 
 // awaitEnd waits for the process to exit by itself.
-func (p *process) awaitEnd(after string) error {
+func (p *process) awaitEnd(ctx context.Context, after string) error {
 	timer := time.NewTimer(endWithin)
 	defer timer.Stop()
 	select {
 	case <-p.exited:
 		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	case <-timer.C:
 		return fmt.Errorf("the process still runs %v after %s", endWithin, after)
 	}

@@ -91,10 +91,6 @@ type Check struct {
 // to; other checks then fail alike.
 func (c Check) Run(ctx context.Context, cfg Config) error { return c.run(ctx, cfg.withDefaults()) }
 
-// After returns the names of the checks that have to pass for the check to show
-// anything of its own.
-func (c Check) After() []string { return c.after }
-
 // Lacks returns what a configuration lacks for the check to show anything, or
 // "".
 func (c Check) Lacks(cfg Config) string {
@@ -102,6 +98,20 @@ func (c Check) Lacks(cfg Config) string {
 		return ""
 	}
 	return c.lacks(cfg)
+}
+
+// Failed has the names of checks that failed, or build on one that did.
+type Failed map[string]bool
+
+// Before returns the check that failed before, for whose cause this one would
+// fail too: it shows nothing of its own. It returns "" if there is none.
+func (f Failed) Before(c Check) string {
+	i := slices.IndexFunc(c.after, func(name string) bool { return f[name] })
+	if i < 0 {
+		return ""
+	}
+	f[c.Name] = true
+	return c.after[i]
 }
 
 // Warning is what is no violation of the contract, and mostly not meant.
@@ -139,6 +149,7 @@ const (
 	shakes    = "it shakes hands with its host"
 	describes = "describe works before configure"
 	lists     = "everything is sent, then synced"
+	again     = "a second watch begins again"
 	lives     = "it gives a sign of life"
 	leaves    = "it ends when the host goes"
 )
@@ -177,11 +188,11 @@ var checks = []Check{
 		Cure: "Send every resource, each as the contract describes it, and then synced, once for each Watch.",
 	},
 	{
-		Name: "a second watch begins again", run: secondWatch, after: []string{lists},
+		Name: again, run: secondWatch, after: []string{lists},
 		Cure: "Begin each Watch with everything, and let create_time be constant for a resource.",
 	},
 	{
-		Name: "another process sends the same", run: sameAgain, after: []string{lists},
+		Name: "another process sends the same", run: sameAgain, after: []string{lists, again},
 		Cure: "Make the same bytes of the same registry: sort what a map holds, and take create_time from the registry or a constant, not from the clock.",
 	},
 	{
@@ -314,17 +325,19 @@ func configured(ctx context.Context, cfg Config, f func(p *process, d *pluginv1.
 }
 
 // byHand starts the plugin without a host.
-func byHand(_ context.Context, cfg Config) error {
+func byHand(ctx context.Context, cfg Config) error {
 	p, _, err := launch(cfg, nil)
 	if err != nil {
 		return err
 	}
-	err = p.awaitEnd("it was started without a host")
-	if err == nil && p.err == nil {
-		err = errors.New("without a host it must end with an exit code other than 0")
+	if err := p.awaitEnd(ctx, "it was started without a host"); err != nil {
+		return errors.Join(err, p.stop())
 	}
 	p.output.Wait()
-	if err == nil && p.errors() == "" {
+	switch {
+	case p.err == nil:
+		err = errors.New("without a host it must end with an exit code other than 0")
+	case p.errors() == "":
 		err = errors.New("without a host it must say on standard error what it is")
 	}
 	return errors.Join(err, p.stop())
@@ -718,7 +731,7 @@ func hostGoes(ctx context.Context, cfg Config) error {
 		if err := p.hangUp(); err != nil {
 			return err
 		}
-		return p.awaitEnd("the connection ended")
+		return p.awaitEnd(ctx, "the connection ended")
 	})
 }
 
@@ -735,7 +748,7 @@ func sigterm(ctx context.Context, cfg Config) error {
 		if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			return err
 		}
-		return p.awaitEnd("SIGTERM")
+		return p.awaitEnd(ctx, "SIGTERM")
 	})
 }
 
@@ -744,7 +757,7 @@ func stdout(ctx context.Context, cfg Config) error {
 		if err := p.hangUp(); err != nil {
 			return err
 		}
-		if err := p.awaitEnd("the connection ended"); err != nil {
+		if err := p.awaitEnd(ctx, "the connection ended"); err != nil {
 			return err
 		}
 		p.output.Wait()
