@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -282,6 +283,47 @@ func TestErrorsRemoveNothing(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTokenRevoked shows that a new token in the file is used soon, although
+// the watch that was refused with the one before has come to its longest
+// pauses, and the listing, which waits, has not learnt of it.
+func TestTokenRevoked(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	write := func(token string) {
+		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	write("old")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t)
+		f.set("web", entry("web", "web-1", 80))
+		r, _ := startFake(t, f, func(c *Config) { c.TokenFile = file })
+		synctest.Wait()
+		refused, replaced := 0, make(chan struct{})
+		var mu sync.Mutex // guards refused
+		f.setAnswer(func(w http.ResponseWriter, q *http.Request) bool {
+			if q.Header.Get(httpTokenHeader) != "old" {
+				return false
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if q.URL.Path == healthPath+"web" {
+				if refused++; refused == 8 {
+					write("new")
+					close(replaced)
+				}
+			}
+			return status(http.StatusForbidden, "ACL not found")(w, q)
+		})
+		f.flip(&f.checks, "web", entry("web", "web-1", 81))
+		<-replaced
+		wantState(t, r, "refuses the token")
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		wantState(t, r, "")
+	})
 }
 
 // TestReplacedEmpty shows the grace period: an agent killed and started again

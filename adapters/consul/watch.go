@@ -396,13 +396,18 @@ const lostRetry = 10 * time.Minute
 // reachable again. It returns false once ctx has ended.
 func (w *watch) failed(ctx context.Context, err error, back <-chan struct{}) bool {
 	f := classify(err, w.s.clients.at())
-	again := !w.broken && w.s.again(f, w.index)
+	first := !w.broken
+	again := first && w.s.again(f, w.index)
 	w.index, w.broken = 0, true
 	if again {
 		return true
 	}
 	if f.outage {
 		w.s.question(w)
+	}
+	if f.outage || first && f.kind == faultDenied {
+		// A listing that waits does not learn of a token that was revoked. Its
+		// retries, which are soon, find the end of it for all watches.
 		w.s.suspect()
 	}
 	w.s.limited(f, nil, &w.turn)

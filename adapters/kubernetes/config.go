@@ -24,7 +24,7 @@ type Config struct {
 	Contexts       []string   `json:"contexts,omitempty" jsonschema_description:"Several contexts of the kubeconfig in place of context, each a cluster of its own. A service that several have under one namespace and name is one service with the endpoints of all."`
 	Exec           string     `json:"exec,omitempty" jsonschema_description:"Path of the program that a user of the kubeconfig may get tokens of, as for EKS, GKE and AKS: /usr/local/bin/aws-iam-authenticator. Its name must be that of the kubeconfig's. Default: none."`
 	Server         string     `json:"server,omitempty" jsonschema_description:"URL of the API server. Default: https://kubernetes.default.svc."`
-	TokenFile      string     `json:"token_file,omitempty" jsonschema_description:"File that holds the token of a service account, read again for every request. Default: that of the pod, unless tls has a client certificate."`
+	TokenFile      string     `json:"token_file,omitempty" jsonschema_description:"File that holds the token of a service account, read again once a minute, and when the server refuses it. Default: that of the pod, unless tls has a client certificate."`
 	TLS            plugin.TLS `json:"tls,omitempty" jsonschema_description:"TLS towards the server. Default: the authority that the pod is given."`
 
 	Namespaces []string         `json:"namespaces,omitempty" jsonschema_description:"Namespaces to follow, each with requests of its own, for which a Role in each suffices. Default: all, which takes a ClusterRole."`
