@@ -54,6 +54,7 @@ type (
 		Meta       map[string]text  `json:"meta"`
 		Tags       []string         `json:"tags"`
 		Instances  *[]instanceWords `json:"instances"`
+		Endpoints  *[]instanceWords `json:"endpoints"` // the same, as the adapter static says
 	}
 	instanceWords struct {
 		ID       string          `json:"id"`
@@ -246,24 +247,30 @@ func (k keyWords) key() registry.Key {
 func (w *serviceWords) snapshot() (s plugin.Snapshot, err error) {
 	key := keyWords{w.Name, w.Group, w.Namespace, w.Partition, w.Datacenter}.key()
 	s.Service = registry.Service{Key: key, Meta: texts(w.Meta), Tags: w.Tags}
+	all, word := w.Instances, "instances"
+	if all == nil {
+		all, word = w.Endpoints, "endpoints"
+	}
 	switch {
 	case key.Name == "":
 		return s, errors.New("the service has no name")
-	case w.Instances == nil:
+	case w.Instances != nil && w.Endpoints != nil:
+		return s, errors.New("a service has instances or endpoints, not both: they are the same")
+	case all == nil:
 		return s, errors.New("the service has no instances; write [] if there are none")
 	}
 	if s.Service.Ports, err = ports(w.Ports); err != nil {
 		return s, err
 	}
-	ids := make(map[string]bool, len(*w.Instances))
-	s.Instances = make([]registry.Instance, 0, len(*w.Instances))
-	for i := range *w.Instances {
-		in, err := (*w.Instances)[i].instance(s.Service.Ports)
+	ids := make(map[string]bool, len(*all))
+	s.Instances = make([]registry.Instance, 0, len(*all))
+	for i := range *all {
+		in, err := (*all)[i].instance(s.Service.Ports)
 		if err != nil {
-			return s, fmt.Errorf("instances[%d]: %w", i, err)
+			return s, fmt.Errorf("%s[%d]: %w", word, i, err)
 		}
 		if ids[in.ID] {
-			return s, fmt.Errorf("instances[%d]: the id %q is there twice; give each instance an id of its own", i, in.ID)
+			return s, fmt.Errorf("%s[%d]: the id %q is there twice; give each instance an id of its own", word, i, in.ID)
 		}
 		ids[in.ID] = true
 		s.Instances = append(s.Instances, in)

@@ -28,6 +28,7 @@ var lines = []struct {
 		"meta": {"a": "b", "n": 1.5, "t": true}, "tags": ["x"], "instances": [{"id": "1", "address": "192.0.2.1", "ports": [8080], "meta": {"v": 2}, "tags": ["y"],
 		"weight": 0, "health": "warning", "check": "http", "disabled": true, "locality": "eu/eu-1/rack", "cluster": "c", "node": "h"}]}}`},
 	{line: `{"service": {"name": "web", "instances": [{"address": "192.0.2.1", "port": 80}]}}`},
+	{line: `{"service": {"name": "web", "endpoints": [{"address": "192.0.2.1", "port": 80}]}}`},
 	{line: `{"services": []}`},
 	{line: `{"services": [{"name": "web", "instances": []}, {"name": "web", "group": "g", "instances": []}]}`},
 	{line: `{"remove": {"name": "web", "group": "g"}}`},
@@ -65,6 +66,8 @@ var badServices = []struct {
 }{
 	{`{"service": {"name": "web"}}`, "no instances; write []", false},
 	{`{"service": {"name": "web", "instances": null}}`, "no instances; write []", false},
+	{`{"service": {"name": "web", "instances": [], "endpoints": []}}`, "instances or endpoints, not both", false},
+	{`{"service": {"name": "web", "endpoints": [{"id": "1", "health": "ok"}]}}`, "endpoints[0]: health must be", false},
 	{`{"service": {"name": "web", "instances": [], "port": 80}}`, `unknown field "port"`, false},
 	{`{"service": {"name": "web", "instances": [{"adress": "192.0.2.1"}]}}`, `unknown field "adress"`, false},
 	{`{"service": {"name": "web", "instances": [{"address": "192.0.2.1"}]}}`, "instances[0]: an instance without an id needs", true},

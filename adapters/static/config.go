@@ -27,6 +27,15 @@ type Service struct {
 	Ports     []Port            `json:"ports,omitempty" jsonschema_description:"Ports of the endpoints that name none."`
 	Metadata  map[string]string `json:"metadata,omitempty" jsonschema_description:"Metadata of the service."`
 	Endpoints []Endpoint        `json:"endpoints,omitempty" jsonschema_description:"Its endpoints, each as text, ADDRESS or ADDRESS:PORT, or as a block. None: the service has no endpoints."`
+	Instances []Endpoint        `json:"instances,omitempty" jsonschema_description:"The same as endpoints, as other adapters say it. Not together with it."`
+}
+
+// endpoints returns the endpoints, and the field that has them.
+func (s Service) endpoints() (all []Endpoint, field string) {
+	if s.Endpoints == nil && s.Instances != nil {
+		return s.Instances, "instances"
+	}
+	return s.Endpoints, "endpoints"
 }
 
 // Port is a port of endpoints.
@@ -112,9 +121,13 @@ func (c Config) Validate() error {
 		}
 		services[s.Name] = true
 		ports(at+".ports", s.Ports)
+		if s.Endpoints != nil && s.Instances != nil {
+			bad(at+".instances", "endpoints is set too, which is the same; keep one of them")
+		}
 		ids := map[string]bool{}
-		for j, e := range s.Endpoints {
-			at := fmt.Sprintf("%s.endpoints[%d]", at, j)
+		all, field := s.endpoints()
+		for j, e := range all {
+			at := fmt.Sprintf("%s.%s[%d]", at, field, j)
 			if !isAddress(e.Address) {
 				bad(at+".address", "%q is neither an IP address nor a host name", e.Address)
 			}

@@ -22,7 +22,8 @@ func (e Endpoint) id() string {
 // convert returns the service and its instances, sorted by ID.
 func (s Service) convert() (registry.Service, []registry.Instance) {
 	var instances []registry.Instance
-	for _, e := range s.Endpoints {
+	all, _ := s.endpoints()
+	for _, e := range all {
 		ports := e.Ports
 		if len(ports) == 0 {
 			ports = s.Ports

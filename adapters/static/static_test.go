@@ -17,7 +17,7 @@ import (
 const example = `{"services": [
 	{"name": "db.example.org", "ports": [{"name": "postgres", "number": 5432, "protocol": "tcp"}], "metadata": {"team": "data"},
 	 "endpoints": ["10.0.0.2", "10.0.0.1:5433", "2001:db8::1", "[2001:db8::1]:5434", "host.example.org:5432"]},
-	{"name": "web", "endpoints": [
+	{"name": "web", "instances": [
 	 {"address": "10.0.1.1", "ports": [{"name": "http", "number": 80}, {"name": "grpc", "number": 81}], "weight": 2, "locality": "eu/eu-1", "metadata": {"version": "v2"}},
 	 {"address": "10.0.1.1", "id": "second", "ports": [{"number": 80}], "disabled": true}]},
 	{"name": "none", "endpoints": []}]}`
@@ -78,12 +78,13 @@ func TestServices(t *testing.T) {
 func TestValidate(t *testing.T) {
 	var c Config
 	if err := json.Unmarshal([]byte(`{"services": [{"endpoints": ["10.0.0.1"]}, {"name": "a", "ports": [{"number": 1}, {"number": 1}, {"name": "x", "number": 70000}]},
-		{"name": "a", "ports": [{"number": 1}], "endpoints": ["not an address", "10.0.0.1:x", "10.0.0.2", "10.0.0.2", {"address": "b", "weight": -1, "locality": "/x"}]}]}`), &c); err != nil {
+		{"name": "a", "ports": [{"number": 1}], "endpoints": ["not an address", "10.0.0.1:x", "10.0.0.2", "10.0.0.2", {"address": "b", "weight": -1, "locality": "/x"}]},
+		{"name": "both", "endpoints": [], "instances": []}, {"name": "c", "instances": ["10.0.0.1"]}]}`), &c); err != nil {
 		t.Fatal(err)
 	}
 	want := strings.Fields(`services[0].endpoints[0].ports services[0].name services[1].ports[1].name services[1].ports[1].number services[1].ports[2].number
 		services[2].endpoints[0].address services[2].endpoints[1].ports[0].number services[2].endpoints[3].id services[2].endpoints[4].locality
-		services[2].endpoints[4].weight services[2].name`)
+		services[2].endpoints[4].weight services[2].name services[3].instances services[4].instances[0].ports`)
 	var fields []string
 	for _, e := range c.Validate().(interface{ Unwrap() []error }).Unwrap() { //nolint:errorlint // what errors.Join returns
 		f, ok := errors.AsType[*plugin.FieldError](e)
