@@ -66,7 +66,7 @@ func higress(adapter string) Options {
 	case "zookeeper":
 		// Higress joins the parts by colons, which are illegal in a host.
 		o.Host = `{{if or .Group (eq .Namespace "dubbo")}}providers-` + dubboInterface + `{{with index .Meta "version"}}-{{.}}{{end}}{{with .Group}}-{{.}}{{end}}.zookeeper{{else}}{{.Name | dash}}.services.zookeeper{{end}}`
-	case "file":
+	case "file", "static":
 		o.Host = "{{.Name | dash}}.static"
 	default:
 		o.Host = "{{.Name}}.{{.Group | dash}}.{{.Namespace | dash}}.nacos"

@@ -64,6 +64,11 @@ type imported struct {
 
 func (r *imported) set(key, value string)  { r.config = append(r.config, key+": "+value) }
 func (r *imported) rule(key, value string) { r.translate = append(r.translate, key+": "+value) }
+func (r *imported) host(template string) {
+	r.rule("host", quoted(template))
+	r.rule("name", quoted(template))
+}
+
 func (r *imported) note(format string, a ...any) {
 	r.comments = append(r.comments, fmt.Sprintf(format, a...))
 }
@@ -326,14 +331,52 @@ func (im *importer) mcpBridge(doc *yaml.Node) {
 			r.set("servers", list([]string{address}))
 			r.rule("preset", "higress")
 			im.vport(b, r)
+			if kind == "zookeeper" {
+				im.zkServicesPath(b, r)
+			}
 			b.rest(r, why)
 		case "static", "dns":
-			im.head = append(im.head, fmt.Sprintf("line %d: spec.registries[%d] %s of type %s: write %s into a registry of type %s (docs/registries/%s.md), with translate: {preset: higress}",
-				n.Line, i, oneLine(name), kind, oneLine(domain), kind, kind))
+			r := im.add(name, "static")
+			endpoints := strings.Split(domain, ",")
+			for i, e := range endpoints {
+				if endpoints[i] = strings.TrimSpace(e); port != "" && !strings.Contains(e, ":") {
+					endpoints[i] += ":" + port
+				}
+			}
+			r.set("services", fmt.Sprintf("[{name: %s, endpoints: %s}]", quoted(name), list(endpoints)))
+			r.rule("preset", "higress")
+			if kind == "dns" {
+				r.host("{{.Name | dash}}.dns")
+			}
+			im.vport(b, r)
+			b.rest(r, why)
 		default:
 			im.head = append(im.head, fmt.Sprintf("line %d: spec.registries[%d] %s of type %s: no equal; write %s into a file of the adapter file (docs/registries/file.md), with translate: {preset: higress}",
 				n.Line, i, oneLine(name), oneLine(kind), oneLine(domain)))
 		}
+	}
+}
+
+// zkServicesPath converts the paths of applications that Higress follows
+// besides /dubbo and /services, each to a registry of its own.
+func (im *importer) zkServicesPath(b *block, r *imported) {
+	n, done := b.fields["zkservicespath"], map[string]bool{"/dubbo": true, "/services": true}
+	for _, text := range b.texts("zkServicesPath") {
+		path := strings.TrimSuffix(text, "/")
+		if done[path] {
+			continue
+		}
+		done[path] = true
+		words, absolute := strings.CutPrefix(path, "/")
+		if words = strings.ReplaceAll(words, "/", "-"); !absolute || words == "" || strings.HasPrefix(path, "/dubbo/") || strings.Contains(path, "{{") {
+			r.note("line %d: %s.zkServicesPath: %s: no equal; config.applications is a path outside of /dubbo, below the root", n.Line, b.path, oneLine(text))
+			continue
+		}
+		more := im.add(r.name+"-"+words, r.kind)
+		more.config, more.translate = slices.Clone(r.config), slices.Clone(r.translate)
+		more.set("hosts", "[applications]")
+		more.set("applications", quoted(path))
+		more.host("{{.Name | dash}}." + words + ".zookeeper")
 	}
 }
 
