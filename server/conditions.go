@@ -169,8 +169,14 @@ func (a *assessor) registry(now time.Time, st *state.Status) (found []conditions
 	case supervisor.PhaseStarting, supervisor.PhaseConfiguring:
 		down, why = down || now.Sub(sup.Since) > startPatience, cmp.Or(why, sup.Waiting)
 	}
+	var c *conditions.Condition
+	switch {
+	case st.Released: // the one entry of a registry that is away, too
+		c = add(conditions.ServesWithout, time.Time{}, "it is optional, and served without it, as the first listing is not complete: %s", a.s.unlisted(*st))
+	case down:
+		c = add(conditions.RegistryNotLive, sup.Since, "it cannot be followed (%s): %s", sup.Phase, cmp.Or(why, "no reason is known"))
+	}
 	if down {
-		c := add(conditions.RegistryNotLive, sup.Since, "it cannot be followed (%s): %s", sup.Phase, cmp.Or(why, "no reason is known"))
 		switch change := conditions.CauseOf(why).Change; {
 		case sup.Phase == supervisor.PhaseFailed:
 			c.Cure = "isthmus validate --config FILE shows what its plugin refuses; correct that and reload."
@@ -182,9 +188,6 @@ func (a *assessor) registry(now time.Time, st *state.Status) (found []conditions
 	}
 	if len(st.Waits) > 0 && (down || now.Sub(st.WaitingSince) > startPatience) {
 		add(conditions.TypesWaiting, st.WaitingSince, "its first listing is not complete: %s; %s", a.s.unlisted(*st), heldWords(*st))
-	}
-	if st.Released {
-		add(conditions.ServesWithout, time.Time{}, "it is optional, and served without it, as the first listing is not complete: %s", a.s.unlisted(*st))
 	}
 	if !st.Restored.IsZero() {
 		add(conditions.ServesRestored, a.s.started, "restored, %s", a.s.restoredSince(*st))

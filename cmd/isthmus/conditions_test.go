@@ -83,7 +83,7 @@ plugin_dir: %q
 	_ = resp.Body.Close()
 
 	faults := map[string]string{
-		"registry-not-live": "registry dead", "serves-without": "registry dead", "types-waiting": "registry late", "removal-paused": "registry swept",
+		"registry-not-live": "registry crash", "serves-without": "registry dead", "types-waiting": "registry late", "removal-paused": "registry swept",
 		"plugin-restarts": "registry crash", "limit-near": "registry full", "certificate-invalid": "listener listen.xds", "certificate-expires": "listener listen.xds",
 		"files-not-renewed": "listener listen.xds", "state-failing": "state.dir /proc/nowhere", "reload-failed": "configuration " + file, "access-refused": "listener listen.admin",
 	}
@@ -121,6 +121,9 @@ plugin_dir: %q
 			}
 			return fmt.Sprintf("%q is missing in %s", missing, body), len(missing) == 0
 		})
+	}
+	if _, metrics := get(t, admin+"/metrics"); strings.Count(metrics, `,subject="registry dead"} 1`) != 1 {
+		t.Errorf("an optional registry that is away is not one condition: %s", metrics)
 	}
 	_, page := get(t, admin+"/")
 	if !strings.Contains(page, `class="banner bad"`) || strings.Contains(page, `class="banner good"`) {

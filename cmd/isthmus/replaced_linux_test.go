@@ -102,7 +102,7 @@ registries:
 	await(t, admin+"/metrics", `(?m)^isthmus_plugin_starts_total\{registry="load"\} 1$`, `(?m)^isthmus_plugin_starts_total\{registry="names"\} 2$`)
 	await(t, admin+"/readyz", `^ready\n$`)
 	for _, line := range p.stderr.seen {
-		if strings.Contains(line, "level=ERROR") || strings.Contains(line, "failed") {
+		if strings.Contains(line, "level=ERROR") || strings.Contains(line, "level=WARN") || strings.Contains(line, "failed") {
 			t.Errorf("logged: %s", line)
 		}
 	}
