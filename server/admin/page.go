@@ -49,7 +49,7 @@ var templates = func() map[string]*template.Template {
 				List []stream.SubscriptionStatus
 			}{now, l}
 		},
-		"worst": worst, "severityClass": severityClass, "short": short,
+		"worst": worst, "hosts": countHosts, "severityClass": severityClass, "short": short,
 		"phaseClass": phaseClass, "current": isCurrent, "sinkState": sinkState, "sinkName": sinkName, "change": changeText, "health": healthText, "pretty": pretty,
 	}).ParseFS(web, "web/layout.html"))
 	out := make(map[string]*template.Template)
@@ -159,8 +159,6 @@ func (s *Server) page(name, title string, fill func(d *pageData, r *http.Request
 func (d *pageData) count() {
 	for i := range d.Registries {
 		r := &d.Registries[i]
-		d.ServiceCount += int(r.Served.Services)   //nolint:gosec // what is in memory fits
-		d.EndpointCount += int(r.Served.Instances) //nolint:gosec // likewise
 		d.ProblemCount += r.ProblemCount
 		d.SkippedCount += r.SkippedCount
 		if r.Phase == supervisor.PhaseLive {
@@ -382,8 +380,8 @@ type chart struct {
 	Title, Now, Range, Span, Points string
 }
 
-// charts draws the samples, and returns the changes per second over the last of
-// them.
+// charts draws the samples, and returns the changes per second over the last
+// two of them, as the last may be a moment old.
 func charts(samples []state.Sample) (out []chart, rate string) {
 	rate = "0"
 	if len(samples) < 2 {
@@ -393,6 +391,9 @@ func charts(samples []state.Sample) (out []chart, rate string) {
 	rates := make([]float64, len(samples))
 	for i := range samples[1:] {
 		a, b := &samples[i], &samples[i+1]
+		if i+2 == len(samples) {
+			a = &samples[max(0, i-1)]
+		}
 		if d := b.Time.Sub(a.Time).Seconds(); d > 0.5 {
 			rates[i+1] = float64(b.Changes-a.Changes) / d
 		} else {
@@ -447,6 +448,11 @@ func plural(v any, one, more string) string {
 		return "1 " + one
 	}
 	return text + " " + more
+}
+
+// countHosts returns the number of hosts of conflicts, which are sorted.
+func countHosts(all []state.Conflict) int {
+	return len(slices.CompactFunc(slices.Clone(all), func(a, b state.Conflict) bool { return a.Host == b.Host }))
 }
 
 // worst returns the class of the worst of conditions, which come first.

@@ -594,7 +594,7 @@ func (b *batch) commit() {
 			b.settle(t.table, t.name)
 		}
 	}
-	changed := make([]bool, len(b.touched))
+	changed := make([]shapeSet, len(b.touched))
 	var before, revision Revision
 	b.written = true
 	d.write(func() {
@@ -616,11 +616,7 @@ func (b *batch) commit() {
 	})
 	if revision != before {
 		b.r.status.Revision = revision
-		for n := range b.touched {
-			if changed[n] {
-				d.record(&b.touched[n], b.r, revision, b.idle[b.touched[n].name])
-			}
-		}
+		b.record(changed, revision)
 	}
 	b.tellShadowed()
 }
@@ -641,9 +637,12 @@ func (b *batch) sort() {
 	})
 }
 
-// moveLocked updates the logs to what is served under a name, and reports
-// whether that is a change.
-func (d *DB) moveLocked(t *touch) (changed bool) {
+// shapeSet is a set of shapes, as bits.
+type shapeSet uint8
+
+// moveLocked updates the logs to what is served under a name, and returns the
+// shapes in which that is a change.
+func (d *DB) moveLocked(t *touch) (changed shapeSet) {
 	old := t.before
 	now := t.table.current(t.name)
 	if now.isGone() {
@@ -669,14 +668,14 @@ func (d *DB) moveLocked(t *touch) (changed bool) {
 		case was && is && old.Hash(s) == now.Hash(s) && old.kind.registry != now.kind.registry:
 			d.revision++
 			l.hand(old, now, d.revision)
-			changed = true
+			changed |= 1 << s
 		case !was && !is, was && is && old.Hash(s) == now.Hash(s):
 			l.swap(old, holder())
 		default:
 			l.leave(old)
 			d.revision++
 			l.enter(holder(), d.revision)
-			changed = true
+			changed |= 1 << s
 		}
 	}
 	switch {

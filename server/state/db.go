@@ -472,7 +472,7 @@ func (d *DB) Services() iter.Seq[ServiceStatus] {
 			r := it.record
 			if !yield(ServiceStatus{
 				Registry: it.registry, Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(),
-				Version: r.Hash(encode.Inline).String(), ShadowedBy: it.owner, MergedWith: it.merged, Beside: it.beside,
+				Version: r.Version().String(), ShadowedBy: it.owner, MergedWith: it.merged, Beside: it.beside,
 			}) {
 				return
 			}

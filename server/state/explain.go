@@ -78,7 +78,7 @@ func (d *DB) Explain(host string) []Claim {
 func (d *DB) explainLocked(r *Record) Claim {
 	of := r.kind.registry
 	c := Claim{
-		Registry: r.Registry(), Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(), Version: r.Hash(encode.Inline).String(), Outcome: "served",
+		Registry: r.Registry(), Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(), Version: r.Version().String(), Outcome: "served",
 		Inline: r.place[encode.Inline], Workload: r.place[encode.Workload],
 		Rejected: of.refused[refusalID(collection.ServiceEntry, r.Name())].reason,
 	}

@@ -27,13 +27,38 @@ const (
 // maxSamples is the number of samples that are retained: an hour of them.
 const maxSamples = int(time.Hour / tickEvery)
 
+// record adds the changes of the batch to the history, as sinks of the shape
+// workload receive them: the ServiceEntry of endpoints that changed is another
+// one in the shape inline only, and no change of its own.
+func (b *batch) record(changed []shapeSet, revision Revision) {
+	told := make(map[string]bool) // services with an endpoint that changed
+	for n, t := range b.touched {
+		for _, r := range []*Record{t.before, t.table.current(t.name)} {
+			if changed[n] == 0 || r == nil || !r.IsInstance() {
+				continue
+			}
+			told[r.of.name] = true
+			if m := r.of.merger; m != nil {
+				told[m.lead.name] = true
+			}
+		}
+	}
+	for n := range b.touched {
+		t := &b.touched[n]
+		if changed[n] == 0 || changed[n] == 1<<encode.Inline && t.table.name == collection.ServiceEntry && told[t.name] {
+			continue
+		}
+		b.db.record(t, b.r, revision, b.idle[t.name])
+	}
+}
+
 // record adds the change of a name to the history. The caller holds apply.
 func (d *DB) record(t *touch, by *Registry, revision Revision, why history.Idle) {
 	c := history.Change{At: time.Now(), Registry: by.name, Collection: t.table.name, Name: t.name, Revision: revision, Removed: true, Idle: why}
 	op, now := "remove", t.table.current(t.name)
 	if !now.isGone() {
 		c.Removed, op = false, "upsert"
-		c.Registry, c.Hash = now.kind.registry.name, now.Hash(encode.Inline)
+		c.Registry, c.Hash = now.kind.registry.name, now.Version()
 	}
 	if c.Collection == collection.WorkloadEntry {
 		c.Old, c.New = t.before.endpoint(), now.endpoint()
@@ -71,12 +96,12 @@ func (d *DB) History() iter.Seq[Event] {
 	}
 }
 
-// sizeNow returns the size of the state. The caller holds apply.
+// sizeNow returns the size of what is served. The caller holds apply.
 func (d *DB) sizeNow() Sample {
 	s := Sample{Time: time.Now(), Changes: d.history.Recorded()}
 	for _, r := range d.registries {
-		s.Services += r.services
-		s.Endpoints += r.instances
+		s.Services += r.served[collection.ServiceEntry]
+		s.Endpoints += r.served[collection.WorkloadEntry]
 	}
 	return s
 }

@@ -24,7 +24,7 @@ func newMetrics(d *DB, reg prometheus.Registerer) *metrics {
 		return auto.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, append(registry, labels...))
 	}
 	m := &metrics{
-		changes:   counter("isthmus_changes_total", "Changes of resources that came from a registry.", "collection", "op"),
+		changes:   counter("isthmus_changes_total", "Changes of resources that came from a registry; an endpoint counts once, as a WorkloadEntry.", "collection", "op"),
 		refused:   counter("isthmus_rejected_total", "Resources from a plugin that were rejected; the last good one is served."),
 		resources: gauge("isthmus_resources", "Resources that are served.", "collection"),
 		bytes:     gauge("isthmus_registry_bytes", "Bytes of the registry's resources, as limits.bytes_per_registry counts them."),

@@ -204,6 +204,17 @@ func (r *Record) Hash(s encode.Shape) encode.Hash {
 	return r.hash + r.parts.address.hash
 }
 
+// ofTools is the form of tools, which pages and the API show.
+var ofTools = encode.NewLayout(encode.Form{})
+
+// Version returns the version that tools receive.
+func (r *Record) Version() encode.Hash {
+	if r.Collection() == collection.ServiceEntry {
+		return ofTools.VersionOf(r.Hash(encode.Inline), r.parts != nil)
+	}
+	return r.hash
+}
+
 // address returns the address of a WorkloadEntry.
 func (r *Record) address() string { return r.buf[r.addressAt:][:r.addressLen] }
 

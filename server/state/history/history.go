@@ -142,7 +142,7 @@ func (h *History) Read(from uint64, buf []Event) (events []Event, next uint64) {
 	return buf, next
 }
 
-// Sample is the size of the state at a time.
+// Sample is the size of what is served at a time.
 type Sample struct {
 	Time      time.Time
 	Services  int
