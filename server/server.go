@@ -790,11 +790,9 @@ func (a source) Resources(profile string) (iter.Seq[admin.Resource], error) {
 						}
 						return protojson.Marshal(res)
 					},
-					HasAddress: func(address string) bool {
-						// The field address, as it is encoded.
-						field := append([]byte{0x0a, byte(len(address))}, address...)
+					HasAddress: func(address string, whole bool) bool {
 						e := r.Encode(l)
-						return bytes.Contains(e.Append(nil), field)
+						return hasAddress(e.Append(nil), address, whole)
 					},
 				}) {
 					return
@@ -802,6 +800,24 @@ func (a source) Resources(profile string) (iter.Seq[admin.Resource], error) {
 			}
 		}
 	}, nil
+}
+
+// hasAddress reports whether an encoded ServiceEntry has an endpoint with the
+// address, or unless whole with one that begins so.
+func hasAddress(entry []byte, address string, whole bool) bool {
+	const field, most = 0x0a, 127 // the key of WorkloadEntry.address, and its length in one byte
+	for at := 0; ; at++ {
+		i := bytes.Index(entry[at:], []byte(address))
+		if i < 0 {
+			return false
+		}
+		if at += i; at < 2 || entry[at-2] != field {
+			continue
+		}
+		if n := int(entry[at-1]); n == len(address) || !whole && n > len(address) && n <= most {
+			return true
+		}
+	}
 }
 
 // Changes implements admin.Source.

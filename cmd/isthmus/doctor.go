@@ -252,10 +252,10 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 	}
 	between, own := undecided(cfg, o.Conflicts)
 	if len(between) > 0 {
-		x := between[0]
+		x, hosts := between[0], slices.CompactFunc(slices.Clone(between), func(a, b state.Conflict) bool { return a.Host == b.Host }) // sorted by host
 		report.Add("", doctor.Finding{
 			Check: "conflict", Severity: doctor.Warning, Subject: "registries",
-			Problem: fmt.Sprintf("several registries have %s that no rule of conflicts is for, the first: %s is served from %s, and what %s has is shadowed", doctor.Count(len(between), "host", "hosts"), x.Host, x.Owner, x.Registry),
+			Problem: fmt.Sprintf("several registries have %s that no rule of conflicts is for, the first: %s is served from %s, and what %s has is shadowed", doctor.Count(len(hosts), "host", "hosts"), x.Host, x.Owner, x.Registry),
 			Change:  fmt.Sprintf("conflicts: [{hosts: [%q], policy: merge}], or policy: priority if it is meant", x.Host),
 		})
 	}

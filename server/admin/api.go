@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -181,14 +182,18 @@ func (s *Server) services(w http.ResponseWriter, r *http.Request) {
 	}, func(v state.ServiceStatus) string { return v.Name + " " + v.Registry })) // several registries may have a service of that name
 }
 
+// beginsAddress matches what an IP address may begin with.
+var beginsAddress = regexp.MustCompile(`^(\d{1,3}(\.\d{1,3}){0,2}\.\d{0,3}|[0-9a-f]{1,4}:[0-9a-f:.]*)$`)
+
 // finder returns what reports whether a text is in the name or a host of a
-// service, or is the address of one of its endpoints.
+// service, or is the address of one of its endpoints, or its beginning.
 func (s *Server) finder(text string) func(state.ServiceStatus) bool {
 	entries := make(map[string]bool) // those with the address
-	if _, err := netip.ParseAddr(text); err == nil {
+	_, err := netip.ParseAddr(text)
+	if whole := err == nil && !strings.HasSuffix(text, "::"); whole || beginsAddress.MatchString(text) {
 		if all, err := s.source.Resources(""); err == nil { // without a profile there is none
 			for r := range yielding(all) {
-				if r.Collection == collection.ServiceEntry && r.HasAddress != nil && r.HasAddress(text) {
+				if r.Collection == collection.ServiceEntry && r.HasAddress != nil && r.HasAddress(text, whole) {
 					entries[r.Name] = true
 				}
 			}

@@ -85,7 +85,10 @@ func TestServicesSort(t *testing.T) {
 	for i := range 230 {
 		name := fmt.Sprintf("ns/web-%03d", i)
 		w.services = append(w.services, state.ServiceStatus{Registry: "dc1", Name: name, Hosts: []string{fmt.Sprintf("h-%03d.example.org", 999-i)}, Endpoints: i * 7 % 230})
-		w.resources = append(w.resources, Resource{Collection: "networking.istio.io/ServiceEntry", Name: name, HasAddress: func(a string) bool { return a == fmt.Sprintf("10.0.0.%d", i) }})
+		w.resources = append(w.resources, Resource{Collection: "networking.istio.io/ServiceEntry", Name: name, HasAddress: func(a string, whole bool) bool {
+			is := fmt.Sprintf("10.0.0.%d", i)
+			return a == is || !whole && strings.HasPrefix(is, a)
+		}})
 	}
 	s := New(w, Options{})
 	row := regexp.MustCompile(`<code>ns/web-(\d+)</code></td><td class="number[^"]*">(\d+)<`)
@@ -124,6 +127,11 @@ func TestServicesSort(t *testing.T) {
 	}
 	if got := rows("q=10.0.0.17"); len(got) != 1 || got[0][0] != 17 {
 		t.Errorf("an address finds %v, want web-017", got)
+	}
+	for prefix, want := range map[string]int{"10.": 230, "10.0.0.": 230, "10.0.0.22": 1, "10.0.1.": 0, "0.0.": 0} {
+		if got := rows("q=" + prefix); len(got) != want {
+			t.Errorf("%s finds %d services, want %d", prefix, len(got), want)
+		}
 	}
 	if found := getJSON[list[state.ServiceStatus]](t, s, "/api/v1/services?q=10.0.0.17"); found.Total != 1 {
 		t.Errorf("the API finds %d", found.Total)
@@ -205,6 +213,38 @@ func TestChangeRow(t *testing.T) {
 		}
 		if got := row.String(); !strings.Contains(got, ">"+tt.what+"</span>") || !strings.Contains(got, "<td>"+tt.text+"</td><td>"+tt.health+"</td></tr>") {
 			t.Errorf("%+v is %s", tt.event, got)
+		}
+	}
+}
+
+// A host counts once, however many services have it.
+func TestConflictsOfHosts(t *testing.T) {
+	conflict := func(host, name string) state.Conflict {
+		return state.Conflict{Host: host, Registry: "dc2", Name: name, Owner: "dc1", OwnerName: "dc1/web"}
+	}
+	w := &world{overview: Overview{Conflicts: []state.Conflict{conflict("a.example.org", "n/a"), conflict("a.example.org", "m/a"), conflict("b.example.org", "n/b")}}}
+	_, body, _ := get(t, New(w, Options{}), "/problems")
+	for _, want := range []string{"Hosts that several services have: 2</h2>", "<strong>2 hosts</strong>"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+}
+
+// The overview tells how many changes a second there are, also a moment after
+// the last sample, and how large what is served is.
+func TestRateOfChanges(t *testing.T) {
+	w := &world{overview: Overview{Registries: []Registry{{Served: state.Status{Services: 70, Instances: 700}}}}}
+	for _, s := range []struct {
+		at      time.Duration
+		changes uint64
+	}{{0, 0}, {5 * time.Second, 10}, {10 * time.Second, 20}, {10600 * time.Millisecond, 22}} {
+		w.samples = append(w.samples, state.Sample{Time: time.Unix(0, 0).Add(s.at), Services: 7, Endpoints: 21, Changes: s.changes})
+	}
+	_, body, _ := get(t, New(w, Options{}), "/")
+	for _, want := range []string{`Services</a></dt><dd>7</dd>`, `Endpoints</a></dt><dd>21</dd>`, `Changes a second</a></dt><dd>2.1</dd>`} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page lacks %q", want)
 		}
 	}
 }

@@ -161,7 +161,7 @@ type Resource struct {
 	// Body returns the resource as protobuf JSON. It is called only with
 	// ?body=true; nil omits the body.
 	Body func() (json.RawMessage, error) `json:"-"`
-	// HasAddress reports whether an endpoint in the resource has exactly this
-	// address; nil if none has any.
-	HasAddress func(address string) bool `json:"-"`
+	// HasAddress reports whether an endpoint in the resource has this address,
+	// or unless whole one that begins so; nil if none has any.
+	HasAddress func(address string, whole bool) bool `json:"-"`
 }

@@ -345,6 +345,15 @@ func TestPages(t *testing.T) {
 		}
 		p.check("changes")
 
+		// Changes that are sorted stay so as others come.
+		js[bool](p, `document.querySelector("table.changes thead th:nth-child(4) button").click(), true`)
+		newest := `[...document.querySelectorAll("#changes time")].map((t) => t.dateTime).sort().at(-1)`
+		before = js[string](p, newest)
+		p.until("another change", newest+` > "`+before+`"`)
+		if !js[bool](p, `[...document.querySelectorAll("#changes tr")].map((r) => r.cells[3].innerText).every((n, i, all) => i === 0 || all[i - 1].localeCompare(n, "en", {numeric: true}) <= 0)`) {
+			t.Error("the changes are not sorted by name")
+		}
+
 		for _, dark := range []bool{false, true} {
 			p := b.open(t, i.Admin, 1280, dark)
 			p.visit("/")
@@ -369,6 +378,18 @@ func TestPages(t *testing.T) {
 		p := b.open(t, i.Admin, 1280, false)
 		p.visit("/")
 		p.check("trouble-overview")
+		// Columns sort by number, and stay so when the page is brought up to
+		// date.
+		js[bool](p, `document.querySelector("table.registries thead th:nth-child(3) button").click(), true`)
+		names := `[...document.querySelectorAll("table.registries tbody th")].map((c) => c.innerText).join(" ")`
+		for _, when := range []string{"sorted", "brought up to date"} {
+			if got := js[string](p, names); got != "consul-us files prod old consul-eu" {
+				t.Errorf("registries by services, %s: %s", when, got)
+			}
+			js[string](p, `document.querySelector("main h1").textContent = "old"`)
+			p.until("the page to be brought up to date", `document.querySelector("main h1").textContent === "Overview"`)
+		}
+		p.check("")
 		p.visit("/registries")
 		p.check("registries")
 
@@ -377,6 +398,12 @@ func TestPages(t *testing.T) {
 		p.run(chromedp.KeyEvent("shop01" + kb.Enter))
 		p.until("what was searched for", `document.querySelector("p[role=status]")?.innerText.startsWith("20 services")`)
 		p.check("services")
+		p.visit("/services?q=10.8.0.19")
+		if text := js[string](p, `document.querySelector("p[role=status]").innerText`); !strings.HasPrefix(text, "1 service") {
+			t.Errorf("the address of an endpoint finds %s", text)
+		}
+		p.visit("/services?q=10.8.0.")
+		p.until("the services of the addresses", `document.querySelector("p[role=status]").innerText.startsWith("200 services")`)
 		p.visit("/services")
 		js[bool](p, `document.querySelector("a[rel=next]").click(), true`)
 		p.until("the next page", `location.search.startsWith("?after=")`)

@@ -20,6 +20,43 @@
   // busy reports that replacing the content would disturb somebody.
   const busy = () => paused || document.hidden || !getSelection().isCollapsed || /^(INPUT|SELECT)$/.test(document.activeElement.tagName);
 
+  // What tables are sorted by: column and direction by label. Those with links
+  // in their headings are sorted by the bridge.
+  const order = new Map();
+  const keyOf = (cell) => {
+    if (cell.matches(".number")) return cell.innerText.replaceAll(",", "");
+    return cell.querySelector("time")?.dateTime ?? cell.innerText;
+  };
+  const compare = (a, b) => a.localeCompare(b, "en", {numeric: true});
+  const sort = (table) => {
+    const {column, down} = order.get(labelOf(table)) ?? {};
+    if (column === undefined) return;
+    [...table.tHead.rows[0].cells].forEach((th, i) => {
+      if (i === column) th.setAttribute("aria-sort", down ? "descending" : "ascending");
+      else th.removeAttribute("aria-sort");
+    });
+    const rows = [...table.tBodies[0].rows].map((row) => [keyOf(row.cells[column]), row]);
+    rows.sort(([a], [b]) => down ? compare(b, a) : compare(a, b));
+    table.tBodies[0].append(...rows.map(([, row]) => row));
+  };
+  const labelOf = (table) => table.closest(".scroll").getAttribute("aria-label");
+  const sortable = () => main.querySelectorAll(".scroll > table").forEach((table) => {
+    if (table.tHead.querySelector("a")) return;
+    [...table.tHead.rows[0].cells].forEach((th, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...th.childNodes);
+      button.addEventListener("click", () => {
+        const now = order.get(labelOf(table));
+        order.set(labelOf(table), {column, down: now?.column === column && !now.down});
+        main.querySelectorAll(".scroll > table").forEach(sort);
+      });
+      th.append(button);
+    });
+    sort(table);
+  });
+  sortable();
+
   const refresh = async () => {
     if (busy()) return;
     try {
@@ -36,6 +73,7 @@
         if (same) same.open = d.open;
       });
       main.replaceChildren(...next.childNodes);
+      sortable();
       main.querySelectorAll(".scroll").forEach((s, i) => { s.scrollLeft = sides[i] || 0; });
       if (focused >= 0) [...main.querySelectorAll("a, button, summary, [tabindex]")][focused]?.focus({preventScroll: true});
       document.querySelector("header nav").replaceChildren(...fresh.querySelector("header nav").childNodes);
@@ -63,7 +101,10 @@
       const t = document.createElement("template");
       t.innerHTML = event.data; // made by the bridge's templates, which escape
       rows.prepend(t.content);
-      while (rows.rows.length > most) rows.deleteRow(-1);
+      while (rows.rows.length > most) { // without the oldest
+        [...rows.rows].reduce((a, b) => keyOf(b.cells[0]) < keyOf(a.cells[0]) ? b : a).remove();
+      }
+      sort(rows.parentElement);
       document.getElementById("none")?.remove();
     });
     stream.addEventListener("missed", () => location.reload());
