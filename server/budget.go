@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/server/access"
@@ -71,6 +72,9 @@ type account struct {
 	peers []*peerAccount // likewise
 	end   func(error)    // ends the stream
 
+	requests pace         // as many as it gets responses, and some more
+	request  atomic.Int64 // size of the one that is being handled
+
 	// guarded by budget.mu
 	retained int64
 	reserved int64         // for the next response
@@ -101,7 +105,7 @@ func newBudget(retain, send int, refuse func(limit, peer string)) *budget {
 func (b *budget) open(c *intakeConn, identity string, of *hostPace, end func(error)) *account {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a := &account{b: b, conn: c, end: end, paces: []*hostPace{c.pace}}
+	a := &account{b: b, conn: c, end: end, paces: []*hostPace{c.pace}, requests: pace{every: time.Second / requestRate, burst: requestBurst}}
 	if of != nil {
 		a.paces = append(a.paces, of)
 	}
@@ -123,6 +127,7 @@ func (b *budget) open(c *intakeConn, identity string, of *hostPace, end func(err
 
 // close ends the account of a stream. What it was sent counts until it is gone.
 func (a *account) close() {
+	a.conn.handled(a.request.Swap(0))
 	b := a.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -140,6 +145,31 @@ func (b *budget) forgetLocked(p *peerAccount) {
 	if p.streams == 0 && p.sending == 0 && b.peers[p.name] == p {
 		delete(b.peers, p.name)
 	}
+}
+
+// Await implements [stream.Account].
+func (a *account) Await(ctx context.Context) {
+	a.conn.handled(a.request.Swap(0))
+	if a.requests.wait(ctx, 1) {
+		a.conn.intake.slowed("requests", a.conn.RemoteAddr().String())
+	}
+}
+
+// Received implements [stream.Account].
+func (a *account) Received(ctx context.Context, size int) {
+	n := int64(prefixSize + size)
+	a.request.Store(n)
+	if len(a.paces) > 1 && a.own().data.wait(ctx, int(max(n-refund, 0))) {
+		a.conn.intake.slowed("bytes of requests", a.peers[1].name)
+	}
+}
+
+// Send implements [stream.Account].
+func (a *account) Send(m *stream.Message) {
+	a.requests.earn(1)
+	a.conn.permit(m.Size)
+	a.own().light.earn(1)
+	m.Done = a.begin(m)
 }
 
 // Turn implements [stream.Account].

@@ -253,8 +253,8 @@ func (s *Server) nearLimits(status []state.Status) (found []conditions.Condition
 
 // ofSinks returns what is wrong with sinks.
 func (a *assessor) ofSinks(now time.Time) (found []conditions.Condition) {
-	all := slices.Concat(a.s.xds.Troubled(now), a.s.mcp.Troubled(now))
-	if a.s.xds.Len()+a.s.mcp.Len() > 0 || !a.s.serves() {
+	all := a.s.streams.Troubled(now)
+	if a.s.streams.Len() > 0 || !a.s.serves() {
 		a.sinks = now
 	}
 	if now.Sub(a.sinks) > alonePatience {

@@ -2,13 +2,11 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
@@ -22,7 +20,6 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/stream"
-	"github.com/isthmus-mesh/isthmus/server/wire"
 )
 
 // crowd limits the connections per peer and the streams of all peers, across
@@ -183,77 +180,25 @@ func (c *crowd) slowed(what, peer string) {
 	}
 }
 
-// pacedStream holds up a sink that sends requests faster than any does: as many
-// as it gets responses, and some more. It is used by one sender and one reader.
-type pacedStream struct {
-	grpc.ServerStream // nil for a sink that the bridge dials
-	of                stream.Stream
-	crowd             *crowd
-	pace              pace
-
-	ctx      context.Context //nolint:containedctx // of the stream, with its turns
-	conn     *intakeConn     // nil if it is not counted
-	identity *hostPace       // nil without one
-	account  *account        // nil if it is not counted
-	request  atomic.Int64    // size of the request that is being handled
-}
-
-func requestPace() pace { return pace{every: time.Second / requestRate, burst: requestBurst} }
-
-// Context implements [grpc.ServerStream].
-func (s *pacedStream) Context() context.Context { return s.ctx }
-
-// RecvMsg implements [grpc.ServerStream].
-func (s *pacedStream) RecvMsg(m any) error {
-	s.conn.handled(s.request.Swap(0))
-	if s.pace.wait(s.Context(), 1) {
-		address := ""
-		if p, ok := peer.FromContext(s.Context()); ok && p.Addr != nil {
-			address = p.Addr.String()
-		}
-		s.crowd.slowed("requests", address)
-	}
-	err := s.of.RecvMsg(m)
-	if err == nil && s.conn != nil {
-		size := int64(prefixSize + m.(*wire.Request).Size())
-		s.request.Store(size)
-		if s.identity != nil && s.identity.data.wait(s.Context(), int(max(size-refund, 0))) {
-			s.crowd.slowed("bytes of requests", s.account.peers[1].name)
-		}
-	}
-	return err
-}
-
-// SendMsg implements [grpc.ServerStream].
-func (s *pacedStream) SendMsg(m any) error {
-	s.pace.earn(1)
-	response, ok := m.(*stream.Message)
-	if !ok || s.account == nil {
-		return s.of.SendMsg(m)
-	}
-	s.conn.permit(response.Size)
-	s.account.own().light.earn(1)
-	response.Done = s.account.begin(response)
-	err := s.of.SendMsg(m)
-	if err != nil && response.Done != nil {
-		response.Done()
-	}
-	return err
-}
-
 // errCompressed refuses a stream whose requests may be compressed: 735 kB of
 // gzip are 900 MB of names. No istiod and no Pilot compresses its requests, and
 // gRPC would compress the responses likewise, for each stream.
 var errCompressed = status.Error(codes.Unimplemented, "requests are not to be compressed; send them without grpc-encoding")
 
+// connOf returns the connection of a stream, nil if it is not counted.
+func (c *crowd) connOf(ctx context.Context) *intakeConn {
+	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
+		return c.intake.of(endsOf(p.LocalAddr, p.Addr))
+	}
+	return nil
+}
+
 // counted is a gRPC interceptor that counts the streams of a connection, those
 // that are refused too.
 func (c *crowd) counted(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if p, ok := peer.FromContext(ss.Context()); ok && p.Addr != nil {
-		conn := c.intake.of(endsOf(p.LocalAddr, p.Addr))
-		conn.begin()
-		defer conn.end()
-	}
+	conn := c.connOf(ss.Context())
+	conn.begin()
+	defer conn.end()
 	// No interface of gRPC says how requests are compressed, before one is
 	// read.
 	if t, ok := grpc.ServerTransportStreamFromContext(ss.Context()).(interface{ RecvCompress() string }); !ok || !plain(t.RecvCompress()) {
@@ -266,75 +211,56 @@ func plain(compression string) bool {
 	return compression == "" || compression == encoding.Identity
 }
 
-// stream is a gRPC interceptor that limits the number of streams, and the rate
-// of requests on each.
+// stream is a gRPC interceptor that limits the number of streams, and what each
+// may have.
 func (c *crowd) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	defer c.open.Add(-1)
 	if c.open.Add(1) > int64(c.streams) {
 		c.refuse(limitStreams, c.streams, "")
 		return stream.TooMany(c.streams)
 	}
-	paced := &pacedStream{ServerStream: ss, of: ss, ctx: ss.Context(), crowd: c, pace: requestPace()}
-	if p, ok := peer.FromContext(ss.Context()); ok && p.Addr != nil {
-		paced.conn = c.intake.of(endsOf(p.LocalAddr, p.Addr))
+	conn, entry := c.connOf(ss.Context()), stream.EntryOf(ss.Context())
+	if conn == nil {
+		return handler(srv, ss)
 	}
-	defer func() { paced.conn.handled(paced.request.Swap(0)) }()
-	if paced.conn == nil {
-		return handler(srv, paced)
-	}
-	ctx, end := context.WithCancelCause(paced.ctx)
-	defer end(nil)
-	identity := ""
-	if g := access.GrantOf(ctx); g != nil {
-		identity = g.Identity()
-	}
+	var of *hostPace
+	identity := entry.Identity()
 	if identity != "" {
-		of, leave, err := c.intake.join(paced.conn, identity)
-		if err != nil {
+		var leave func()
+		var err error
+		if of, leave, err = c.intake.join(conn, identity); err != nil {
 			c.refuse(limitPeer, c.perPeer, identity)
 			return err
 		}
 		defer leave()
-		paced.identity = of
 	}
-	paced.account = c.budget.open(paced.conn, identity, paced.identity, end)
-	defer paced.account.close()
-	paced.ctx = stream.WithAccount(ctx, paced.account)
-	err := handler(srv, paced)
-	if errors.Is(context.Cause(ctx), errShed) {
-		return status.Error(codes.ResourceExhausted, errShed.Error())
-	}
-	return err
+	account := c.budget.open(conn, identity, of, func(err error) { entry.End(status.Error(codes.ResourceExhausted, err.Error())) })
+	defer account.close()
+	entry.SetAccount(account)
+	return handler(srv, ss)
 }
 
 // dialed is an interceptor that bounds a sink that the bridge dials as one
 // that connects. Its requests are bounded by their size: it has one stream.
 func (c *crowd) dialed(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	ctx, end := context.WithCancelCause(ctx)
-	of, err := open(ctx, desc, cc, method, opts...)
-	if err != nil {
-		end(nil)
-		return nil, err
-	}
-	pace := c.intake.paceOf(cc.Target())
-	conn := c.intake.enter(dialedConn{name: peerName(fmt.Sprintf("%s#%d", cc.Target(), c.sockets.Add(1))), end: end}, cc.Target(), pace)
+	entry := stream.EntryOf(ctx)
+	conn := c.intake.enter(dialedConn{name: peerName(fmt.Sprintf("%s#%d", cc.Target(), c.sockets.Add(1))), entry: entry}, cc.Target(), c.intake.paceOf(cc.Target()))
 	conn.begin()
-	account := c.budget.open(conn, "", nil, end)
-	context.AfterFunc(ctx, func() {
+	account := c.budget.open(conn, "", nil, entry.End)
+	entry.SetAccount(account)
+	context.AfterFunc(entry.Context(), func() {
 		account.close()
 		conn.end()
 		_ = conn.Close() // it only ends the stream
 	})
-	return &dialedStream{of, &pacedStream{
-		of: of, ctx: stream.WithAccount(of.Context(), account), crowd: c, pace: requestPace(), conn: conn, account: account,
-	}}, nil
+	return open(ctx, desc, cc, method, opts...)
 }
 
 // dialedConn stands for the connection of a sink that the bridge dials.
 type dialedConn struct {
 	net.Conn
-	name peerName
-	end  context.CancelCauseFunc
+	name  peerName
+	entry *stream.Entry
 }
 
 // LocalAddr implements [net.Conn].
@@ -345,21 +271,6 @@ func (c dialedConn) RemoteAddr() net.Addr { return c.name }
 
 // Close implements [net.Conn].
 func (c dialedConn) Close() error {
-	c.end(errShed)
+	c.entry.End(errShed)
 	return nil
 }
-
-// dialedStream is the stream to a sink that the bridge dials.
-type dialedStream struct {
-	grpc.ClientStream
-	paced *pacedStream
-}
-
-// Context implements [grpc.ClientStream].
-func (s *dialedStream) Context() context.Context { return s.paced.Context() }
-
-// SendMsg implements [grpc.ClientStream].
-func (s *dialedStream) SendMsg(m any) error { return s.paced.SendMsg(m) }
-
-// RecvMsg implements [grpc.ClientStream].
-func (s *dialedStream) RecvMsg(m any) error { return s.paced.RecvMsg(m) }

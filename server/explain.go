@@ -67,7 +67,7 @@ func (a source) Explain(ctx context.Context, host string) admin.Explanation {
 	}
 	e.Resources = s.explainedResources(claims)
 	if len(claims) > 0 {
-		for _, st := range slices.Concat(s.xds.Status(), s.mcp.Status()) {
+		for _, st := range s.streams.Status() {
 			e.Sinks = append(e.Sinks, explainSink(&st, claims))
 		}
 	}

@@ -50,8 +50,21 @@ type hostPace struct {
 	connections, streams, headers, frames *rate.Limiter
 	data, light, turns, queries           pace
 	open                                  int                 // connections, of an identity streams; guarded by intake.mu
-	on                                    map[*intakeConn]int // streams of an identity, by connection; guarded by intake.mu
+	on                                    map[*intakeConn]int // streams by connection; guarded by intake.mu
 	live                                  atomic.Int64        // streams
+}
+
+// countLocked counts streams on a connection, and returns how many there are.
+func (h *hostPace) countLocked(c *intakeConn, more int) int {
+	h.live.Add(int64(more))
+	if h.on == nil {
+		h.on = make(map[*intakeConn]int)
+	}
+	n := h.on[c] + more
+	if h.on[c] = n; n == 0 {
+		delete(h.on, c)
+	}
+	return n
 }
 
 // turn waits until a change may wake one of the streams.
@@ -192,7 +205,6 @@ type intakeConn struct {
 	mu sync.Mutex
 	// guarded by mu
 	bytes, wasted int64
-	streams       int
 	permitted     int // frames, by responses
 	closed        bool
 }
@@ -299,20 +311,13 @@ func (n *intake) join(c *intakeConn, identity string) (h *hostPace, leave func()
 		n.mu.Unlock()
 		return nil, nil, stream.TooManyConnections(n.peer)
 	}
-	if h.on == nil {
-		h.on = make(map[*intakeConn]int)
-	}
-	h.on[c]++
+	h.countLocked(c, 1)
 	n.mu.Unlock()
-	h.live.Add(1)
 	leave = func() {
-		h.live.Add(-1)
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		h.open--
-		if h.on[c]--; h.on[c] == 0 {
-			delete(h.on, c)
-		}
+		h.countLocked(c, -1)
 	}
 	if first {
 		err = n.hold(c.gone, h.connections, 1, "connections", identity)
@@ -431,10 +436,9 @@ func (c *intakeConn) handled(size int64) {
 // begin counts a stream.
 func (c *intakeConn) begin() {
 	if c != nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.streams++
-		c.pace.live.Add(1)
+		c.intake.mu.Lock()
+		defer c.intake.mu.Unlock()
+		c.pace.countLocked(c, 1)
 	}
 }
 
@@ -443,10 +447,12 @@ func (c *intakeConn) end() {
 	if c == nil {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.pace.live.Add(-1)
-	if c.streams--; c.streams == 0 {
+	c.intake.mu.Lock()
+	left := c.pace.countLocked(c, -1)
+	c.intake.mu.Unlock()
+	if left == 0 {
+		c.mu.Lock()
+		defer c.mu.Unlock()
 		c.addLocked(-c.bytes, -c.wasted)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/xds"
 )
 
@@ -32,7 +33,8 @@ const (
 // port is a configured listener and its server.
 type port struct {
 	config.NamedListener
-	gate *access.Gate // nil until the port is open
+	gate    *access.Gate // nil until the port is open
+	streams *stream.Listener
 	*listener
 	end   context.CancelFunc // ends serving
 	ended chan struct{}      // closed when serving has ended
@@ -133,12 +135,11 @@ func (s *Server) servePort(ctx context.Context, p *port) error {
 		a := admin.New(source{s}, admin.Options{Pace: s.crowd.queries, Gatherer: s.options.Metrics, Pprof: s.config().Admin.Pprof, Log: s.log, Operator: operator{s}, Gate: p.gate, GuardProbes: s.config().Admin.GuardProbes})
 		return a.Run(ctx, p.gate.Listener(queryListener{crowdListener{p.listener, s.crowd}}))
 	}
-	var streams leaving
 	elsewhere := func() bool { return p.Field == fieldXDS && s.config().Listen.MCP.Address != "" }
 	server := grpc.NewServer(append(xds.ServerOptions(),
 		grpc.InTapHandle(s.crowd.tap), grpc.MaxHeaderListSize(maxHeaders),
 		grpc.Creds(s.crowd.intake.credentials(p.gate.Credentials())), grpc.ConnectionTimeout(access.HandshakeTime),
-		grpc.ChainStreamInterceptor(s.crowd.counted, p.gate.Stream, grantView, s.crowd.stream, streams.stream, mcpserver.RefuseIf(elsewhere), s.tellHeld))...)
+		grpc.ChainStreamInterceptor(p.streams.Stream, s.crowd.counted, p.gate.Stream, s.crowd.stream, mcpserver.RefuseIf(elsewhere), s.tellHeld))...)
 	s.mcp.Register(server)
 	if p.Field == fieldXDS {
 		s.xds.Register(server)
@@ -148,7 +149,7 @@ func (s *Server) servePort(ctx context.Context, p *port) error {
 		defer close(stopped)
 		over := time.Duration(s.config().Drain)
 		if !s.drained.Load() {
-			streams.begin(over)
+			p.streams.Drain(over)
 		}
 		timer := time.AfterFunc(over+drainWithin, server.Stop)
 		defer timer.Stop()
@@ -161,6 +162,12 @@ func (s *Server) servePort(ctx context.Context, p *port) error {
 	}
 	<-stopped
 	return nil
+}
+
+// guard puts the gate before an open port.
+func (s *Server) guard(p *port, rules *access.Policy) {
+	p.streams = s.streams.Listener(p.String())
+	p.gate = access.NewGate(p.streams, rules, s.access, s.audit, s.log)
 }
 
 // start serves an open port in group.

@@ -192,7 +192,7 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 	s.warnOfGaps(&next)
 	for i, p := range ports {
 		if p.gate == nil {
-			p.gate = access.NewGate(p.String(), rules[i], s.access, s.audit, s.log)
+			s.guard(p, rules[i])
 		} else {
 			p.gate.Set(rules[i])
 		}

@@ -78,6 +78,7 @@ type Server struct {
 
 	db      *state.DB
 	view    *view.View
+	streams *stream.Server
 	xds     *xds.Server
 	mcp     *mcpserver.Server
 	host    *supervisor.Host // created by Run
@@ -168,12 +169,13 @@ func New(cfg config.Config, o Options) (*Server, error) {
 		Applied:      s.latency.Applied,
 	}, o.Log, o.Metrics)
 	s.view = view.New(s.db, filterOfShards(o.Shards)...)
-	s.xds, err = xds.New(s.view, xds.Config{Profile: cfg.Profile, Acked: s.latency.Acked}, stream.Sparse(s.log), o.Metrics)
+	s.streams = stream.NewServer(s.view)
+	s.xds, err = xds.New(s.view, xds.Config{Streams: s.streams, Profile: cfg.Profile, Acked: s.latency.Acked}, stream.Sparse(s.log), o.Metrics)
 	if err != nil {
 		return nil, err
 	}
 	s.mcp, err = mcpserver.New(s.view, mcpserver.Config{
-		Profile: cfg.MCP.Profile, SyntheticEntries: cfg.MCP.SyntheticEntries, FullState: cfg.MCP.FullState, Acked: s.latency.Acked,
+		Streams: s.streams, Profile: cfg.MCP.Profile, SyntheticEntries: cfg.MCP.SyntheticEntries, FullState: cfg.MCP.FullState, Acked: s.latency.Acked,
 	}, stream.Sparse(s.log), o.Metrics)
 	if err != nil {
 		return nil, err
@@ -244,7 +246,7 @@ func (s *Server) Listen() error {
 		return err
 	}
 	for i, p := range ports {
-		p.gate = access.NewGate(p.String(), rules[i], s.access, s.audit, s.log)
+		s.guard(p, rules[i])
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -395,8 +397,7 @@ func (s *Server) supervise(m *member) (err error) {
 // time. It returns when they have ended, or a bounded time later.
 func (s *Server) drain(over time.Duration) {
 	s.drained.Store(true)
-	s.xds.Drain(over)
-	s.mcp.Drain(over)
+	s.streams.Drain(over)
 	s.mu.Lock()
 	ports, dials := slices.Clone(s.ports), slices.Clone(s.dials)
 	s.mu.Unlock()
@@ -724,7 +725,7 @@ func (a source) Overview() admin.Overview {
 	s := a.s
 	o := admin.Overview{
 		Version: s.options.Version, Started: s.started, Revision: s.db.Revision(), NotReady: s.notReady(), Conditions: s.Conditions(), Config: s.loadedConfig(),
-		Sinks: slices.Concat(s.xds.Status(), s.mcp.Status()), Conflicts: s.db.Conflicts(),
+		Sinks: s.streams.Status(), Conflicts: s.db.Conflicts(),
 	}
 	for i := range o.Sinks {
 		o.Sinks[i].Metadata = nil // the API omits it

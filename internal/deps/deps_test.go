@@ -123,7 +123,7 @@ var rules = []rule{
 	},
 	{folder: "server/config", own: []string{"plugin/collection", "plugin/shard", "internal/conf"}, others: []string{"github.com/invopop/jsonschema"}, tests: []string{"internal/testwait"}},
 	{
-		folder: "server/access", own: []string{"internal/clip", "internal/conf", "internal/wait", "server/config"}, others: anyone,
+		folder: "server/access", own: []string{"internal/clip", "internal/conf", "internal/wait", "server/config", "server/stream", "server/view"}, others: anyone,
 		tests: []string{"internal/testcert", "internal/testenv/...", "internal/testwait"},
 	},
 	{

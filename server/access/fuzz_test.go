@@ -18,6 +18,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
 // writeFile puts content into a file of the test.
@@ -174,7 +175,7 @@ func FuzzFirstBytes(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		return NewGate("listen.xds", p, NewMetrics(prometheus.NewRegistry()), nil, slog.New(slog.DiscardHandler))
+		return NewGate(stream.NewServer(nil).Listener("listen.xds"), p, NewMetrics(prometheus.NewRegistry()), nil, slog.New(slog.DiscardHandler))
 	}
 	sealed := gate(config.Listener{TLS: config.ListenerTLS{CertFile: cert.Cert, KeyFile: cert.Key, ClientCAFile: cert.Cert, ClientAuth: config.ClientAuthRequire}})
 	open := gate(config.Listener{})

@@ -7,7 +7,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -29,6 +28,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/internal/wait"
 	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/server/stream"
+	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
 // Reasons of a refusal, as the metric has them.
@@ -56,15 +57,15 @@ const HandshakeTime = 10 * time.Second
 // Gate stands before one listener. Its policy can be replaced at any time.
 type Gate struct {
 	listener string // such as "listen.xds 127.0.0.1:15051"
+	streams  *stream.Listener
 	policy   atomic.Pointer[Policy]
 	m        *Metrics
 	log      *slog.Logger
 	audit    *Audit // may be nil
 
-	mu      sync.Mutex
-	streams map[*guarded]struct{} // guarded by mu, as the rest
-	conns   map[*session]struct{} // with a certificate of the client
-	seen    int                   // generation of the policy at the last recheck
+	mu    sync.Mutex
+	conns map[*session]struct{} // with a certificate of the client; guarded by mu, as the rest
+	seen  int                   // generation of the policy at the last recheck
 
 	logins       *logins   // hashes of passwords
 	peers, files Sparingly // lines of the log, by address; about files
@@ -72,9 +73,9 @@ type Gate struct {
 
 // NewGate returns the gate of a listener. What it refuses goes to the audit,
 // which may be nil.
-func NewGate(listener string, p *Policy, m *Metrics, audit *Audit, log *slog.Logger) *Gate {
+func NewGate(l *stream.Listener, p *Policy, m *Metrics, audit *Audit, log *slog.Logger) *Gate {
 	g := &Gate{
-		listener: listener, m: m, audit: audit, log: log.With("listener", listener), streams: make(map[*guarded]struct{}), conns: make(map[*session]struct{}),
+		listener: l.Name, streams: l, m: m, audit: audit, log: log.With("listener", l.Name), conns: make(map[*session]struct{}),
 		seen: p.generation(), logins: newLogins(),
 	}
 	g.policy.Store(p)
@@ -92,29 +93,27 @@ func (g *Gate) Close() {
 // that the new one does not allow; the others see what it has for them from
 // then on.
 func (g *Gate) Set(p *Policy) {
-	// A stream registers before it loads the policy, so one that is not in the
-	// list is checked against this one.
+	// A stream has its admission before it loads the policy, so one that is not
+	// found is checked against this one.
 	defer g.policy.Swap(p).Close()
 	g.apply(p, func(*guarded) bool { return true })
 }
 
 // apply applies a policy to open streams.
 func (g *Gate) apply(p *Policy, which func(*guarded) bool) {
-	g.mu.Lock()
-	open := slices.Collect(maps.Keys(g.streams))
-	g.mu.Unlock()
 	var all sync.WaitGroup
-	for _, s := range open {
+	for _, a := range g.streams.Admissions() {
+		s := a.(*guarded) // the gate is the only one that admits
 		if !which(s) {
 			continue
 		}
 		apply := func() {
-			if c, err := s.identified(g, p); err != nil {
-				s.end(errRevoked)
+			if c, err := s.identified(s.entry.Context(), g, p); err != nil {
+				s.entry.End(errRevoked)
 			} else if a, ok := p.admit(c); ok {
 				s.admitted(p, a)
 			} else {
-				s.end(errRevoked)
+				s.entry.End(errRevoked)
 			}
 		}
 		if p.wantsReview(&s.caller) {
@@ -145,7 +144,7 @@ const cureReview = "see token_review: the API server must be reached, and let th
 
 var (
 	errRevoked = errors.New("the rules of the listener, or what the caller was let in with, have changed")
-	errAged    = errors.New("the connection has reached max_age of the listener; open another")
+	errAged    = status.Error(codes.Unavailable, "the connection has reached max_age of the listener; open another")
 )
 
 // refuse counts and records a refusal, and logs at most one per address and
@@ -288,50 +287,38 @@ func (c *peeked) Read(b []byte) (int, error) {
 // waiting: Pilots 1.6 to 1.8 come back at once, without end.
 const refuseDelay = time.Second
 
-// Stream is an interceptor that lets only allowed callers open streams, and
-// ends them when they are no longer allowed.
+// Stream is an interceptor, after that of the [stream.Listener], that lets only
+// allowed callers open streams, and ends them when they are no longer allowed.
 func (g *Gate) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	s := &guarded{ServerStream: ss, caller: callerOf(ss.Context()), grant: &Grant{changed: make(chan struct{})}, opened: time.Now(), spread: ageSpread * rand.Float64()}
-	if p, ok := peer.FromContext(ss.Context()); ok {
+	ctx := ss.Context()
+	s := &guarded{entry: stream.EntryOf(ctx), caller: callerOf(ctx), changed: make(chan struct{}), opened: time.Now(), spread: ageSpread * rand.Float64()}
+	if p, ok := peer.FromContext(ctx); ok {
 		if known, ok := p.AuthInfo.(identified); ok {
 			s.opened, s.spread = known.opened, known.spread
 		}
 	}
-	s.ctx, s.end = context.WithCancelCause(context.WithValue(ss.Context(), grantKey{}, s.grant))
-	defer s.end(nil)
-	g.mu.Lock()
-	g.streams[s] = struct{}{}
-	g.mu.Unlock()
-	defer func() {
-		g.mu.Lock()
-		delete(g.streams, s)
-		g.mu.Unlock()
-	}()
-	if ok, err := s.admit(g); !ok {
-		err := g.denied(g.policy.Load(), s, err)
+	s.entry.SetAdmission(s)
+	if ok, err := s.admit(ctx, g); !ok {
+		err := g.denied(ctx, g.policy.Load(), s, err)
 		if strings.Contains(info.FullMethod, "istio.mcp") {
-			wait.Pause(ss.Context(), refuseDelay+rand.N(refuseDelay), nil)
+			wait.Pause(ctx, refuseDelay+rand.N(refuseDelay), nil)
 		}
 		return err
 	}
-	err := next(srv, s)
-	switch cause := context.Cause(s.ctx); {
-	case ss.Context().Err() != nil:
-	case errors.Is(cause, errRevoked):
+	err := next(srv, ss)
+	if errors.Is(context.Cause(ctx), errRevoked) {
 		p := g.policy.Load()
-		_, cause := s.identified(g, p)
-		return g.denied(p, s, cause)
-	case errors.Is(cause, errAged):
-		return status.Error(codes.Unavailable, errAged.Error())
+		_, cause := s.identified(context.WithoutCancel(ctx), g, p)
+		return g.denied(ctx, p, s, cause)
 	}
 	return err
 }
 
 // denied counts a refused stream, and returns its status. The cause is
 // [errReview] or nil.
-func (g *Gate) denied(p *Policy, s *guarded, cause error) error {
+func (g *Gate) denied(ctx context.Context, p *Policy, s *guarded, cause error) error {
 	address := ""
-	if at, ok := peer.FromContext(s.Context()); ok {
+	if at, ok := peer.FromContext(ctx); ok {
 		address = at.Addr.String()
 	}
 	c := s.known()
@@ -365,13 +352,10 @@ func (p *Policy) wantsSecret() bool {
 	return slices.ContainsFunc(p.rules, func(r rule) bool { return r.wantsSecret() })
 }
 
-// guarded is a stream that can be ended.
+// guarded is the admission of a stream.
 type guarded struct {
-	grpc.ServerStream
-	ctx    context.Context //nolint:containedctx // that of the stream
-	end    context.CancelCauseFunc
+	entry  *stream.Entry
 	caller Caller // without its service account
-	grant  *Grant
 
 	mu sync.Mutex
 	// guarded by mu
@@ -381,14 +365,20 @@ type guarded struct {
 	spread  float64            // of max_age, of which so much less
 	until   time.Time          // when the certificate ends, zero without one
 	aged    time.Time          // when the stream is too old, zero for never
+
+	granted sync.Mutex
+	// guarded by granted, which is not held while the API server is asked
+	views    []config.View
+	changed  chan struct{} // closed and replaced when views change
+	identity string
 }
 
 // admit reports whether the policy allows the stream, and sets its views. An
 // error is [errReview].
-func (s *guarded) admit(g *Gate) (bool, error) {
+func (s *guarded) admit(ctx context.Context, g *Gate) (bool, error) {
 	for {
 		p := g.policy.Load()
-		c, err := s.identified(g, p)
+		c, err := s.identified(ctx, g, p)
 		if err != nil {
 			return false, err
 		}
@@ -406,7 +396,7 @@ func (s *guarded) admit(g *Gate) (bool, error) {
 // identified returns the caller with its service account, if the policy asks
 // for that. A stream's account is asked for once: when the rules change while
 // the API server cannot be reached, streams go on.
-func (s *guarded) identified(g *Gate, p *Policy) (Caller, error) {
+func (s *guarded) identified(ctx context.Context, g *Gate, p *Policy) (Caller, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.caller
@@ -414,7 +404,7 @@ func (s *guarded) identified(g *Gate, p *Policy) (Caller, error) {
 		c.account = s.account
 		return c, nil
 	}
-	c, err := g.identify(s.ServerStream.Context(), p, c)
+	c, err := g.identify(ctx, p, c)
 	if c.account != "" {
 		s.account, s.by = c.account, p.review.block
 	}
@@ -430,52 +420,37 @@ func (s *guarded) known() Caller {
 	return c
 }
 
-// Grant is what a stream may see. It changes with the policy.
-type Grant struct {
-	mu       sync.Mutex
-	views    []config.View // guarded by mu, as the rest
-	changed  chan struct{} // closed and replaced when views change
-	identity string
+// Identity implements [stream.Admission].
+func (s *guarded) Identity() string {
+	s.granted.Lock()
+	defer s.granted.Unlock()
+	return s.identity
 }
 
-// Identity returns who the sink is, as was verified; "" without a credential.
-func (g *Grant) Identity() string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.identity
+// Views implements [stream.Admission]. The stream is restricted to all of them
+// together.
+func (s *guarded) Views() (filters []view.Filter, changed <-chan struct{}) {
+	s.granted.Lock()
+	defer s.granted.Unlock()
+	for _, v := range s.views {
+		filters = append(filters, view.Filter{
+			Registries: v.Registries, Namespaces: v.Namespaces, Hosts: v.Hosts, Collections: v.Collections, Shards: v.Shards(),
+		})
+	}
+	return filters, s.changed
 }
 
-// Views returns the views that the stream is restricted to, all of them
-// together, and a channel that is closed when they have changed.
-func (g *Grant) Views() (views []config.View, changed <-chan struct{}) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.views, g.changed
-}
-
-func (g *Grant) set(views []config.View, identity string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.identity = identity
-	if reflect.DeepEqual(g.views, views) {
+func (s *guarded) grant(views []config.View, identity string) {
+	s.granted.Lock()
+	defer s.granted.Unlock()
+	s.identity = identity
+	if reflect.DeepEqual(s.views, views) {
 		return
 	}
-	g.views = views
-	close(g.changed)
-	g.changed = make(chan struct{})
+	s.views = views
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
-
-type grantKey struct{}
-
-// GrantOf returns what a stream that passed [Gate.Stream] may see, nil for any
-// other.
-func GrantOf(ctx context.Context) *Grant {
-	g, _ := ctx.Value(grantKey{}).(*Grant)
-	return g
-}
-
-// Context implements grpc.ServerStream.
-func (s *guarded) Context() context.Context { return s.ctx }
 
 // callerOf returns the caller of a stream.
 func callerOf(ctx context.Context) (c Caller) {

@@ -34,6 +34,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
 const patience = time.Minute
@@ -53,7 +54,7 @@ func policy(t *testing.T, l config.Listener) *Policy {
 func newGate(t *testing.T, l config.Listener) (*Gate, *prometheus.Registry, *buffer) {
 	t.Helper()
 	reg, log := prometheus.NewRegistry(), new(buffer)
-	g := NewGate("listen.xds 127.0.0.1:1", policy(t, l), NewMetrics(reg), NewAudit(slog.New(slog.NewTextHandler(log, nil))), slog.New(slog.NewTextHandler(log, nil)))
+	g := NewGate(stream.NewServer(nil).Listener("listen.xds 127.0.0.1:1"), policy(t, l), NewMetrics(reg), NewAudit(slog.New(slog.NewTextHandler(log, nil))), slog.New(slog.NewTextHandler(log, nil)))
 	t.Cleanup(g.Close)
 	return g, reg, log
 }
@@ -66,7 +67,7 @@ func serve(t *testing.T, g *Gate) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer(grpc.Creds(g.Credentials()), grpc.ConnectionTimeout(patience), grpc.StreamInterceptor(g.Stream))
+	s := grpc.NewServer(grpc.Creds(g.Credentials()), grpc.ConnectionTimeout(patience), grpc.ChainStreamInterceptor(g.streams.Stream, g.Stream))
 	s.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "test", HandlerType: (*any)(nil),
 		Streams: []grpc.StreamDesc{{StreamName: "echo", ServerStreams: true, ClientStreams: true, Handler: func(_ any, ss grpc.ServerStream) error {

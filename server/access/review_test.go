@@ -24,6 +24,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 	"github.com/isthmus-mesh/isthmus/server/config"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
 // accounts returns a listener that lets in service accounts that fit a pattern.
@@ -318,7 +319,7 @@ func TestKubeconfigs(t *testing.T) {
 		}
 	}
 	write(`{server: "https://a"}`, `{token: old}`)
-	g := NewGate("listen.xds", policy(t, accounts(file, "a/b")), NewMetrics(prometheus.NewRegistry()), nil, slog.New(slog.DiscardHandler))
+	g := NewGate(stream.NewServer(nil).Listener("listen.xds"), policy(t, accounts(file, "a/b")), NewMetrics(prometheus.NewRegistry()), nil, slog.New(slog.DiscardHandler))
 	defer g.Close()
 	server := g.policy.Load().review.server
 	if token := server.get().token; token != "old" {

@@ -110,13 +110,13 @@ func (p *Policy) age(opened time.Time, spread float64) time.Time {
 func (s *guarded) admitted(p *Policy, a admission) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.grant.set(a.views, a.identity)
+	s.grant(a.views, a.identity)
 	s.until, s.aged = a.until, time.Time{}
 	if a.credential {
 		s.aged = p.age(s.opened, s.spread)
 	}
 	if past(s.aged, time.Now()) {
-		s.end(errAged)
+		s.entry.End(errAged)
 	}
 }
 
@@ -126,7 +126,7 @@ func (s *guarded) due(now time.Time, changed bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if past(s.aged, now) {
-		s.end(errAged)
+		s.entry.End(errAged)
 		return false
 	}
 	return changed || past(s.until, now)

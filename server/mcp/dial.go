@@ -134,8 +134,12 @@ func (s *Server) dialOnce(ctx context.Context, sink Sink, options []grpc.DialOpt
 		return false, err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	entry, err := s.Enter(ctx, nil)
+	if err != nil {
+		return false, err
+	}
+	defer entry.Leave()
+	ctx = entry.Context()
 	for key, value := range sink.Metadata {
 		ctx = metadata.AppendToOutgoingContext(ctx, key, value)
 	}

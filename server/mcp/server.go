@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"math/rand/v2"
@@ -32,6 +33,9 @@ type Config struct {
 	// FullState sends full responses even to sinks that permit incremental
 	// ones.
 	FullState bool
+	// Streams runs the streams, with those of other protocols; nil creates a
+	// server for them.
+	Streams *stream.Server
 	// Acked receives acknowledged responses; nil discards them.
 	Acked stream.AckFunc
 }
@@ -55,7 +59,7 @@ func New(v *view.View, c Config, log *slog.Logger, reg prometheus.Registerer) (*
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{Server: stream.NewServer(v), view: v, config: c, log: log}
+	s := &Server{Server: cmp.Or(c.Streams, stream.NewServer(v)), view: v, config: c, log: log}
 	if c.Profile != "" {
 		var err error
 		if s.override, err = profileOf(c.Profile); err != nil {
@@ -119,7 +123,7 @@ var errMalformed = errors.New("a request is no istio.mcp.v1alpha1.RequestResourc
 // subscribed to anything.
 func (s *Server) serve(st stream.Stream, address string, log *slog.Logger, reverse bool) (asked bool, _ error) {
 	sess := newSession(s.view, s.config, s.override, s.metrics, log, time.Now())
-	sess.identity = stream.IdentityOf(st.Context())
+	sess.entry = stream.EntryOf(st.Context())
 	sess.address, sess.reverse, sess.penalties = address, reverse, &s.penalties
 	err := s.Serve(st, sess, sess.wake)
 	return sess.worked(), err

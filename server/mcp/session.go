@@ -60,7 +60,7 @@ type session struct {
 	metrics   *metrics
 	log       *slog.Logger
 	address   string
-	identity  func() string // verified; nil in tests
+	entry     *stream.Entry // nil in tests
 	reverse   bool
 	connected time.Time
 	wake      stream.Waker
@@ -284,7 +284,7 @@ func (s *session) decideLocked(now time.Time) (wait time.Duration) {
 	s.profile = p
 	s.metrics.Sinks.WithLabelValues(p.Name).Inc()
 	s.log = s.log.With(slog.String("node", s.node))
-	s.log.Info("sink subscribed", slog.String("identity", s.who()), slog.String("profile", p.Name),
+	s.log.Info("sink subscribed", slog.String("identity", s.entry.Identity()), slog.String("profile", p.Name),
 		slog.Int("collections", len(s.asked)), slog.Bool("reverse", s.reverse))
 	for _, u := range s.subs {
 		s.openLocked(u)
@@ -426,14 +426,6 @@ func (s *session) messageLocked(u *subscription, r *view.Response, now time.Time
 	return m
 }
 
-// who returns who the sink is, as was verified, "" without a credential.
-func (s *session) who() string {
-	if s.identity == nil {
-		return ""
-	}
-	return s.identity()
-}
-
 // Troubled implements [stream.Session].
 func (s *session) Troubled() (from time.Time) {
 	for _, u := range s.subs {
@@ -449,7 +441,7 @@ func (s *session) Status() stream.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := stream.Status{
-		Address: s.address, Identity: s.who(), Node: s.node, Protocol: "mcp", Connected: s.connected, StaleNonces: s.stale, Shows: s.view.Shows(),
+		Address: s.address, Identity: s.entry.Identity(), Node: s.node, Protocol: "mcp", Connected: s.connected, StaleNonces: s.stale, Shows: s.view.Shows(),
 		Subscriptions: []stream.SubscriptionStatus{},
 	}
 	if s.reverse {

@@ -6,6 +6,10 @@
 // changes, and sends one message at a time. A sink that does not read blocks
 // the loop of its own stream and no other.
 //
+// A [Server] has the register of all open streams, of all listeners and
+// protocols: an [Entry] for each. What admits a stream, bounds it or ends it
+// goes by its entry.
+//
 // A [Subscription] extends that of package view by what both protocols need per
 // collection: pacing, metrics, log records and status.
 package stream

@@ -1,15 +1,12 @@
 package stream
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"time"
 
@@ -126,136 +123,20 @@ func TooMany(limit int) error {
 	return status.Error(codes.ResourceExhausted, fmt.Sprintf("the bridge has as many streams as limits.streams allows (%d); raise it, or spread the sinks over several bridges", limit))
 }
 
-// Server runs the streams of one protocol. Its methods may be called from any
-// goroutine.
+// Server runs streams, of one protocol or several, and has the register of
+// those that are open. Its methods may be called from any goroutine.
 type Server struct {
 	view *view.View
 	down chan struct{} // closed by Drain
 
 	mu       sync.Mutex
-	draining bool                      // guarded by mu
-	sessions map[Session]chan struct{} // guarded by mu; closed to end the stream
-	troubled map[Session]time.Time     // guarded by mu; sessions that owe an answer, or refused, with [Session.Troubled]
+	draining bool                // guarded by mu
+	entries  map[*Entry]struct{} // guarded by mu
 }
 
 // NewServer returns a server without streams.
 func NewServer(v *view.View) *Server {
-	return &Server{view: v, down: make(chan struct{}), sessions: make(map[Session]chan struct{}), troubled: make(map[Session]time.Time)}
-}
-
-// Shutdown ends all streams, after what was already handed to gRPC, and refuses
-// new ones. It returns without waiting for them.
-func (s *Server) Shutdown() { s.Drain(0) }
-
-// Drain refuses new streams, and ends those that there are one after the other,
-// the last of them after the given time: the sinks do not come back all at once
-// to wherever they go. Until then they get what changes. It does not wait. A
-// second call has no effect.
-func (s *Server) Drain(over time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.draining {
-		return
-	}
-	s.draining = true
-	close(s.down)
-	n := 0
-	for _, end := range s.sessions {
-		n++
-		if after := over / time.Duration(len(s.sessions)) * time.Duration(n); after > 0 {
-			time.AfterFunc(after, func() { close(end) })
-		} else {
-			close(end)
-		}
-	}
-}
-
-// Down returns a channel that is closed when new streams are refused.
-func (s *Server) Down() <-chan struct{} { return s.down }
-
-// Len returns the number of streams.
-func (s *Server) Len() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.sessions)
-}
-
-// Status returns the status of all streams, the oldest first.
-func (s *Server) Status() []Status {
-	s.mu.Lock()
-	sessions := slices.Collect(maps.Keys(s.sessions))
-	s.mu.Unlock()
-	return statusOf(sessions)
-}
-
-// Troubled returns the status of the streams whose sinks are in trouble, the
-// oldest first. It looks at no other stream than those that owe an answer.
-func (s *Server) Troubled(now time.Time) []Status {
-	s.mu.Lock()
-	var sessions []Session
-	for sess, from := range s.troubled {
-		if !now.Before(from) {
-			sessions = append(sessions, sess)
-		}
-	}
-	s.mu.Unlock()
-	return statusOf(sessions)
-}
-
-// tellTroubled records [Session.Troubled] of a stream.
-func (s *Server) tellTroubled(sess Session, from time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.troubled[sess] = from; from.IsZero() {
-		delete(s.troubled, sess)
-	}
-}
-
-func statusOf(sessions []Session) []Status {
-	out := make([]Status, 0, len(sessions))
-	for _, sess := range sessions {
-		out = append(out, sess.Status())
-	}
-	slices.SortFunc(out, func(a, b Status) int {
-		return cmp.Or(a.Connected.Compare(b.Connected), cmp.Compare(a.Address, b.Address))
-	})
-	return out
-}
-
-// Grant returns what a stream may see, and a channel that is closed when that
-// has changed.
-type Grant func() (filters []view.Filter, changed <-chan struct{})
-
-type grantKey struct{}
-
-// WithGrant restricts the stream of a context to what a grant allows.
-func WithGrant(ctx context.Context, g Grant) context.Context {
-	return context.WithValue(ctx, grantKey{}, g)
-}
-
-// grantOf returns the grant of a context; without one, all may be seen.
-func grantOf(ctx context.Context) Grant {
-	if g, ok := ctx.Value(grantKey{}).(Grant); ok {
-		return g
-	}
-	return func() ([]view.Filter, <-chan struct{}) { return nil, nil }
-}
-
-type identityKey struct{}
-
-// WithIdentity has the status of the stream of a context say who its sink is,
-// as was verified.
-func WithIdentity(ctx context.Context, who func() string) context.Context {
-	return context.WithValue(ctx, identityKey{}, who)
-}
-
-// IdentityOf returns what tells who the sink of a context is, "" without a
-// credential.
-func IdentityOf(ctx context.Context) func() string {
-	if who, ok := ctx.Value(identityKey{}).(func() string); ok {
-		return who
-	}
-	return func() string { return "" }
+	return &Server{view: v, down: make(chan struct{}), entries: make(map[*Entry]struct{})}
 }
 
 // lightRequest is the size up to which a request is light, in bytes: it
@@ -266,9 +147,14 @@ const lightRequest = 1 << 10
 // one to a request of many names.
 const LargeResponse = 64 << 10
 
-// Account bounds what a stream may have of the bridge. The loop of the stream
-// calls its methods.
+// Account bounds what a stream may have of the bridge. The goroutines of the
+// stream call its methods.
 type Account interface {
+	// Await waits until the sink may send another request. The one before is
+	// handled.
+	Await(ctx context.Context)
+	// Received tells the size of a request, and may wait before it is handled.
+	Received(ctx context.Context, size int)
 	// Turn waits before the stream looks at a change of the state. What changes
 	// meanwhile comes with it.
 	Turn(ctx context.Context)
@@ -281,71 +167,63 @@ type Account interface {
 	Room(size int, shared bool) <-chan struct{}
 	// Done gives back what Room reserved, as there is nothing to send.
 	Done()
+	// Send tells a message that is sent next. It may set Message.Done.
+	Send(m *Message)
 	// Work waits for the turn to handle a request, or to make a large response,
 	// and returns what ends it. One that is light is to wait for none, unless
 	// there are too many of them. The error is that of ctx.
 	Work(ctx context.Context, light bool) (end func(), err error)
 }
 
-type accountKey struct{}
+// Unbounded returns the account of a stream that may have anything.
+func Unbounded() Account { return unbounded{} }
 
-// WithAccount bounds what the stream of a context may have.
-func WithAccount(ctx context.Context, a Account) context.Context {
-	return context.WithValue(ctx, accountKey{}, a)
-}
-
-// unbounded is the account of a stream without one.
 type unbounded struct{}
 
+func (unbounded) Await(context.Context)          {}
+func (unbounded) Received(context.Context, int)  {}
 func (unbounded) Turn(context.Context)           {}
 func (unbounded) Retain(int) error               { return nil }
 func (unbounded) Room(int, bool) <-chan struct{} { return nil }
 func (unbounded) Done()                          {}
+func (unbounded) Send(*Message)                  {}
 
 func (unbounded) Work(context.Context, bool) (end func(), err error) { return func() {}, nil }
 
-func accountOf(ctx context.Context) Account {
-	if a, ok := ctx.Value(accountKey{}).(Account); ok {
-		return a
-	}
-	return unbounded{}
-}
-
-// Serve runs a stream until it ends. The session begins with a view that may
-// show more than the stream may see, and has the right one before its first
-// request. The error is nil if the sink ended the stream, and a [*Fault] if the
-// sink caused the end.
+// Serve runs a stream until it ends, and registers it unless that has been
+// done. The session begins with a view that may show more than the stream may
+// see, and has the right one before its first request. The error is nil if the
+// sink ended the stream, and a [*Fault] if the sink caused the end.
 func (s *Server) Serve(st Stream, sess Session, wake Waker) error {
-	end := make(chan struct{})
-	s.mu.Lock()
-	refused := s.draining
-	if !refused {
-		s.sessions[sess] = end
+	e := EntryOf(st.Context())
+	if e == nil {
+		var err error
+		if e, err = s.Enter(st.Context(), nil); err != nil {
+			sess.Close(time.Now(), err)
+			return err
+		}
+		defer e.Leave()
 	}
-	s.mu.Unlock()
-	err := ErrShutdown
-	if !refused {
-		err = s.run(st, sess, wake, end)
-	}
-	if errors.Is(err, io.EOF) {
+	e.setSession(sess)
+	err := s.run(e, st, sess, wake)
+	switch cause := context.Cause(e.ctx); {
+	case errors.Is(cause, ErrShutdown):
+		err = cause
+	case errors.Is(err, io.EOF):
 		err = nil
 	}
-	s.mu.Lock()
-	delete(s.sessions, sess)
-	delete(s.troubled, sess)
-	s.mu.Unlock()
+	e.setSession(nil)
 	// To forget many names takes as long as to handle them, and what the sink
 	// asks for next waits for it.
-	ended, _ := accountOf(st.Context()).Work(context.WithoutCancel(st.Context()), sess.Retained() <= LargeResponse)
+	ended, _ := e.account.Work(context.WithoutCancel(e.ctx), sess.Retained() <= LargeResponse)
 	sess.Close(time.Now(), err)
 	ended()
 	return err
 }
 
-func (s *Server) run(st Stream, sess Session, wake Waker, end <-chan struct{}) error {
-	ctx := st.Context()
-	grant := grantOf(ctx)
-	filters, regrant := grant()
+func (s *Server) run(e *Entry, st Stream, sess Session, wake Waker) error {
+	ctx, account := e.ctx, e.account
+	filters, regrant := e.views()
 	shown, release := s.view.Narrow(filters...)
 	sess.SetView(shown)
 	defer func() { release() }()
@@ -357,10 +235,12 @@ func (s *Server) run(st Stream, sess Session, wake Waker, end <-chan struct{}) e
 	go func() {
 		for {
 			req := new(wire.Request)
+			account.Await(ctx)
 			if err := sound(func() error { return st.RecvMsg(req) }); err != nil {
 				ended <- err
 				return
 			}
+			account.Received(ctx, req.Size())
 			select {
 			case requests <- req:
 			case <-ctx.Done():
@@ -379,21 +259,13 @@ func (s *Server) run(st Stream, sess Session, wake Waker, end <-chan struct{}) e
 			timer.Stop()
 		}
 	}()
-	account := accountOf(ctx)
 	turns := make(chan turn)
 	var req *wire.Request
-	var troubled time.Time
-	tell := func() {
-		if from := sess.Troubled(); from != troubled {
-			troubled = from
-			s.tellTroubled(sess, from)
-		}
-	}
 	for {
 		// A stack that has grown stays as it is while a quarter of it is used,
 		// and this goroutine waits under all of gRPC's frames. What needs much
 		// stack runs in one that ends, so that a stream takes 8 kB less.
-		go func() { turns <- takeTurn(st, sess, account, shown, req, tell) }()
+		go func() { turns <- e.takeTurn(st, sess, shown, req) }()
 		now := <-turns
 		if now.err != nil {
 			return now.err
@@ -417,7 +289,7 @@ func (s *Server) run(st Stream, sess Session, wake Waker, end <-chan struct{}) e
 			account.Turn(ctx)
 		case <-now.room:
 		case <-regrant:
-			filters, regrant = grant()
+			filters, regrant = e.views()
 			now, releaseNow := s.view.Narrow(filters...)
 			sess.SetView(now)
 			release()
@@ -428,8 +300,6 @@ func (s *Server) run(st Stream, sess Session, wake Waker, end <-chan struct{}) e
 			return err
 		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()
-		case <-end:
-			return ErrShutdown
 		}
 	}
 }
@@ -461,10 +331,9 @@ type turn struct {
 }
 
 // takeTurn handles a request, if there is one, and sends what there is to send.
-// It calls tell when the session has changed.
-func takeTurn(st Stream, sess Session, account Account, shown *view.View, req *wire.Request, tell func()) (t turn) {
-	defer tell()
-	ctx := st.Context()
+func (e *Entry) takeTurn(st Stream, sess Session, shown *view.View, req *wire.Request) (t turn) {
+	defer func() { e.tell(sess.Troubled()) }()
+	ctx, account := e.ctx, e.account
 	if req != nil {
 		end, err := account.Work(ctx, req.Size() <= lightRequest)
 		if err != nil {
@@ -518,9 +387,13 @@ func takeTurn(st Stream, sess Session, account Account, shown *view.View, req *w
 		if err := account.Retain(sess.Retained()); err != nil {
 			return turn{err: &Fault{codes.ResourceExhausted, err}}
 		}
-		tell()
+		e.tell(sess.Troubled())
+		account.Send(m)
 		// Blocks this stream only, while the sink does not read.
 		if err := st.SendMsg(m); err != nil {
+			if m.Done != nil {
+				m.Done()
+			}
 			return turn{err: err}
 		}
 	}

@@ -94,6 +94,18 @@ func open(t *testing.T, w *servertest.World, s *stream.Server, name string, chan
 	return k
 }
 
+// enter registers the stream.
+func (k *sink) enter(s *stream.Server) *stream.Entry {
+	k.t.Helper()
+	e, err := s.Enter(k.ctx, nil)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.t.Cleanup(e.Leave)
+	k.ctx = e.Context()
+	return e
+}
+
 // request is what a sink sends: a message of a size, and what it does.
 type request struct {
 	size int
@@ -356,7 +368,7 @@ func TestServeEnds(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w, s := world(t)
 				w.Entry("ns/a", "a.example.org")
-				k := open(t, w, s, "a", func(k *sink) { k.ctx = stream.WithAccount(k.ctx, &account{limit: 10}) })
+				k := open(t, w, s, "a", func(k *sink) { k.enter(s).SetAccount(&account{limit: 10}) })
 				if k.read() != 1 || s.Len() != 1 || len(s.Status()) != 1 || len(s.Troubled(time.Now().Add(time.Hour))) != 1 {
 					t.Fatalf("one stream waits for an answer: %d messages, %d streams, of them in trouble %v", k.messages, s.Len(), s.Troubled(time.Now().Add(time.Hour)))
 				}
@@ -437,7 +449,7 @@ func TestGrant(t *testing.T) {
 		w.Entry("ns/b", "b.example.org")
 		host, changed := "a.*", make(chan struct{})
 		k := open(t, w, s, "a", func(k *sink) {
-			k.ctx = stream.WithGrant(k.ctx, func() ([]view.Filter, <-chan struct{}) { return []view.Filter{{Hosts: []string{host}}}, changed })
+			k.enter(s).SetAdmission(&admission{views: func() ([]view.Filter, <-chan struct{}) { return []view.Filter{{Hosts: []string{host}}}, changed }})
 		})
 		for _, next := range []string{"ns/a", "ns/b", ""} {
 			if k.read(); k.names() != next {
@@ -479,8 +491,11 @@ func (a *account) Work(_ context.Context, light bool) (end func(), err error) {
 	return func() { a.working = false }, nil
 }
 
-func (a *account) Turn(context.Context) { a.turns++ }
-func (a *account) Done()                { a.reserved = false }
+func (a *account) Await(context.Context)         {}
+func (a *account) Received(context.Context, int) {}
+func (a *account) Turn(context.Context)          { a.turns++ }
+func (a *account) Done()                         { a.reserved = false }
+func (a *account) Send(*stream.Message)          {}
 
 func (a *account) Retain(n int) error {
 	if n > a.limit {
@@ -504,7 +519,10 @@ func TestAccount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, s := world(t)
 		a := &account{limit: 10}
-		k := open(t, w, s, "a", func(k *sink) { k.account, k.ctx = a, stream.WithAccount(k.ctx, a) })
+		k := open(t, w, s, "a", func(k *sink) {
+			k.account = a
+			k.enter(s).SetAccount(a)
+		})
 		expect := func(when string, messages, turns int) {
 			t.Helper()
 			if n := k.read(); n != messages || a.turns != turns {
@@ -552,7 +570,10 @@ func TestWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, s := world(t)
 		a := &account{limit: 1e6}
-		k := open(t, w, s, "a", func(k *sink) { k.account, k.ctx = a, stream.WithAccount(k.ctx, a) })
+		k := open(t, w, s, "a", func(k *sink) {
+			k.account = a
+			k.enter(s).SetAccount(a)
+		})
 		k.read()
 		k.answer(nil)
 		a.works = nil

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"time"
@@ -22,6 +23,9 @@ type Config struct {
 	// Profile is the name of the profile for every sink. If empty, the
 	// requested types identify it.
 	Profile string
+	// Streams runs the streams, with those of other protocols; nil creates a
+	// server for them.
+	Streams *stream.Server
 	// Acked receives acknowledged responses; nil discards them.
 	Acked stream.AckFunc
 }
@@ -44,7 +48,7 @@ func New(v *view.View, c Config, log *slog.Logger, reg prometheus.Registerer) (*
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{Server: stream.NewServer(v), view: v, log: log, interval: view.Interval}
+	s := &Server{Server: cmp.Or(c.Streams, stream.NewServer(v)), view: v, log: log, interval: view.Interval}
 	if c.Profile != "" {
 		var err error
 		if s.override, err = profileOf(c.Profile); err != nil {
@@ -98,7 +102,7 @@ func (v service) DeltaAggregatedResources(stream discovery.AggregatedDiscoverySe
 
 func (s *Server) serve(st grpc.ServerStream, delta bool) error {
 	sess := newSession(s.view, delta, s.override, s.metrics, s.log)
-	sess.identity = stream.IdentityOf(st.Context())
+	sess.entry = stream.EntryOf(st.Context())
 	sess.connected, sess.interval = time.Now(), s.interval
 	if p, ok := peer.FromContext(st.Context()); ok {
 		sess.address, sess.log = p.Addr.String(), stream.LogFor(s.log, p.Addr)

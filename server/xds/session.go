@@ -79,7 +79,7 @@ type session struct {
 	metrics  *metrics
 
 	address   string
-	identity  func() string // verified; nil in tests
+	entry     *stream.Entry // nil in tests
 	connected time.Time
 	wake      stream.Waker
 	interval  func(size int) time.Duration // between SotW responses
@@ -186,7 +186,7 @@ func (s *session) identifyLocked(node *core.Node) {
 		}
 	}
 	s.log = s.log.With("node", s.node)
-	s.log.Info("sink connected", "identity", s.who(), "protocol", s.protocol, "version", s.metadata["ISTIO_VERSION"])
+	s.log.Info("sink connected", "identity", s.entry.Identity(), "protocol", s.protocol, "version", s.metadata["ISTIO_VERSION"])
 	s.registry = node.GetMetadata().GetFields()[registryKey].GetStringValue() == "true"
 	if want := node.GetMetadata().GetFields()[shapeKey].GetStringValue(); want != "" {
 		shape, err := encode.ParseShape(want)
@@ -498,14 +498,6 @@ func (s *session) take(m proto.Message, now time.Time) error {
 	panic(fmt.Sprintf("BUG: a request of type %T", m))
 }
 
-// who returns who the sink is, as was verified, "" without a credential.
-func (s *session) who() string {
-	if s.identity == nil {
-		return ""
-	}
-	return s.identity()
-}
-
 // Troubled implements [stream.Session].
 func (s *session) Troubled() (from time.Time) {
 	limit := 0
@@ -524,7 +516,7 @@ func (s *session) Status() stream.Status {
 	defer s.mu.Unlock()
 	revision := uint64(s.view.Revision())
 	st := stream.Status{
-		Address: s.address, Identity: s.who(), Node: s.node, Metadata: maps.Clone(s.metadata), Version: s.metadata["ISTIO_VERSION"],
+		Address: s.address, Identity: s.entry.Identity(), Node: s.node, Metadata: maps.Clone(s.metadata), Version: s.metadata["ISTIO_VERSION"],
 		Protocol: s.protocol, Connected: s.connected, Shows: s.view.Shows(), Subscriptions: make([]stream.SubscriptionStatus, 0, len(s.order)),
 	}
 	if s.profile != nil {

@@ -32,15 +32,14 @@ func TestRevisionsOfAView(t *testing.T) {
 		var filters atomic.Pointer[[]view.Filter]
 		filters.Store(&[]view.Filter{})
 		regrant := make(chan struct{}) // closed once
-		server := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-			return next(srv, &granted{ss, func() ([]view.Filter, <-chan struct{}) {
+		server := registered(s, func(e *stream.Entry) {
+			e.SetAdmission(granted(func() ([]view.Filter, <-chan struct{}) {
 				if f := *filters.Load(); len(f) > 0 {
 					return f, nil
 				}
 				return nil, regrant
-			}})
-		}))...)
-		s.Register(server)
+			}))
+		})
 		conn, stop := servertest.Connect(t, server)
 		defer stop()
 		for range 50 {
@@ -87,16 +86,27 @@ func TestRevisionsOfAView(t *testing.T) {
 	})
 }
 
-// granted is a stream with a grant.
-type granted struct {
-	grpc.ServerStream
-	grant stream.Grant
+// registered returns a server whose streams are let in by a function.
+func registered(s *Server, let func(e *stream.Entry)) *grpc.Server {
+	server := grpc.NewServer(append(ServerOptions(), grpc.ChainStreamInterceptor(
+		s.Listener("").Stream,
+		func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			let(stream.EntryOf(ss.Context()))
+			return next(srv, ss)
+		},
+	))...)
+	s.Register(server)
+	return server
 }
 
-// Context implements grpc.ServerStream.
-func (g *granted) Context() context.Context {
-	return stream.WithGrant(g.ServerStream.Context(), g.grant)
-}
+// granted is the admission of a stream that may see some.
+type granted func() (filters []view.Filter, changed <-chan struct{})
+
+// Identity implements [stream.Admission].
+func (granted) Identity() string { return "" }
+
+// Views implements [stream.Admission].
+func (g granted) Views() (filters []view.Filter, changed <-chan struct{}) { return g() }
 
 // A sink that has to wait for its turn gets all that changed until then at
 // once, and its first request does not wait for a turn.
@@ -105,13 +115,12 @@ func TestTurns(t *testing.T) {
 		w := servertest.New(t, state.Options{})
 		s := newServer(t, w, Config{})
 		turns := 0
-		server := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-			return next(srv, &inTurn{ss, func(context.Context) {
+		server := registered(s, func(e *stream.Entry) {
+			e.SetAccount(inTurn{Account: stream.Unbounded(), wait: func(context.Context) {
 				turns++
 				time.Sleep(time.Second)
 			}})
-		}))...)
-		s.Register(server)
+		})
 		conn, stop := servertest.Connect(t, server)
 		defer stop()
 		w.Entry("a/web", "web.a.example.org")
@@ -158,10 +167,9 @@ func TestUnansweredStreamsAreNotWoken(t *testing.T) {
 		w := servertest.New(t, state.Options{})
 		s := newServer(t, w, Config{})
 		var woken atomic.Int32
-		server := grpc.NewServer(append(ServerOptions(), grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-			return next(srv, &inTurn{ss, func(context.Context) { woken.Add(1) }})
-		}))...)
-		s.Register(server)
+		server := registered(s, func(e *stream.Entry) {
+			e.SetAccount(inTurn{Account: stream.Unbounded(), wait: func(context.Context) { woken.Add(1) }})
+		})
 		conn, stop := servertest.Connect(t, server)
 		defer stop()
 		w.Entry("a/web", "web.a.example.org")
@@ -238,26 +246,10 @@ func (s *broken) RecvMsg(m any) error {
 	return err
 }
 
-// inTurn is a stream that waits for its turn.
+// inTurn is an account that bounds nothing but turns.
 type inTurn struct {
-	grpc.ServerStream
-	wait func(context.Context)
-}
-
-// Context implements grpc.ServerStream.
-func (s *inTurn) Context() context.Context {
-	return stream.WithAccount(s.ServerStream.Context(), turns{wait: s.wait})
-}
-
-// turns is an account that bounds nothing but turns.
-type turns struct {
 	stream.Account
 	wait func(context.Context)
 }
 
-func (a turns) Turn(ctx context.Context)     { a.wait(ctx) }
-func (turns) Retain(int) error               { return nil }
-func (turns) Room(int, bool) <-chan struct{} { return nil }
-func (turns) Done()                          {}
-
-func (turns) Work(context.Context, bool) (end func(), err error) { return func() {}, nil }
+func (a inTurn) Turn(ctx context.Context) { a.wait(ctx) }

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
-	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
 	"github.com/isthmus-mesh/isthmus/server/wire"
 	"github.com/isthmus-mesh/isthmus/verify"
@@ -141,6 +140,15 @@ const (
 	mcpMethod   = "/istio.mcp.v1alpha1.ResourceSource/EstablishResourceStream"
 )
 
+// filtered is the admission of a stream that may see some.
+type filtered struct{ filter view.Filter }
+
+// Identity implements [stream.Admission].
+func (filtered) Identity() string { return "" }
+
+// Views implements [stream.Admission].
+func (f filtered) Views() ([]view.Filter, <-chan struct{}) { return []view.Filter{f.filter}, nil }
+
 // connect opens a stream and subscribes.
 func (s *sink) connect() {
 	w := s.w
@@ -148,10 +156,14 @@ func (s *sink) connect() {
 	s.stream = w.streams
 	ctx, cancel := context.WithCancel(w.bridge.ctx)
 	s.cancel = cancel
-	if s.filter != nil {
-		ctx = stream.WithGrant(ctx, func() ([]view.Filter, <-chan struct{}) { return []view.Filter{*s.filter}, nil })
+	entry, err := w.bridge.streams.Enter(ctx, nil)
+	if err != nil {
+		w.t.Fatal(err)
 	}
-	s.pipe = &pipe{ctx: ctx, requests: make(chan []byte, 1000)}
+	if s.filter != nil {
+		entry.SetAdmission(filtered{*s.filter})
+	}
+	s.pipe = &pipe{ctx: entry.Context(), requests: make(chan []byte, 1000)}
 	s.answers, s.last, s.stalled = nil, answer{}, false
 	name := map[string]string{"sotw": sotwMethod, "delta": deltaMethod, "mcp": mcpMethod}[s.protocol]
 	m, ok := w.bridge.services[name]
@@ -161,6 +173,7 @@ func (s *sink) connect() {
 	p := s.pipe
 	w.bridge.group.Go(func() { // ends with ctx, or at the end of the requests
 		_ = m.handler(m.implementation, p)
+		entry.Leave()
 		cancel()
 	})
 	open := &verify.Event{Kind: verify.Open, Stream: s.stream, Protocol: s.protocol, Shape: s.shape, Form: s.profile}

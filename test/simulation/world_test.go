@@ -21,6 +21,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/lastgood"
 	"github.com/isthmus-mesh/isthmus/server/mcp"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 	"github.com/isthmus-mesh/isthmus/server/view"
 	"github.com/isthmus-mesh/isthmus/server/xds"
@@ -59,6 +60,7 @@ type bridge struct {
 	cancel   context.CancelFunc
 	group    sync.WaitGroup
 	db       *state.DB
+	streams  *stream.Server
 	services services
 	dir      string
 	host     *supervisor.Host
@@ -109,9 +111,10 @@ func (w *world) start(since time.Time) {
 	}
 	b.db = state.New(names, options, log, metrics)
 	v := view.New(b.db)
-	x, err := xds.New(v, xds.Config{}, log, metrics)
+	b.streams = stream.NewServer(v)
+	x, err := xds.New(v, xds.Config{Streams: b.streams}, log, metrics)
 	must(err)
-	m, err := mcp.New(v, mcp.Config{}, log, metrics)
+	m, err := mcp.New(v, mcp.Config{Streams: b.streams}, log, metrics)
 	must(err)
 	x.Register(b.services)
 	m.Register(b.services)
