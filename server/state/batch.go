@@ -13,6 +13,7 @@ import (
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/problems"
 )
 
 // ErrNotComposable is the refusal of a ServiceEntry that is composed of
@@ -350,7 +351,7 @@ func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 	}
 	e := b.db.tables[collection.ServiceEntry].claim(serviceName, b.r)
 	if e == nil || e.parts == nil {
-		if _, refused := b.r.refused[refusalID(collection.ServiceEntry, serviceName)]; refused {
+		if _, refused := b.r.refused[problems.ResourceID(collection.ServiceEntry, serviceName)]; refused {
 			return fmt.Errorf("its service %q is not there, as its ServiceEntry was refused", serviceName)
 		}
 		return fmt.Errorf("its service %q is not there; its ServiceEntry has to come first, or in the same batch", serviceName)
@@ -513,7 +514,7 @@ func (b *batch) sweep() {
 		r.log.Warn("the listing removes nothing, as something in it cannot be named", "see", "/api/v1/registries")
 		return
 	}
-	r.sweepRefusals()
+	r.db.book.change(func() { r.refused.Sweep(r.listing) })
 	var gone losses
 	r.claims(func(_ *table, c *Record) {
 		if c.seen != r.listing && (!c.IsInstance() || c.of.kept != r.listing) {

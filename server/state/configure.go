@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+
+	"github.com/isthmus-mesh/isthmus/server/state/problems"
 )
 
 // SetRegistries replaces the set of registries. The order of names decides
@@ -219,7 +221,7 @@ func (r *Registry) empty() {
 		}
 	}
 	b.commit()
-	r.problems, r.known, r.leftOut.list = nil, nil, nil
+	r.reported, r.skipped = problems.NewList(), problems.NewList()
 	d.book.change(func() { r.refused = nil })
 	r.log.Info("the registry is no longer in the configuration; what it had is removed", "resources", len(all))
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/problems"
 )
 
 // maxKeptShown bounds the retained resources of a claim that are listed.
@@ -80,7 +81,7 @@ func (d *DB) explainLocked(r *Record) Claim {
 	c := Claim{
 		Registry: r.Registry(), Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(), Version: r.Version().String(), Outcome: "served",
 		Inline: r.place[encode.Inline], Workload: r.place[encode.Workload],
-		Rejected: of.refused[refusalID(collection.ServiceEntry, r.Name())].reason,
+		Rejected: of.refused[problems.ResourceID(collection.ServiceEntry, r.Name())].Reason,
 	}
 	for i := range r.Instances() {
 		c.Workload = max(c.Workload, i.place[encode.Workload])

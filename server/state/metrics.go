@@ -6,6 +6,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/isthmus-mesh/isthmus/server/state/conflict"
+	"github.com/isthmus-mesh/isthmus/server/state/problems"
 )
 
 type metrics struct {
@@ -165,15 +166,15 @@ func (m *metrics) setSynced(r *Registry) { m.synced.WithLabelValues(r.name).Set(
 
 func (m *metrics) setProblems(r *Registry) {
 	m.problems.WithLabelValues(r.name).Set(float64(r.status.ProblemCount))
-	for reason, n := range r.reasons {
+	for reason, n := range r.reported.By {
 		m.reasons.WithLabelValues(r.name, reason).Set(float64(n))
 	}
-	for reason, n := range r.leftOut.by {
+	for reason, n := range r.skipped.By {
 		m.leftOut.WithLabelValues(r.name, reason).Set(float64(n))
 	}
-	m.reasons.WithLabelValues(r.name, ofRefusal).Set(float64(len(r.refused)))
-	m.reasons.WithLabelValues(r.name, ofNetwork).Set(float64(r.unaddressed))
-	m.reasons.WithLabelValues(r.name, ofShadow).Set(float64(r.shadowed + r.disputed))
+	m.reasons.WithLabelValues(r.name, problems.OfRefusal).Set(float64(len(r.refused)))
+	m.reasons.WithLabelValues(r.name, problems.OfNetwork).Set(float64(r.unaddressed))
+	m.reasons.WithLabelValues(r.name, problems.OfShadow).Set(float64(r.shadowed + r.disputed))
 }
 
 func (m *metrics) setServed(r *Registry) {

@@ -12,6 +12,7 @@ import (
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/problems"
 	"github.com/isthmus-mesh/isthmus/server/state/protect"
 )
 
@@ -570,7 +571,7 @@ func (r *Registry) protectionChanged(before, kept int) {
 	case g.pending == 0:
 		r.log.Info("the registry has everything again whose removal was paused")
 		r.endProtection()
-	case before == 0, g.pending > before && time.Since(g.told) >= linesWithin:
+	case before == 0, g.pending > before && time.Since(g.told) >= problems.Within:
 		g.told = time.Now()
 		p := r.protection()
 		r.log.Warn("a removal looks like an accident and is paused", "services", p.Services, "of", p.Of, "endpoints", p.Endpoints,

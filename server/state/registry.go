@@ -9,6 +9,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/state/problems"
 )
 
 // Registry holds the state last reported by one plugin. Its methods may be
@@ -40,17 +41,13 @@ type Registry struct {
 	disputed    int             // served ServiceEntries that differ from those of another registry
 	unaddressed int             // services whose host has no address
 
-	problems map[string]string  // reported by the plugin
-	reasons  kinds              // of problems
-	known    map[string]string  // problems before the current listing
-	refused  map[string]refusal // refused by the server
-	unlisted int                // problems and refusals beyond the limit
-	leftOut  leftOut            // reported by the plugin
-	lines    lines              // log lines about problems
-	states   lines              // log lines about the connection state
-	limit    string             // last limit that caused a refusal
-	limitAt  time.Time          // time of that refusal
-	patience time.Duration      // age of the listing at which it is logged next
+	reported problems.List     // problems that the plugin reports
+	skipped  problems.List     // what the plugin does not send although nothing is wrong with it
+	refused  problems.Refusals // refused by the server
+	lines    problems.Lines    // log lines about problems
+	states   problems.Lines    // log lines about the connection state
+	limit    problems.Limit    // that caused a refusal last
+	patience time.Duration     // age of the listing at which it is logged next
 
 	guard guard // state of the removal protection
 
@@ -114,7 +111,7 @@ func newRegistry(d *DB, name string, order int) *Registry {
 	r := &Registry{
 		db: d, name: name, order: order, log: d.log.With("registry", name), kinds: make(map[string]*kind),
 		served:   map[string]int{collection.ServiceEntry: 0, collection.WorkloadEntry: 0},
-		problems: make(map[string]string), reasons: make(kinds), refused: make(map[string]refusal), leftOut: newLeftOut(),
+		reported: problems.NewList(), skipped: problems.NewList(), refused: make(problems.Refusals),
 		status: Status{Registry: name, Since: time.Now()},
 		begun:  time.Now(),
 	}
@@ -136,7 +133,8 @@ func (r *Registry) Begin(collections []string) {
 		r.collections = nil
 	}
 	r.listing++
-	r.forgetProblems()
+	r.reported.Relist(r.status.Listing)
+	r.skipped.Clear()
 	if r.listing == 1 && r.resources > 0 {
 		r.countRestored()
 	}
@@ -155,7 +153,7 @@ func (r *Registry) Down(err error) {
 	r.db.apply.Lock()
 	defer r.db.unlock()
 	r.summarize(true)
-	if r.states.dropped > 0 {
+	if r.states.Dropped() {
 		r.sayState()
 	}
 	r.setState(func(s *Status) { s.Down = err.Error() })
@@ -220,7 +218,7 @@ func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) (complete []any) {
 		r.problem(p.GetId(), p.GetReason())
 	}
 	for _, p := range m.GetLeftOut() {
-		r.leftOut.set(p.GetId(), p.GetReason())
+		r.skipped.Set(p.GetId(), p.GetReason())
 	}
 	opened, listed := false, false
 	if m.GetSynced() {

@@ -30,6 +30,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/problems"
 )
 
 type env struct {
@@ -280,21 +281,21 @@ func TestFlappingIsFewLines(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		synctest.Wait()
-		if got := lines(away) + lines(back); got != maxLines {
-			t.Errorf("%d lines for %d changes within %v, want %d", got, changes, linesWithin, maxLines)
+		if got := lines(away) + lines(back); got != problems.MaxLines {
+			t.Errorf("%d lines for %d changes within %v, want %d", got, changes, problems.Within, problems.MaxLines)
 		}
-		sleep(linesWithin)
-		if got := lines(away) + lines(back); got != maxLines+1 || !strings.HasSuffix(log.String(),
-			fmt.Sprintf("level=WARN msg=\"the registry can not be followed; what is known is served\" registry=dc1 not_logged=%d err=\"connection refused\"\n", changes-maxLines)) {
+		sleep(problems.Within)
+		if got := lines(away) + lines(back); got != problems.MaxLines+1 || !strings.HasSuffix(log.String(),
+			fmt.Sprintf("level=WARN msg=\"the registry can not be followed; what is known is served\" registry=dc1 not_logged=%d err=\"connection refused\"\n", changes-problems.MaxLines)) {
 			t.Errorf("after the window: %d lines:\n%s", got, log)
 		}
-		sleep(2 * linesWithin)
+		sleep(2 * problems.Within)
 		flap("")
-		if got := lines(away) + lines(back); got != maxLines+2 || !strings.HasSuffix(log.String(), "msg=\"the registry is followed again\" registry=dc1\n") {
+		if got := lines(away) + lines(back); got != problems.MaxLines+2 || !strings.HasSuffix(log.String(), "msg=\"the registry is followed again\" registry=dc1\n") {
 			t.Errorf("afterwards: %d lines:\n%s", got, log)
 		}
 		// A plugin that ends in between leaves nothing to be said later.
-		for n := range 2*maxLines + 1 {
+		for n := range 2*problems.MaxLines + 1 {
 			flap([]string{"no leader", ""}[n%2])
 		}
 		r.Down(errors.New("killed"))
@@ -302,7 +303,7 @@ func TestFlappingIsFewLines(t *testing.T) {
 			t.Errorf("%d lines with what was left out, want 2:\n%s", got, log)
 		}
 		n := lines("\n")
-		sleep(10 * linesWithin)
+		sleep(10 * problems.Within)
 		if lines("\n") != n {
 			t.Errorf("more lines after the end:\n%s", log)
 		}
@@ -533,7 +534,7 @@ func TestLeftOutIsNoProblem(t *testing.T) {
 	if got := r.Status(); got.SkippedCount != 2 || got.ProblemCount != 0 || len(r.Problems()) != 0 {
 		t.Errorf("%d left out and %d problems, want 2 and 0: %v", got.SkippedCount, got.ProblemCount, r.Problems())
 	}
-	if d := cmp.Diff(kinds{"translate.health": 1, ofRegistry: 1, "translate.relabel.instances": 0}, r.leftOut.by); d != "" {
+	if d := cmp.Diff(problems.Kinds{"translate.health": 1, problems.OfRegistry: 1, "translate.relabel.instances": 0}, r.skipped.By); d != "" {
 		t.Errorf("counts (-want +got):\n%s", d)
 	}
 	if n := testutil.ToFloat64(i.metrics.leftOut.WithLabelValues("dc1", "translate.health")); n != 1 {
@@ -542,10 +543,10 @@ func TestLeftOutIsNoProblem(t *testing.T) {
 	if log.Len() > 0 {
 		t.Errorf("logged:\n%s", log)
 	}
-	for n := range maxProblems + 5 {
+	for n := range problems.Max + 5 {
 		r.Apply(leftOut(fmt.Sprint("instance web/", n), "is disabled"))
 	}
-	if got := r.Skipped(); len(got) != maxProblems+1 || got[len(got)-1].ID != "more" {
+	if got := r.Skipped(); len(got) != problems.Max+1 || got[len(got)-1].ID != "more" {
 		t.Errorf("%d are listed, the last %v", len(got), got[len(got)-1])
 	}
 	r.Down(errors.New("killed"))
@@ -615,7 +616,7 @@ func TestProblemReasons(t *testing.T) {
 	for _, n := range got {
 		sum += n
 	}
-	if len(got) > maxFields+4 || sum != 501 || got["others"] < 300 {
+	if len(got) > problems.MaxFields+4 || sum != 501 || got["others"] < 300 {
 		t.Errorf("%d series, the sum is %v, others %v", len(got), sum, got["others"])
 	}
 }
@@ -677,30 +678,30 @@ func TestManyProblemsAreFewLines(t *testing.T) {
 			}
 		}
 		r.Begin(nil)
-		many(r, "service", maxProblems)
-		if lines(one) != maxLines || lines(summary) != 0 {
+		many(r, "service", problems.Max)
+		if lines(one) != problems.MaxLines || lines(summary) != 0 {
 			t.Errorf("during the listing: %d lines and %d summaries", lines(one), lines(summary))
 		}
 		r.Apply(synced)
-		if want := fmt.Sprintf(`registry=dc1 problems=%d all=%d see=/api/v1/registries`, maxProblems-maxLines, maxProblems); lines(summary) != 1 || !strings.Contains(log.String(), want) {
+		if want := fmt.Sprintf(`registry=dc1 problems=%d all=%d see=/api/v1/registries`, problems.Max-problems.MaxLines, problems.Max); lines(summary) != 1 || !strings.Contains(log.String(), want) {
 			t.Errorf("at the end of the listing: %d summaries; want %s", lines(summary), want)
 		}
-		if got := len(r.Problems()); got != maxProblems {
-			t.Errorf("%d problems are listed, want %d", got, maxProblems)
+		if got := len(r.Problems()); got != problems.Max {
+			t.Errorf("%d problems are listed, want %d", got, problems.Max)
 		}
 
 		// Once the window is over there is room for as many again. The first
 		// that do not get in are told at once, the others with the next message
 		// after the window.
 		log.Reset()
-		time.Sleep(linesWithin)
+		time.Sleep(problems.Within)
 		other.Begin(nil)
 		other.Apply(synced)
 		many(other, "instance", 300)
-		if lines(one) != maxLines || lines("registry=dc2 problems=80 all=100") != 1 || lines(summary) != 1 {
+		if lines(one) != problems.MaxLines || lines("registry=dc2 problems=80 all=100") != 1 || lines(summary) != 1 {
 			t.Errorf("after the listing: %d lines:\n%s", lines(one), log)
 		}
-		time.Sleep(linesWithin)
+		time.Sleep(problems.Within)
 		other.Apply(&pluginv1.WatchResponse{Services: 1})
 		if lines("registry=dc2 problems=200 all=300") != 1 || lines(summary) != 2 {
 			t.Errorf("after the window:\n%s", log)
@@ -724,10 +725,10 @@ func TestManyNamesKeptBackAreFewLines(t *testing.T) {
 			m.Upserts[n] = instance("ns/none", fmt.Sprint("ns/", n), "10.0.0.1")
 		}
 		i.Registry("a").Apply(m)
-		if strings.Count(log.String(), "registry=b") != maxLines+1 || strings.Count(log.String(), "shadowed") != maxLines || !strings.Contains(log.String(), "registry=b problems=480 all=500") {
+		if strings.Count(log.String(), "registry=b") != problems.MaxLines+1 || strings.Count(log.String(), "shadowed") != problems.MaxLines || !strings.Contains(log.String(), "registry=b problems=480 all=500") {
 			t.Errorf("names that are shadowed:\n%s", log)
 		}
-		if strings.Count(log.String(), "registry=a") != maxLines+1 || !strings.Contains(log.String(), "registry=a problems=480 all=500") {
+		if strings.Count(log.String(), "registry=a") != problems.MaxLines+1 || !strings.Contains(log.String(), "registry=a problems=480 all=500") {
 			t.Errorf("resources that are refused:\n%s", log)
 		}
 	})
@@ -738,10 +739,10 @@ func TestManyNamesKeptBackAreFewLines(t *testing.T) {
 func TestLongProblem(t *testing.T) {
 	e := newEnv(t, Options{}, "dc1")
 	r := e.Registry("dc1")
-	id := strings.Repeat("é", maxID)
+	id := strings.Repeat("é", problems.MaxID)
 	r.Apply(problem(id, strings.Repeat("x", 1<<20)))
 	p := r.Problems()
-	if len(p) != 1 || len(p[0].ID) > maxID+3 || len(p[0].Reason) > maxReason+3 || !utf8.ValidString(p[0].ID) {
+	if len(p) != 1 || len(p[0].ID) > problems.MaxID+3 || len(p[0].Reason) > problems.MaxReason+3 || !utf8.ValidString(p[0].ID) {
 		t.Fatalf("%d problems; the first of %d and %d bytes", len(p), len(p[0].ID), len(p[0].Reason))
 	}
 	r.Apply(problem(id, ""))
