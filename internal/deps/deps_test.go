@@ -85,7 +85,7 @@ var rules = []rule{
 		others: []string{"google.golang.org/protobuf/...", "github.com/prometheus/client_golang/...", "github.com/prometheus/client_model/go"},
 		tests:  []string{"internal/testresource", "internal/testwait"},
 	},
-	{folder: "server/state/...", own: []string{"plugin/collection", "server/changelog", "server/encode", "internal/clip"}},
+	{folder: "server/state/...", own: []string{"plugin/collection", "server/changelog", "server/encode", "server/state/saved", "internal/clip"}},
 	{
 		folder: "server/view", own: []string{"plugin/collection", "plugin/shard", "server/changelog", "server/encode", "server/state"}, others: []string{"google.golang.org/protobuf/..."},
 		tests: []string{"plugin/proto/...", "internal/testresource"},

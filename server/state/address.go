@@ -6,6 +6,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // claimant is a host that hashes to an address.
@@ -35,16 +36,16 @@ func (d *DB) owns(host string, addr netip.Addr) bool {
 // addressOf returns the address of a host, or the zero value if other hosts own
 // both addresses that it hashes to. Of 100,000 hosts some 30 need the second in
 // the default network.
-func (d *DB) addressOf(host string) hostAddress {
+func (d *DB) addressOf(host string) record.HostAddress {
 	if host == "" {
-		return hostAddress{}
+		return record.HostAddress{}
 	}
 	for _, addr := range encode.Addresses(d.network, host) {
 		if d.owns(host, addr) {
-			return hostAddress{addr, encode.HashOf([]byte("address"), []byte(addr.String()))}
+			return record.HostAddress{Addr: addr, Hash: encode.HashOf([]byte("address"), []byte(addr.String()))}
 		}
 	}
-	return hostAddress{}
+	return record.HostAddress{}
 }
 
 // setNetwork replaces the network of the addresses of hosts, and gives each
@@ -61,7 +62,7 @@ func (d *DB) setNetwork(network netip.Prefix) {
 	b := &batch{r: d.registries[0], db: d}
 	for _, head := range d.tables[collection.ServiceEntry].index {
 		for c := head; c != nil; c = c.next {
-			if c.parts != nil && c.of != nil && c.of.host != "" && !c.is(isDerived) {
+			if c.parts != nil && c.of != nil && c.of.host != "" && !c.Is(record.Derived) {
 				d.countHost(c.of.host, 1)
 				b.change(c.of)
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
 	"github.com/isthmus-mesh/isthmus/server/state/problems"
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // ErrNotComposable is the refusal of a ServiceEntry that is composed of
@@ -178,13 +179,13 @@ func (b *batch) touch(t *table, name string) {
 func (b *batch) claim(c *Record, isNew bool) {
 	t := c.kind.collection
 	b.touch(t, c.Name())
-	c.seen = b.r.listing
+	c.Seen = b.r.listing
 	old := t.claim(c.Name(), b.r)
 	if old != nil {
-		b.r.bytes -= old.size()
+		b.r.bytes -= old.Size()
 		b.r.unkeep(old)
 	}
-	b.r.bytes += c.size()
+	b.r.bytes += c.Size()
 	t.put(c)
 	if t.name == collection.ServiceEntry {
 		b.rehost(old, c)
@@ -217,7 +218,7 @@ func (b *batch) disclaim(c *Record) {
 		b.rehost(c, nil)
 	}
 	b.r.resources--
-	b.r.bytes -= c.size()
+	b.r.bytes -= c.Size()
 	b.db.setServed(c, false)
 	b.db.setShadowed(c, false)
 }
@@ -240,7 +241,7 @@ func (b *batch) limit(c *Record, p *encode.Part) error {
 	o := &b.db.options
 	size, was := len(p.Metadata)+len(p.Spec), 0
 	if c != nil {
-		was = c.size()
+		was = c.Size()
 	}
 	switch {
 	case c == nil && b.r.resources >= o.MaxResources:
@@ -263,7 +264,7 @@ func (b *batch) set(p *encode.Part) error {
 	switch {
 	case c == nil:
 	case c.of == nil:
-		if c.seen = b.r.listing; c.hash == p.Hash {
+		if c.Seen = b.r.listing; c.Sum() == p.Hash {
 			b.r.unkeep(c)
 			return nil
 		}
@@ -289,7 +290,7 @@ func (b *batch) setEntry(p *encode.Part) error {
 		c = nil
 	}
 	if c != nil {
-		if c.seen = b.r.listing; c.hash == p.Hash {
+		if c.Seen = b.r.listing; c.Sum() == p.Hash {
 			b.r.unkeep(c)
 			return nil
 		}
@@ -298,7 +299,7 @@ func (b *batch) setEntry(p *encode.Part) error {
 	if c == nil {
 		selector, label := b.db.selector(p.Name)
 		e.of = &service{registry: b.r, name: p.Name, selector: selector, label: label}
-		e.parts = &composition{selector: selector}
+		e.parts = &composition{Selector: selector}
 		b.r.services++
 	} else {
 		e.of, e.parts = c.of, c.parts
@@ -360,8 +361,8 @@ func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 	if ns := e.Namespace(); ns != p.Namespace() {
 		return fmt.Errorf("it is in namespace %s and its service in %s; a workloadSelector reaches its own namespace only", p.Namespace(), ns)
 	}
-	if c != nil && c.of == s && c.hash == p.Hash {
-		c.seen = b.r.listing
+	if c != nil && c.of == s && c.Sum() == p.Hash {
+		c.Seen = b.r.listing
 		b.r.unkeep(c)
 		return nil
 	}
@@ -376,7 +377,7 @@ func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 	}
 	i := newRecord(k, p)
 	i.of = s
-	i.set(ownLabel, p.Label(encode.SelectorLabel) == s.selector)
+	i.Set(record.OwnLabel, p.Label(encode.SelectorLabel) == s.selector)
 	b.claim(i, c == nil)
 	if c == nil {
 		s.countLive(1)
@@ -404,11 +405,9 @@ func (s *service) each(f func(*Record)) {
 	for _, i := range s.removed {
 		removed[i] = true
 	}
-	for _, b := range s.instances().blocks {
-		for _, i := range b.records {
-			if !removed[i] {
-				f(i)
-			}
+	for i := range s.instances().All() {
+		if !removed[i] {
+			f(i)
 		}
 	}
 	for _, i := range slices.Clone(s.added) {
@@ -494,7 +493,7 @@ func (b *batch) relist(services []string) {
 		}
 		c.of.kept = 0
 		c.of.each(func(i *Record) {
-			if i.seen != b.r.listing {
+			if i.Seen != b.r.listing {
 				gone.add(i)
 			}
 		})
@@ -517,7 +516,7 @@ func (b *batch) sweep() {
 	r.db.book.change(func() { r.refused.Sweep(r.listing) })
 	var gone losses
 	r.claims(func(_ *table, c *Record) {
-		if c.seen != r.listing && (!c.IsInstance() || c.of.kept != r.listing) {
+		if c.Seen != r.listing && (!c.IsInstance() || c.of.kept != r.listing) {
 			gone.add(c)
 		}
 	})
@@ -550,7 +549,7 @@ func (b *batch) compose() {
 		if c == nil || c.of != s { // removed
 			continue
 		}
-		own := s.instances().with(s.added, s.removed)
+		own := s.instances().With(s.added, s.removed)
 		if m := s.merger; m != nil {
 			m.note(s.added, s.removed)
 			if m.lead == s {
@@ -561,15 +560,15 @@ func (b *batch) compose() {
 		e := *c
 		e.place = [shapes]Revision{}
 		e.parts = own
-		e.parts.address = b.db.addressOf(s.host)
-		b.setUnaddressed(s, s.host != "" && !e.parts.address.IsValid())
+		e.parts.Address = b.db.addressOf(s.host)
+		b.setUnaddressed(s, s.host != "" && !e.parts.Address.IsValid())
 		e.kind.collection.put(&e)
 	}
 	for _, m := range b.mergers {
 		if m.changed = false; m.lead.merger == m { // not dissolved
 			e := m.lead.entry() // put above, and in no log yet
 			parts := *m.compose(b)
-			parts.address = e.parts.address
+			parts.Address = e.parts.Address
 			e.parts = &parts
 		}
 	}
@@ -655,7 +654,7 @@ func (d *DB) moveLocked(t *touch) (changed shapeSet) {
 			return now
 		}
 		if tomb == nil {
-			if tomb = old; !old.is(isTombstone) {
+			if tomb = old; !old.Is(record.Tombstone) {
 				tomb = newTombstone(old.kind, t.name)
 			}
 		}
@@ -680,7 +679,7 @@ func (d *DB) moveLocked(t *touch) (changed shapeSet) {
 		}
 	}
 	switch {
-	case now != nil && old != nil && old.is(isTombstone):
+	case now != nil && old != nil && old.Is(record.Tombstone):
 		t.table.drop(old)
 	case tomb != nil && tomb != old:
 		t.table.bury(tomb)
@@ -688,13 +687,13 @@ func (d *DB) moveLocked(t *touch) (changed shapeSet) {
 	return changed
 }
 
-func (r *Record) isGone() bool { return r == nil || r.is(isTombstone) }
+func (r *Record) isGone() bool { return r == nil || r.Is(record.Tombstone) }
 
 // boundLocked evicts the oldest removals beyond the bound.
 func (d *DB) boundLocked(t *table) {
 	for _, s := range shapesOf(t) {
 		t.logs[s].forget(d.options.Tombstones, func(r *Record) {
-			if r.is(isTombstone) && r.place == ([shapes]Revision{}) {
+			if r.Is(record.Tombstone) && r.place == ([shapes]Revision{}) {
 				t.drop(r)
 			}
 		})

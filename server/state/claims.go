@@ -8,6 +8,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/server/changelog"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 	"github.com/isthmus-mesh/isthmus/server/state/saved"
 )
 
@@ -72,7 +73,7 @@ func (d *DB) Claims(coll string, c *ClaimsCursor) iter.Seq[Claims] {
 			claims := Claims{Name: change.Name}
 			if all, known := d.asideClaims(t, change.Name); known {
 				claims.Records = all
-			} else if !change.Removed && !change.Record.is(isDerived) {
+			} else if !change.Removed && !change.Record.Is(record.Derived) {
 				claims.Records = []*Record{change.Record}
 			}
 			if !yield(claims) {
@@ -132,13 +133,13 @@ func (d *DB) updateAsidesLocked(t *table, name string) {
 	a := &t.asides
 	at, known := a.places[name]
 	head := t.index[name]
-	if !known && (head == nil || head.next == nil && (head.marked(isServed) || head.is(isTombstone))) {
+	if !known && (head == nil || head.next == nil && (head.marked(isServed) || head.Is(record.Tombstone))) {
 		return
 	}
 	var claims []*Record
 	served := true
 	for r := head; r != nil; r = r.next {
-		if !r.is(isTombstone) && !r.is(isDerived) {
+		if !r.Is(record.Tombstone | record.Derived) {
 			claims = append(claims, r)
 			served = served && r.marked(isServed)
 		}
@@ -169,5 +170,5 @@ func (d *DB) updateAsidesLocked(t *table, name string) {
 
 // isSavedLike reports whether both are saved in the same form.
 func (r *Record) isSavedLike(s *Record) bool {
-	return r == s || r.kind == s.kind && r.hash == s.hash && r.of == s.of && (r.parts == nil) == (s.parts == nil)
+	return r == s || r.kind == s.kind && r.Sum() == s.Sum() && r.of == s.of && (r.parts == nil) == (s.parts == nil)
 }

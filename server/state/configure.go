@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/isthmus-mesh/isthmus/server/state/problems"
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // SetRegistries replaces the set of registries. The order of names decides
@@ -153,17 +154,17 @@ func (d *DB) reorder() {
 // then the tombstone.
 func precedence(a, b *Record) int {
 	switch {
-	case a.is(isTombstone):
+	case a.Is(record.Tombstone):
 		return 1
-	case b.is(isTombstone):
+	case b.Is(record.Tombstone):
 		return -1
-	case a.is(isDerived) != b.is(isDerived):
-		if a.is(isDerived) {
+	case a.Is(record.Derived) != b.Is(record.Derived):
+		if a.Is(record.Derived) {
 			return 1
 		}
 		return -1
-	case a.is(isDerived):
-		return cmp.Compare(a.hash, b.hash)
+	case a.Is(record.Derived):
+		return cmp.Compare(a.Sum(), b.Sum())
 	}
 	return cmp.Compare(a.kind.registry.order, b.kind.registry.order)
 }

@@ -72,7 +72,7 @@ func (r *Record) endpoint() history.Endpoint {
 	if r.isGone() {
 		return history.Endpoint{}
 	}
-	return history.Endpoint{Address: r.address(), Weight: encode.Weight(r.Spec())}
+	return history.Endpoint{Address: r.Address(), Weight: encode.Weight(r.Spec())}
 }
 
 // History yields the newest 100,000 changes, newest first. It holds no lock

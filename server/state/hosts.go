@@ -9,6 +9,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/conflict"
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // Policy is the handling of a host that several services have.
@@ -154,7 +155,7 @@ func (b *batch) rehost(old, now *Record) {
 	head := entries.index[name]
 	others := false
 	for c := head; c != nil; c = c.next {
-		others = others || !c.is(isTombstone) && c.kind.registry != b.r
+		others = others || !c.Is(record.Tombstone) && c.kind.registry != b.r
 	}
 	if _, decided := d.verdicts.now[id]; decided || others || old != nil && old.of != nil && old.of.merger != nil {
 		b.markName(name)
@@ -242,7 +243,7 @@ func (b *batch) contenders() []*contender {
 		}
 		for _, n := range n {
 			for c := t.index[n]; c != nil; c = c.next {
-				if !c.is(isTombstone) {
+				if !c.Is(record.Tombstone) {
 					add(c)
 				}
 			}

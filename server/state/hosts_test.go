@@ -21,6 +21,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // port is a port of a service; its name says its protocol.
@@ -467,14 +468,12 @@ func TestShares(t *testing.T) {
 			}
 			c, _ := e.Get(Kind{collection.ServiceEntry, encode.Inline}, "a/web")
 			var sums [2]uint64
-			for _, b := range c.parts.blocks {
-				for _, r := range b.records {
-					n := 0
-					if strings.HasPrefix(r.address(), "10.1.") {
-						n = 1
-					}
-					sums[n] += uint64(encode.Weight(r.Spec()))
+			for r := range c.Instances() {
+				n := 0
+				if strings.HasPrefix(r.Address(), "10.1.") {
+					n = 1
 				}
+				sums[n] += uint64(encode.Weight(r.Spec()))
 			}
 			if sums[0]+sums[1] >= 1<<32 {
 				t.Errorf("%v: the sum of weights is %d", counts, sums[0]+sums[1])
@@ -861,7 +860,7 @@ func TestHostsAreDecidedAlike(t *testing.T) {
 			}
 			for _, table := range e.tables {
 				for name, c := range table.index {
-					if !c.is(isTombstone) {
+					if !c.Is(record.Tombstone) {
 						t.Errorf("%s is left", name)
 					}
 				}

@@ -5,12 +5,10 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
@@ -305,89 +303,6 @@ func TestConcurrentReaders(t *testing.T) {
 	writing.Wait()
 	close(done)
 	readers.Wait()
-}
-
-// Over random runs a composition has the instances of a plain map, in order,
-// and shares what did not change with the one before.
-func TestCompositionModel(t *testing.T) {
-	for seed := range uint64(3) {
-		r := rand.New(rand.NewPCG(seed, 7))
-		e := newEnv(t, Options{}, "dc1")
-		dc1 := e.Registry("dc1")
-		dc1.Apply(upserts(entry("ns/web", "web.example.org")))
-		model := map[string]string{}
-		current := func() *composition {
-			rec, _ := e.Get(Kind{Collection: collection.ServiceEntry}, "ns/web")
-			return rec.parts
-		}
-		for step := range 600 {
-			before := current()
-			m := &pluginv1.WatchResponse{}
-			changes := 1
-			if step%50 == 0 {
-				changes = 200
-			}
-			named := map[string]bool{}
-			for range changes {
-				name := fmt.Sprintf("ns/web-%d", r.IntN(400))
-				if named[name] {
-					continue
-				}
-				named[name] = true
-				if r.IntN(3) == 0 {
-					m.Removals = append(m.Removals, gone(collection.WorkloadEntry, name))
-					delete(model, name)
-				} else {
-					model[name] = fmt.Sprintf("10.0.%d.%d", r.IntN(4), r.IntN(100))
-					m.Upserts = append(m.Upserts, instance("ns/web", name, model[name]))
-				}
-			}
-			dc1.Apply(m)
-			c := current()
-			var got, want []string
-			size := 0
-			for _, b := range c.blocks {
-				if len(b.records) == 0 || len(b.records) > blockSize {
-					t.Fatalf("a block of %d", len(b.records))
-				}
-				for _, rec := range b.records {
-					got = append(got, rec.address()+" "+rec.Name())
-				}
-				if n := len(b.append(nil)); n != b.size {
-					t.Fatalf("a block of %d bytes says %d", n, b.size)
-				}
-				size += b.size
-			}
-			for name, address := range model {
-				want = append(want, address+" "+name)
-			}
-			slices.SortFunc(want, func(a, b string) int { return strings.Compare(a, b) })
-			if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); d != "" || c.count != len(want) || c.size != size {
-				t.Fatalf("seed %d step %d: %d instances of %d bytes (-want +got):\n%s", seed, step, c.count, c.size, d)
-			}
-			shared := 0
-			for _, b := range c.blocks {
-				if slices.Contains(before.blocks, b) {
-					shared++
-				}
-			}
-			if changes == 1 && len(c.blocks)-shared > 3 {
-				t.Fatalf("one change made %d of %d blocks anew", len(c.blocks)-shared, len(c.blocks))
-			}
-		}
-		// Another order of changes gives the same bytes.
-		again := newEnv(t, Options{}, "dc1")
-		again.Registry("dc1").Apply(upserts(entry("ns/web", "web.example.org")))
-		for name, address := range model {
-			again.Registry("dc1").Apply(upserts(instance("ns/web", name, address)))
-		}
-		a, _ := e.Get(Kind{Collection: collection.ServiceEntry}, "ns/web")
-		b, _ := again.Get(Kind{Collection: collection.ServiceEntry}, "ns/web")
-		ea, eb := a.Encode(encode.NewLayout(encode.Form{})), b.Encode(encode.NewLayout(encode.Form{}))
-		if ea.Version != eb.Version || string(ea.Append(nil)) != string(eb.Append(nil)) {
-			t.Errorf("seed %d: another order of changes gives other bytes", seed)
-		}
-	}
 }
 
 // BenchmarkChangesOne is one change and its pick-up by one reader at different

@@ -7,6 +7,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/conflict"
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // merger is a service that is served with the endpoints of others. DB.apply
@@ -53,7 +54,7 @@ func (b *batch) mergeInto(e *contender) {
 		m = nil
 	}
 	if m == nil {
-		m = &merger{lead: s, own: s.entry().parts, parts: &composition{selector: s.selector}}
+		m = &merger{lead: s, own: s.entry().parts, parts: &composition{Selector: s.selector}}
 		s.merger = m
 	}
 	m.wanted = true
@@ -107,7 +108,7 @@ func (b *batch) expel(m *merger, was *member) {
 		gone = append(gone, r)
 	}
 	was.served = nil
-	m.parts = m.parts.with(nil, gone)
+	m.parts = m.parts.With(nil, gone)
 	if was.s.merger == m && was.s != m.lead {
 		was.s.merger = nil
 	}
@@ -160,10 +161,10 @@ func (m *merger) note(added, removed []*Record) {
 		m.addresses = make(map[string]bool)
 	}
 	for _, r := range added {
-		m.addresses[r.address()] = true
+		m.addresses[r.Address()] = true
 	}
 	for _, r := range removed {
-		m.addresses[r.address()] = true
+		m.addresses[r.Address()] = true
 	}
 	m.removed = append(m.removed, removed...)
 }
@@ -176,7 +177,7 @@ func (m *merger) compose(b *batch) *composition {
 		switch {
 		case was == now && now != nil:
 			return
-		case was != nil && now != nil && was.hash == now.hash && was.Name() == now.Name() && was.is(isDerived) && now.is(isDerived):
+		case was != nil && now != nil && was.Sum() == now.Sum() && was.Name() == now.Name() && was.Is(record.Derived) && now.Is(record.Derived):
 			return
 		}
 		if was != nil {
@@ -188,7 +189,7 @@ func (m *merger) compose(b *batch) *composition {
 			return
 		}
 		of.served[i] = now
-		if now.is(isDerived) {
+		if now.Is(record.Derived) {
 			b.putDerived(now)
 		}
 		added = append(added, now)
@@ -198,12 +199,10 @@ func (m *merger) compose(b *batch) *composition {
 		looked = make(map[string]bool)
 		for _, of := range m.members {
 			for r := range of.served {
-				looked[r.address()] = true
+				looked[r.Address()] = true
 			}
-			for _, bl := range of.s.instances().blocks {
-				for _, r := range bl.records {
-					looked[r.address()] = true
-				}
+			for r := range of.s.instances().All() {
+				looked[r.Address()] = true
 			}
 		}
 	}
@@ -224,7 +223,7 @@ func (m *merger) compose(b *batch) *composition {
 			}
 		}
 		for address := range looked {
-			for _, i := range of.s.instances().at(address) {
+			for _, i := range of.s.instances().At(address) {
 				if of.served[i] != nil {
 					stale[n][i] = true
 				}
@@ -238,7 +237,7 @@ func (m *merger) compose(b *batch) *composition {
 				continue
 			}
 			var mine [][]encode.NamedPort
-			for _, i := range of.s.instances().at(address) {
+			for _, i := range of.s.instances().At(address) {
 				ports := of.endpoint(i)
 				if slices.ContainsFunc(taken, func(p []encode.NamedPort) bool { return slices.Equal(p, ports) }) {
 					continue
@@ -276,7 +275,7 @@ func (m *merger) compose(b *batch) *composition {
 		}
 	}
 	m.full, m.addresses, m.removed = false, nil, nil
-	m.parts = m.parts.with(added, removed)
+	m.parts = m.parts.With(added, removed)
 	return m.parts
 }
 
@@ -289,23 +288,6 @@ func (m *member) endpoint(i *Record) []encode.NamedPort {
 	var out []encode.NamedPort
 	for _, n := range encode.PortNumbers(i.Spec()) {
 		out = append(out, encode.NamedPort{Number: n})
-	}
-	return out
-}
-
-// at returns the endpoints at an address.
-func (c *composition) at(address string) (out []*Record) {
-	first, _ := slices.BinarySearchFunc(c.blocks, address, func(b *block, address string) int {
-		return strings.Compare(b.records[len(b.records)-1].address(), address)
-	})
-	for _, b := range c.blocks[first:] {
-		i, _ := slices.BinarySearchFunc(b.records, address, func(r *Record, address string) int { return strings.Compare(r.address(), address) })
-		for ; i < len(b.records); i++ {
-			if b.records[i].address() != address {
-				return out
-			}
-			out = append(out, b.records[i])
-		}
 	}
 	return out
 }
@@ -325,14 +307,14 @@ func (m *merger) derive(of *member, i *Record) *Record {
 		name = derivedName(m.lead, of.s, name)
 	}
 	p := &encode.Part{
-		Collection: i.Collection(), Name: name, Metadata: encode.WithName(i.metadata(), name), BodyURL: i.kind.url,
-		Spec: encode.Rewrite(i.Spec(), to), Address: i.address(),
+		Collection: i.Collection(), Name: name, Metadata: encode.WithName(i.Metadata(), name), BodyURL: i.kind.url,
+		Spec: encode.Rewrite(i.Spec(), to), Address: i.Address(),
 	}
 	p.Hash = encode.HashOf([]byte(p.Collection), p.Metadata, p.Spec)
 	r := newRecord(m.lead.registry.kindOf(i.kind.collection, i.kind.url), p)
 	r.of = m.lead
-	r.set(ownLabel, true)
-	r.set(isDerived, true)
+	r.Set(record.OwnLabel, true)
+	r.Set(record.Derived, true)
 	return r
 }
 
@@ -363,7 +345,7 @@ func (b *batch) putDerived(c *Record) {
 }
 
 func (b *batch) dropDerived(c *Record) {
-	if !c.is(isDerived) {
+	if !c.Is(record.Derived) {
 		return
 	}
 	t := c.kind.collection

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"sync"
+
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // book guards what readers read of the claims themselves, beside the logs. A
@@ -130,7 +132,7 @@ func (t *names) claimsShared(name string) []*Record {
 	if c.all == nil && c.head != nil {
 		c.all = []*Record{c.head}
 	}
-	return slices.DeleteFunc(slices.Clone(c.all), func(r *Record) bool { return r.is(isTombstone) || r.is(isDerived) })
+	return slices.DeleteFunc(slices.Clone(c.all), func(r *Record) bool { return r.Is(record.Tombstone | record.Derived) })
 }
 
 // claimShared returns the committed claim of a registry on a name, nil if it
@@ -157,7 +159,7 @@ func (t *names) claim(name string, registry *Registry) *Record {
 // tombstone, or nil.
 func (t *names) current(name string) *Record {
 	r := t.index[name]
-	for r != nil && !r.marked(isServed) && !r.is(isTombstone) {
+	for r != nil && !r.marked(isServed) && !r.Is(record.Tombstone) {
 		r = r.next
 	}
 	return r
@@ -166,13 +168,13 @@ func (t *names) current(name string) *Record {
 // put adds a claim, in place of one of the same registry.
 func (t *names) put(c *Record) {
 	t.insert(c, func(r *Record) bool {
-		return !r.is(isTombstone) && !r.is(isDerived) && r.kind.registry.order < c.kind.registry.order
+		return !r.Is(record.Tombstone|record.Derived) && r.kind.registry.order < c.kind.registry.order
 	})
 }
 
 // putDerived adds a derived record after all claims on its name.
 func (t *names) putDerived(c *Record) {
-	t.insert(c, func(r *Record) bool { return !r.is(isTombstone) && (!r.is(isDerived) || r.hash < c.hash) })
+	t.insert(c, func(r *Record) bool { return !r.Is(record.Tombstone) && (!r.Is(record.Derived) || r.Sum() < c.Sum()) })
 }
 
 // bury appends a tombstone to the claims on a name of which none is served.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/state/conflict"
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // lineOfShadow is a claim that the batch shadowed, with the owner of the name.
@@ -16,7 +17,7 @@ type lineOfShadow struct {
 // eligible reports whether the record would be served if its registry had
 // precedence. Instances of a service that is not served are not eligible.
 func (r *Record) eligible() bool {
-	return !r.is(isTombstone) && (!r.IsInstance() || r.is(isDerived) || !r.of.keptBack && !r.of.isReplaced())
+	return !r.Is(record.Tombstone) && (!r.IsInstance() || r.Is(record.Derived) || !r.of.keptBack && !r.of.isReplaced())
 }
 
 // settle selects the served claim on a name and marks the shadowed ones. For
@@ -33,10 +34,10 @@ func (b *batch) settle(t *table, name string) {
 		}
 	}
 	for c := t.index[name]; c != nil; c = c.next {
-		if c.is(isTombstone) {
+		if c.Is(record.Tombstone) {
 			continue
 		}
-		shadowed := c != owner && c.eligible() && !c.is(isDerived)
+		shadowed := c != owner && c.eligible() && !c.Is(record.Derived)
 		if isEntry {
 			v := d.verdictOf(c)
 			shadowed = v != nil && v.Outcome == conflict.Shadowed

@@ -175,11 +175,11 @@ func (r *Registry) keep(coll, name string) {
 		return
 	}
 	if c := t.claim(name, r); c != nil {
-		c.seen = r.listing
+		c.Seen = r.listing
 		r.unkeep(c)
 		if c.IsInstance() {
 			e := c.of.entry()
-			e.seen = r.listing
+			e.Seen = r.listing
 			r.unkeep(e)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state/history"
 	"github.com/isthmus-mesh/isthmus/server/state/problems"
 	"github.com/isthmus-mesh/isthmus/server/state/protect"
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // Protect says which removals are treated as accidental and held back.
@@ -225,7 +226,7 @@ func (r *Registry) countRestored() {
 		switch c := t.claim(name, r); {
 		case c == nil:
 		case c.parts != nil:
-			c.of.live = c.of.instances().count
+			c.of.live = c.of.instances().Len()
 			if c.of.counted = !c.of.emptied; c.of.counted {
 				r.guard.live++
 			}
@@ -464,7 +465,7 @@ func (b *batch) claimAgain(old *Record, s *service) *Record {
 		s.added = append(s.added, c)
 	case old.parts != nil:
 		c.of = &service{registry: b.r, name: old.of.name, selector: old.of.selector, label: old.of.label}
-		c.parts = &composition{selector: old.of.selector}
+		c.parts = &composition{Selector: old.of.selector}
 		b.r.services++
 	}
 	b.claim(c, true)
@@ -477,7 +478,7 @@ func (b *batch) claimAgain(old *Record, s *service) *Record {
 		return c
 	}
 	c.of.recount()
-	if hosts := encode.Hosts(c.Spec()); !c.is(ownAddress) && len(hosts) > 0 {
+	if hosts := encode.Hosts(c.Spec()); !c.Is(record.OwnAddress) && len(hosts) > 0 {
 		b.setHost(c.of, hosts[0])
 	}
 	return c

@@ -9,6 +9,7 @@ import (
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/protect"
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // read parses and checks a message, without a lock. A panic, which is a defect
@@ -123,7 +124,7 @@ func (d *DB) rebuildLocked(failed *Registry, from source) {
 				switch {
 				case old.parts != nil:
 					c.parts = &composition{}
-					if hosts := encode.Hosts(c.Spec()); !c.is(ownAddress) && len(hosts) > 0 {
+					if hosts := encode.Hosts(c.Spec()); !c.Is(record.OwnAddress) && len(hosts) > 0 {
 						it.host = hosts[0]
 					}
 				case old.of != nil:
@@ -216,7 +217,7 @@ func (r *Registry) keepAgain(name keptName, item *protect.Item, c *Record) {
 // committedLocked returns the claims on each name of a collection, in order of
 // precedence.
 func (d *DB) committedLocked(t *table, from source) (all [][]*Record) {
-	isClaim := func(r *Record) bool { return r != nil && !r.is(isTombstone) && !r.is(isDerived) }
+	isClaim := func(r *Record) bool { return r != nil && !r.Is(record.Tombstone|record.Derived) }
 	switch from {
 	case theLogs:
 	case nothing:

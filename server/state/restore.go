@@ -11,21 +11,17 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/record"
 	"github.com/isthmus-mesh/isthmus/server/state/saved"
 )
 
 // SavedFormat is the version of the output of [Claims.AppendSaved].
 const SavedFormat = saved.Format
 
-// savedTraits are the traits that are saved.
-const savedTraits = isStatic | isComposable | ownAddress | ownLabel
-
 // item returns the record as it is saved; the number identifies its registry.
 func (r *Record) item(registry int, more bool) saved.Item {
-	it := saved.Item{
-		Registry: registry, More: more, Kind: saved.Plain, URL: r.kind.url, Traits: byte(r.traits & savedTraits), Hash: r.hash,
-		SpecAt: int(r.specAt), NameAt: int(r.nameAt), NameLen: int(r.nameLen), AddressAt: int(r.addressAt), AddressLength: int(r.addressLen), Buf: r.buf,
-	}
+	it := saved.Item{Registry: registry, More: more, Kind: saved.Plain, URL: r.kind.url}
+	r.Save(&it)
 	switch {
 	case r.parts != nil:
 		it.Kind = saved.Entry
@@ -75,13 +71,10 @@ func (d *DB) ParseSaved(run []byte) (Saved, error) {
 		if s.Kind == saved.Entry && k.collection.name != collection.ServiceEntry || s.Kind == saved.Instance && k.collection.name != collection.WorkloadEntry {
 			return saved.ErrMalformed
 		}
-		r := &Record{
-			buf: s.Buf, kind: k, hash: s.Hash, traits: traits(s.Traits) & savedTraits, specAt: uint32(s.SpecAt), nameAt: uint32(s.NameAt),
-			nameLen: uint16(s.NameLen), addressAt: uint32(s.AddressAt), addressLen: uint16(s.AddressLength),
-		}
+		r := &Record{Content: record.Saved(s), kind: k}
 		if s.Kind == saved.Entry {
 			r.parts = &composition{}
-			if hosts := encode.Hosts(r.Spec()); !r.is(ownAddress) && len(hosts) > 0 {
+			if hosts := encode.Hosts(r.Spec()); !r.Is(record.OwnAddress) && len(hosts) > 0 {
 				it.host = hosts[0]
 			}
 		}
@@ -328,7 +321,7 @@ func (l *loader) link() {
 	take := func(it *savedItem, fits bool) bool {
 		r, c := l.registries[it.registry], it.record
 		isEntry := c.Collection() == collection.ServiceEntry
-		if !fits || !l.whole && (isEntry && r.entries >= d.options.MaxServices || r.resources >= d.options.MaxResources || r.bytes+c.size() > d.options.MaxBytes) {
+		if !fits || !l.whole && (isEntry && r.entries >= d.options.MaxServices || r.resources >= d.options.MaxResources || r.bytes+c.Size() > d.options.MaxBytes) {
 			l.leftOut[it.registry]++
 			c.kind.collection.drop(c)
 			it.record = nil
@@ -338,7 +331,7 @@ func (l *loader) link() {
 		if isEntry {
 			r.entries++
 		}
-		r.bytes += c.size()
+		r.bytes += c.Size()
 		return true
 	}
 	l.each(func(it *savedItem) {
@@ -349,7 +342,7 @@ func (l *loader) link() {
 		name := c.Name()
 		selector, label := d.selector(name)
 		c.of = &service{registry: l.registries[it.registry], name: strings.Clone(name), selector: selector, label: label}
-		c.parts.selector = selector
+		c.parts.Selector = selector
 		d.claimHosts(entryID{c.of.registry, c.of.name}, encode.Hosts(c.Spec()))
 		if it.host != "" {
 			c.of.host = strings.Clone(it.host)
@@ -400,8 +393,8 @@ func (l *loader) compose() {
 			for _, it := range part {
 				at = it
 				s := it.record.of
-				parts := it.record.parts.with(s.added, nil)
-				parts.address = l.d.addressOf(s.host)
+				parts := it.record.parts.With(s.added, nil)
+				parts.Address = l.d.addressOf(s.host)
 				it.record.parts = parts
 				s.added = nil
 			}
@@ -412,7 +405,7 @@ func (l *loader) compose() {
 		panic(failed)
 	}
 	for _, it := range l.services {
-		if s := it.record.of; s.host != "" && !it.record.parts.address.IsValid() {
+		if s := it.record.of; s.host != "" && !it.record.parts.Address.IsValid() {
 			s.unaddressed = true
 			s.registry.unaddressed++
 		}

@@ -1648,7 +1648,7 @@ func TestModel(t *testing.T) {
 
 // bytes adds up what a registry has.
 func (e env) bytes(registry string) (n int) {
-	e.Registry(registry).claims(func(_ *table, c *Record) { n += c.size() })
+	e.Registry(registry).claims(func(_ *table, c *Record) { n += c.Size() })
 	return n
 }
 

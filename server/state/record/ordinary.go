@@ -1,4 +1,4 @@
-package state
+package record
 
 import (
 	"slices"
@@ -52,21 +52,21 @@ func (g *endpointGroups) find(attributes encode.Hash) int {
 	return -1
 }
 
-func (r *Record) group() endpointGroup {
-	return endpointGroup{attributes: encode.Attributes(r.Spec()), sum: r.hash, count: 1}
+func group[E Endpoint](r E) endpointGroup {
+	return endpointGroup{attributes: encode.Attributes(r.Encoded().Spec()), sum: r.Encoded().Sum(), count: 1}
 }
 
 // inner returns the groups of all endpoints but the first and the last, which
 // alone depend on adjacent blocks.
-func (b *block) inner() []endpointGroup {
+func (b *block[E]) inner() []endpointGroup {
 	if kept := b.groups.Load(); kept != nil {
 		return *kept
 	}
 	var g endpointGroups
 	for i := 1; i < len(b.records)-1; i++ {
 		r := b.records[i]
-		if r.address() != b.records[i-1].address() && r.address() != b.records[i+1].address() {
-			g.add(r.group())
+		if r.Encoded().Address() != b.records[i-1].Encoded().Address() && r.Encoded().Address() != b.records[i+1].Encoded().Address() {
+			g.add(group(r))
 		}
 	}
 	b.groups.Store(&g.list)
@@ -74,7 +74,7 @@ func (b *block) inner() []endpointGroup {
 }
 
 // exceptions returns the value of [encode.EndpointsLabel].
-func (c *composition) exceptions() encode.Hash {
+func (c *Composition[E]) exceptions() encode.Hash {
 	var all endpointGroups
 	for i, b := range c.blocks {
 		for _, g := range b.inner() {
@@ -82,10 +82,10 @@ func (c *composition) exceptions() encode.Hash {
 		}
 		last := len(b.records) - 1
 		if c.alone(i, 0) {
-			all.add(b.records[0].group())
+			all.add(group(b.records[0]))
 		}
 		if last > 0 && c.alone(i, last) {
-			all.add(b.records[last].group())
+			all.add(group(b.records[last]))
 		}
 	}
 	if len(all.list) == 0 {
@@ -102,17 +102,17 @@ func (c *composition) exceptions() encode.Hash {
 
 // alone reports whether endpoint i of a block has an address that no other
 // endpoint has.
-func (c *composition) alone(block, i int) bool {
+func (c *Composition[E]) alone(block, i int) bool {
 	records := c.blocks[block].records
-	address := records[i].address()
+	address := records[i].Encoded().Address()
 	switch {
-	case i > 0 && records[i-1].address() == address, i < len(records)-1 && records[i+1].address() == address:
+	case i > 0 && records[i-1].Encoded().Address() == address, i < len(records)-1 && records[i+1].Encoded().Address() == address:
 		return false
 	case i == 0 && block > 0:
 		before := c.blocks[block-1].records
-		if before[len(before)-1].address() == address {
+		if before[len(before)-1].Encoded().Address() == address {
 			return false
 		}
 	}
-	return i < len(records)-1 || block == len(c.blocks)-1 || c.blocks[block+1].records[0].address() != address
+	return i < len(records)-1 || block == len(c.blocks)-1 || c.blocks[block+1].records[0].Encoded().Address() != address
 }
