@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -196,7 +197,7 @@ func (b *batch) claim(c *Record, isNew bool) {
 			b.r.entries++
 		}
 		if c.isService() {
-			b.r.guard.live++
+			b.r.guard.Live++
 		}
 		if c.parts != nil || c.isService() {
 			b.r.noteService(&lostService{entry: c}, false)
@@ -210,7 +211,7 @@ func (b *batch) disclaim(c *Record) {
 	b.touch(t, c.Name())
 	b.r.unkeep(c)
 	if c.isService() {
-		b.r.guard.live--
+		b.r.guard.Live--
 	}
 	t.drop(c)
 	if t.name == collection.ServiceEntry {
@@ -305,7 +306,7 @@ func (b *batch) setEntry(p *encode.Part) error {
 		e.of, e.parts = c.of, c.parts
 	}
 	b.claim(e, c == nil)
-	e.of.recount()
+	e.of.counts.Recount(&b.r.guard.Guard)
 	b.change(e.of)
 	host := ""
 	if !p.OwnAddress {
@@ -380,7 +381,7 @@ func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 	i.Set(record.OwnLabel, p.Label(encode.SelectorLabel) == s.selector)
 	b.claim(i, c == nil)
 	if c == nil {
-		s.countLive(1)
+		s.counts.Add(&b.r.guard.Guard, 1, time.Now())
 		s.noteEndpoint(i, false)
 	}
 	b.r.instances++
@@ -435,7 +436,7 @@ func (b *batch) removeRecord(c *Record) {
 		s.leave(c)
 		b.change(s)
 		b.r.instances--
-		s.countLive(-1)
+		s.counts.Add(&b.r.guard.Guard, -1, time.Now())
 		if !was {
 			s.noteEndpoint(c, true)
 		}
@@ -448,19 +449,13 @@ func (b *batch) removeRecord(c *Record) {
 			b.disclaim(i)
 			b.r.instances--
 		})
-		if s.run != nil {
-			instances = append(instances, s.run.Take()...)
-			delete(b.r.guard.runs, s)
-		}
+		instances = append(instances, s.counts.Take()...)
+		delete(b.r.guard.runs, s)
 		s.added, s.removed = nil, nil
 		b.setHost(s, "")
 		b.setUnaddressed(s, false)
 		b.r.services--
-		if s.counted {
-			s.counted = false
-			b.r.guard.live--
-		}
-		s.weigh()
+		s.counts.Leave(&b.r.guard.Guard)
 	}
 	b.disclaim(c)
 	if !was && (c.parts != nil || c.isService()) {

@@ -118,7 +118,7 @@ func (r *Registry) setOptions(o RegistryOptions) {
 	same.Owns = r.options.Owns // without effect on the first listing
 	r.overdue = r.overdue && same == r.options
 	r.options = o
-	r.db.book.change(func() { r.guard.protect = o.Protect })
+	r.db.book.change(func() { r.guard.Config = o.Protect })
 	r.owns.Store(&o.Owns)
 }
 

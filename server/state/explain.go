@@ -98,16 +98,13 @@ func (d *DB) explainLocked(r *Record) Claim {
 		}
 	}
 	for name, item := range of.guard.kept {
-		k := Kept{Registry: r.Registry(), Collection: name.table.name, Name: name.name, Since: item.Since, Reason: item.Reason()}
+		k := Kept{Registry: r.Registry(), Collection: name.table.name, Name: name.name, Since: item.Since, Until: of.guard.Config.Until(item), Reason: item.Reason()}
 		held := name.table.claimShared(name.name, of)
 		if held != r && (held == nil || !held.IsInstance() || r.of == nil || held.of != r.of) {
 			continue
 		}
 		if held != r {
 			k.Service = held.of.name
-		}
-		if !item.Refused {
-			k.Until = item.From.Add(of.guard.protect.Hold)
 		}
 		c.Removals = append(c.Removals, k)
 	}

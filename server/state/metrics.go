@@ -132,7 +132,7 @@ func (m *metrics) setHeld(d *DB, waiting map[string][]string) {
 }
 
 func (m *metrics) setProtected(r *Registry) {
-	m.protected.WithLabelValues(r.name).Set(float64(min(r.guard.pending, 1)))
+	m.protected.WithLabelValues(r.name).Set(float64(min(r.guard.Pending, 1)))
 	m.kept.WithLabelValues(r.name).Set(float64(len(r.guard.kept)))
 }
 

@@ -153,7 +153,7 @@ func (r *Registry) keepAll(coll, name string) {
 	if coll == "" || coll == collection.ServiceEntry {
 		if c := r.db.tables[collection.ServiceEntry].claim(name, r); c != nil && c.parts != nil {
 			c.of.kept = r.listing
-			if c.of.keptCount > 0 {
+			if c.of.counts.Paused > 0 {
 				c.of.each(r.unkeep)
 			}
 		}

@@ -499,8 +499,8 @@ func TestFirstListingAfterRestore(t *testing.T) {
 	wantProtection(t, r, "would remove 1 of 21 services, 0 endpoints")
 	r.Apply(upserts(external("ns/ext", "ext.example.org")))
 	wantProtection(t, r, "none")
-	if r.guard.live != 21 {
-		t.Errorf("%d services are counted, want 21", r.guard.live)
+	if r.guard.Live != 21 {
+		t.Errorf("%d services are counted, want 21", r.guard.Live)
 	}
 }
 
@@ -871,7 +871,7 @@ func TestProtectionModel(t *testing.T) {
 						t.Errorf("protection %s, the list has %d services and %d endpoints", p, counted.Services, counted.Endpoints)
 					}
 					e.apply.Lock()
-					known := r.guard.live
+					known := r.guard.Live
 					e.apply.Unlock()
 					if known != live() {
 						t.Errorf("%d services are counted, the registry has %d", known, live())

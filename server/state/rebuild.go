@@ -165,8 +165,8 @@ func (d *DB) rebuildLocked(failed *Registry, from source) {
 		if r != failed {
 			kept[r] = g.kept
 		}
-		g.kept, g.services, g.endpoints, g.resources, g.putBack, g.pending, g.mass = nil, 0, 0, 0, 0, 0, 0
-		g.run, g.runs, g.missing = protect.Run[*lostService]{}, nil, 0
+		g.Reset()
+		g.kept, g.run, g.runs = nil, protect.Run[*lostService]{}, nil
 	}
 
 	if err := l.merge(); err != nil {
@@ -179,7 +179,8 @@ func (d *DB) rebuildLocked(failed *Registry, from source) {
 	l.decide()
 	for c, old := range was {
 		if c.of != nil && c.parts != nil && c.of.registry != failed {
-			c.of.kept, c.of.peaks, c.of.emptied = old.of.kept, old.of.peaks, old.of.emptied
+			c.of.kept = old.of.kept
+			c.of.counts.Inherit(&old.of.counts)
 		}
 	}
 	for _, r := range d.registries {
@@ -202,15 +203,7 @@ func (d *DB) rebuildLocked(failed *Registry, from source) {
 func (r *Registry) keepAgain(name keptName, item *protect.Item, c *Record) {
 	g := &r.guard
 	r.setKept(c, item)
-	if !item.Refused {
-		g.pending++
-		if !item.Service {
-			g.mass++
-		}
-	}
-	if item.Back {
-		g.putBack++
-	}
+	g.Count(item, 1)
 	g.countKept(c, 1)
 }
 

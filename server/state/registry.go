@@ -139,7 +139,7 @@ func (r *Registry) Begin(collections []string) {
 		r.countRestored()
 	}
 	if !r.status.Listing {
-		r.guard.base = r.guard.live
+		r.guard.Base = r.guard.Live
 		r.status.Listing, r.status.ListingSince, r.patience = true, time.Now(), listingPatience
 		d.metrics.setListing(r)
 	}
@@ -204,9 +204,9 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) error {
 // completes. The caller holds apply.
 func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) (complete []any) {
 	d := r.db
-	live, pending, kept := r.guard.live, r.guard.pending, len(r.guard.kept)
+	live, pending, kept := r.guard.Live, r.guard.Pending, len(r.guard.kept)
 	if r.status.Listing {
-		live = r.guard.base
+		live = r.guard.Base
 	}
 	b.removals(m.GetRemovals())
 	for _, k := range m.GetKept() {
@@ -235,7 +235,9 @@ func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) (complete []any) {
 		d.metrics.setSynced(r)
 	}
 	b.commit()
-	r.noteLive(live)
+	if !r.status.Listing {
+		r.guard.NoteLive(live, time.Now())
+	}
 	if listed {
 		complete = []any{"services", r.services, "instances", r.instances}
 		if others := r.resources - r.services - r.instances; others > 0 {
@@ -293,7 +295,7 @@ func (r *Registry) publishLocked() {
 		s.WaitingSince = r.begun
 	}
 	if s.Removals = len(r.guard.kept); s.Removals > 0 {
-		s.Protection = new(r.protection())
+		s.Protection = new(r.guard.Protection())
 	}
 	s.oldNames = oldNames{s.Waits, s.WaitingSince, s.SkippedCount, s.Removals}
 	r.public = s

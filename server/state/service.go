@@ -17,16 +17,7 @@ type service struct {
 	merger      *merger // merger that it leads or belongs to, nil for none
 	kept        uint32  // last listing that kept all instances, 0 for none
 
-	// Counters of [Protect].
-	live      int           // instances except retained ones
-	keptCount int           // retained instances
-	emptied   bool          // all instances were removed or retained
-	isKept    bool          // the entry is retained
-	counted   bool          // in guard.live
-	lost      bool          // in guard.services
-	peaks     protect.Peaks // past values of live, with [Protect.Service]
-	run       *protect.Run[*Record]
-	missing   int // in guard.missing
+	counts protect.Endpoints[*Record] // for the guard of the registry
 
 	// Changes of the current batch.
 	changed        bool

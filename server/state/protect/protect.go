@@ -1,7 +1,8 @@
 // Package protect decides which removals look like an accident.
 //
 // From counts, past values of them, and what a registry removes follows whether
-// it is removed at once, or retained until somebody decides or time is up. The
+// it is removed at once, or retained until somebody decides or time is up. A
+// [Guard] counts what a registry has, and [Endpoints] do so for a service. The
 // package has no lock and no clock: the time is an argument.
 package protect
 
@@ -119,7 +120,7 @@ type Item struct {
 	From    time.Time // Config.Hold counts from here
 	Listing bool      // missing from a complete listing, rather than removed explicitly
 	Service bool      // due to Config.Service
-	Refused bool      // an operator keeps it
+	Kept    bool      // an operator keeps it
 	Back    bool      // it was gone before its removal looked like an accident
 }
 
@@ -137,7 +138,7 @@ func (i *Item) Reason() string {
 	if i.Back {
 		what = "the registry removed it before the run of removals looked like an accident, and it was put back"
 	}
-	if i.Refused {
+	if i.Kept {
 		return what + "; an operator keeps it"
 	}
 	return what + "; the removal is paused"

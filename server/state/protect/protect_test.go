@@ -114,7 +114,7 @@ func TestReason(t *testing.T) {
 		"removed it together with most endpoints of its service":     {Service: true},
 		"without it and most other services":                         {Listing: true},
 		"without it and most other endpoints of its service":         {Listing: true, Service: true},
-		"; an operator keeps it":                                     {Refused: true},
+		"; an operator keeps it":                                     {Kept: true},
 	} {
 		if got := item.Reason(); !strings.Contains(got, want) {
 			t.Errorf("%q, want %q", got, want)
