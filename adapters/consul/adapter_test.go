@@ -300,7 +300,8 @@ func TestTokenRevoked(t *testing.T) {
 		f := newFake(t)
 		f.set("web", entry("web", "web-1", 80))
 		r, _ := startFake(t, f, func(c *Config) { c.TokenFile = file })
-		synctest.Wait()
+		time.Sleep(2 * listEvery)
+		synctest.Wait() // everything waits
 		refused, replaced := 0, make(chan struct{})
 		var mu sync.Mutex // guards refused
 		f.setAnswer(func(w http.ResponseWriter, q *http.Request) bool {

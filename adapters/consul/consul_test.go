@@ -6,6 +6,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -272,8 +274,15 @@ func TestConsulACL(t *testing.T) {
 		})
 	})
 	t.Run("loses and regains its rights", func(t *testing.T) {
-		tok := token(services, nodes)
-		c := follow(t, server, as(tok.SecretID))
+		tok, file := token(services, nodes), filepath.Join(t.TempDir(), "token")
+		write := func(tok *api.ACLToken) {
+			t.Helper()
+			if err := os.WriteFile(file, []byte(tok.SecretID+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write(tok)
+		c := follow(t, server, func(c *consul.Config) { c.TokenFile = file })
 		c.awaitSynced(t)
 		update := func(policies ...string) {
 			t.Helper()
@@ -307,6 +316,10 @@ func TestConsulACL(t *testing.T) {
 		c.await(t, "everything kept", func() bool {
 			return len(c.Held.Instances) == 2 && len(c.Held.Instances["web"]) == 2 && c.Held.Removes == 0
 		})
+		// Another one takes its place.
+		write(token(services, nodes))
+		c.awaitState(t, "")
+		c.await(t, "the change", func() bool { return c.Held.Instances["db"][0].Address == "10.1.0.3" })
 	})
 }
 

@@ -375,6 +375,7 @@ func TestPages(t *testing.T) {
 		await(t, i.Admin, "/api/v1/status", `"not_ready": []`)
 		writeServices(t, dir, 2)
 		await(t, i.Admin, "/api/v1/registries", `"protection"`, "connection refused")
+		await(t, i.Admin, "/api/v1/conditions", "removal-paused", "serves-without")
 		p := b.open(t, i.Admin, 1280, false)
 		p.visit("/")
 		p.check("trouble-overview")
