@@ -107,7 +107,7 @@ func get(ctx context.Context, tools []testenv.Tool, names []string) (ok bool) {
 					failed.Add(1)
 				}
 				if built {
-					removeUnpacked()
+					makeRoom()
 				}
 				fmt.Fprintf(os.Stderr, "[%d/%d]\n", got.Add(1), len(missing))
 			}
@@ -133,11 +133,25 @@ func get(ctx context.Context, tools []testenv.Tool, names []string) (ok bool) {
 // buildDir is the folder of what Go downloads and compiles for the servers.
 func buildDir() string { return filepath.Join(testenv.ToolsDir(), ".build") }
 
-// removeUnpacked removes the modules of a server that is built, as those of all
-// take gigabytes. What the next one needs of them is unpacked again.
-func removeUnpacked() {
-	modules, _ := filepath.Glob(filepath.Join(buildDir(), "modules", "*"))
-	for _, path := range modules {
+// makeRoom removes the modules of a server that is built, and what was compiled
+// if that is much, as those of all servers take gigabytes. What the next one
+// needs of them is unpacked, or compiled, again.
+func makeRoom() {
+	const much = 1 << 30 // bytes
+	var compiled int64
+	_ = filepath.WalkDir(filepath.Join(buildDir(), "compiled"), func(_ string, d os.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			if info, err := d.Info(); err == nil {
+				compiled += info.Size()
+			}
+		}
+		return nil
+	})
+	paths, _ := filepath.Glob(filepath.Join(buildDir(), "modules", "*"))
+	if compiled > much {
+		paths = append(paths, filepath.Join(buildDir(), "compiled"))
+	}
+	for _, path := range paths {
 		if filepath.Base(path) != "cache" {
 			_ = os.RemoveAll(path)
 		}
