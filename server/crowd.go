@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"sync"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,9 +31,7 @@ type crowd struct {
 	sockets          atomic.Uint64 // connections without an address of their own so far
 	intake           *intake
 	budget           *budget
-
-	mu    sync.Mutex
-	peers map[string]int // connections by address, guarded by mu
+	peers            *access.Seats // connections by address
 
 	told   access.Sparingly // refusals in the log, by limit
 	lately access.Refusals
@@ -42,7 +39,7 @@ type crowd struct {
 
 func newCrowd(limits *config.Limits, log *slog.Logger, reg prometheus.Registerer) *crowd {
 	c := &crowd{
-		perPeer: limits.ConnectionsPerPeer, streams: limits.Streams, log: log, peers: make(map[string]int),
+		perPeer: limits.ConnectionsPerPeer, streams: limits.Streams, log: log, peers: access.NewSeats(limits.ConnectionsPerPeer, 0),
 		refused: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 			Name: "isthmus_connections_refused_total", Help: "Connections and streams that were refused, by the limit that was reached.",
 		}, []string{"limit"}),
@@ -116,32 +113,15 @@ func (l crowdListener) Accept() (net.Conn, error) {
 		if !ok {
 			return conn, nil // no peer that could be counted
 		}
-		if counted := l.crowd.enter(conn, host); counted != nil {
-			return counted, nil
+		if leave, ok := l.crowd.peers.Take(host); ok {
+			return &countedConn{conn, leave}, nil
 		}
 		l.crowd.refuse(limitPeer, l.crowd.perPeer, host)
 		_ = conn.Close()
 	}
 }
 
-// enter counts a connection until it is closed. It returns nil beyond the
-// limit.
-func (c *crowd) enter(conn net.Conn, host string) net.Conn {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.peers[host] >= c.perPeer {
-		return nil
-	}
-	c.peers[host]++
-	return &countedConn{Conn: conn, leave: sync.OnceFunc(func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.peers[host]--; c.peers[host] == 0 {
-			delete(c.peers, host)
-		}
-	})}
-}
-
+// countedConn is a connection that counts until it is closed.
 type countedConn struct {
 	net.Conn
 	leave func()

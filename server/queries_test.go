@@ -11,11 +11,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/isthmus-mesh/isthmus/server/access"
 )
 
 // newTestCrowd returns a crowd with a limit of connections of an address.
 func newTestCrowd(connections int) *crowd {
-	c := &crowd{perPeer: connections, peers: map[string]int{}, log: slog.New(slog.DiscardHandler), refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "x"}, []string{"limit"})}
+	c := &crowd{perPeer: connections, peers: access.NewSeats(connections, 0), log: slog.New(slog.DiscardHandler), refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "x"}, []string{"limit"})}
 	c.intake = newIntake(1<<30, connections, func(string) {}, c.slowed)
 	return c
 }

@@ -54,14 +54,14 @@ type Server struct {
 
 	turns      *access.Turns // of requests that read
 	held       held          // answers to them
-	following  *followers
+	following  *access.Seats // of pages that follow changes
 	ending     chan struct{} // closed when Run ends
 	endStreams func()
 }
 
 // New returns a server that shows source.
 func New(source Source, o Options) *Server {
-	s := &Server{source: source, log: o.Log, ending: make(chan struct{}), turns: access.NewTurns(1, 1, queriesWaiting), following: newFollowers()}
+	s := &Server{source: source, log: o.Log, ending: make(chan struct{}), turns: access.NewTurns(1, 1, queriesWaiting), following: access.NewSeats(maxOwnStreams, maxStreams)}
 	s.endStreams = sync.OnceFunc(func() { close(s.ending) })
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

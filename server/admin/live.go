@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
@@ -57,7 +58,7 @@ func (s *Server) streamChanges(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	leave, ok := s.following.enter(addressOf(r))
+	leave, ok := s.following.Take(access.Network(addressOf(r)).String())
 	if !ok {
 		writeError(w, http.StatusServiceUnavailable, fmt.Sprintf("%d pages follow changes already, or %d of this address, which is the most", maxStreams, maxOwnStreams))
 		return

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/isthmus-mesh/isthmus/server/access"
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
@@ -158,7 +159,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	var leave []func()
 	enter := func(n int, from string) {
 		for range n {
-			l, ok := s.following.enter(netip.MustParseAddr(from))
+			l, ok := s.following.Take(access.Network(netip.MustParseAddr(from)).String())
 			if !ok {
 				t.Fatalf("no stream of %s", from)
 			}
@@ -181,8 +182,8 @@ func TestStreamsAreBounded(t *testing.T) {
 	for _, l := range leave {
 		l()
 	}
-	if s.following.all != 0 || len(s.following.of) != 0 {
-		t.Errorf("%+v are left", s.following)
+	if code, body := ask("10.0.0.1:5"); code != http.StatusOK {
+		t.Errorf("when all have left: %d %s", code, body)
 	}
 	if code, _, _ := get(t, s, "/changes/stream?after=x"); code != http.StatusBadRequest {
 		t.Errorf("after=x: %d", code)

@@ -146,32 +146,3 @@ func yielding[T any](items iter.Seq[T]) iter.Seq[T] {
 		}
 	}
 }
-
-// followers counts the pages that follow changes, by address.
-type followers struct {
-	mu  sync.Mutex
-	all int // guarded by mu, as the rest
-	of  map[netip.Prefix]int
-}
-
-func newFollowers() *followers { return &followers{of: make(map[netip.Prefix]int)} }
-
-// enter reports whether another page may follow.
-func (f *followers) enter(from netip.Addr) (leave func(), ok bool) {
-	key := access.Network(from)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.all >= maxStreams || f.of[key] >= maxOwnStreams {
-		return nil, false
-	}
-	f.all++
-	f.of[key]++
-	return func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.all--
-		if f.of[key]--; f.of[key] == 0 {
-			delete(f.of, key)
-		}
-	}, true
-}
