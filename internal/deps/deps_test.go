@@ -96,8 +96,8 @@ var rules = []rule{
 		tests:  []string{"plugin/proto/...", "internal/testenv/...", "internal/testresource"},
 	},
 	{
-		folder: "server/stream", own: []string{"server/view", "server/wire", "internal/clip"}, others: []string{"google.golang.org/grpc/...", "github.com/prometheus/client_golang/...", "golang.org/x/time/rate"},
-		tests: []string{"plugin/collection", "server/encode", "server/servertest", "server/state"},
+		folder: "server/stream", own: []string{"server/encode", "server/view", "server/wire", "internal/clip"}, others: []string{"google.golang.org/grpc/...", "github.com/prometheus/client_golang/...", "golang.org/x/time/rate"},
+		tests: []string{"plugin/collection", "server/servertest", "server/state"},
 	},
 	{folder: "server/conditions", others: []string{"github.com/prometheus/client_golang/..."}},
 	{folder: "server/latency", others: []string{"github.com/prometheus/client_golang/...", "go.opentelemetry.io/otel/..."}},

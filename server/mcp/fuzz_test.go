@@ -44,12 +44,12 @@ func FuzzRequests(f *testing.F) {
 	add(&mcpv1.RequestResources{SinkNode: &mcpv1.SinkNode{Id: "SSEMCP", Annotations: map[string]string{"a": "b"}}, Collection: rbacPolicies})
 	for _, p := range profiles {
 		var reqs []*mcpv1.RequestResources
-		for _, c := range p.collections {
+		for _, c := range p.Collections {
 			reqs = append(reqs, ask(c))
 		}
 		add(reqs...)
 		reqs = append(reqs, pass, pass)
-		for _, c := range p.collections {
+		for _, c := range p.Collections {
 			reqs = append(reqs, &mcpv1.RequestResources{Collection: c, ResponseNonce: "1", Incremental: true}, pass)
 		}
 		add(reqs...)

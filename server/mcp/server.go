@@ -46,7 +46,7 @@ type Server struct {
 	*stream.Server
 	view      *view.View
 	config    Config
-	override  *Profile
+	override  *stream.Profile
 	log       *slog.Logger
 	metrics   *metrics
 	penalties penalties
@@ -62,7 +62,7 @@ func New(v *view.View, c Config, log *slog.Logger, reg prometheus.Registerer) (*
 	s := &Server{Server: cmp.Or(c.Streams, stream.NewServer(v)), view: v, config: c, log: log}
 	if c.Profile != "" {
 		var err error
-		if s.override, err = profileOf(c.Profile); err != nil {
+		if s.override, err = profiles.Find(c.Profile); err != nil {
 			return nil, err
 		}
 	}

@@ -34,17 +34,17 @@ func TestProfiles(t *testing.T) {
 		"pilot-1.1": 16, "pilot-1.2": 17, "pilot-1.4": 17, "pilot-1.5": 19, "pilot-1.6": 18, "pilot-1.7": 14, "pilot-1.8": 11, "synthetic": 1,
 	}
 	for _, p := range profiles {
-		if len(p.collections) != counts[p.Name] {
-			t.Errorf("%s: %d collections, want %d", p.Name, len(p.collections), counts[p.Name])
+		if len(p.Collections) != counts[p.Name] {
+			t.Errorf("%s: %d collections, want %d", p.Name, len(p.Collections), counts[p.Name])
 		}
-		if !slices.IsSorted(p.collections) || len(slices.Compact(slices.Clone(p.collections))) != len(p.collections) {
-			t.Errorf("%s: not sorted, or twice the same: %v", p.Name, p.collections)
+		if !slices.IsSorted(p.Collections) || len(slices.Compact(slices.Clone(p.Collections))) != len(p.Collections) {
+			t.Errorf("%s: not sorted, or twice the same: %v", p.Name, p.Collections)
 		}
-		if len(p.collections) == 0 {
+		if len(p.Collections) == 0 {
 			continue
 		}
 		asked := map[string]bool{}
-		for _, c := range p.collections {
+		for _, c := range p.Collections {
 			asked[c] = true
 		}
 		got, final := classify(asked)

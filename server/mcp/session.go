@@ -56,7 +56,7 @@ const unimplemented = 12
 // session implements [stream.Session].
 type session struct {
 	options   Config
-	override  *Profile
+	override  *stream.Profile
 	metrics   *metrics
 	log       *slog.Logger
 	address   string
@@ -69,7 +69,7 @@ type session struct {
 	mu      sync.Mutex // guards the fields below, as Status runs concurrently
 	view    *view.View
 	node    string
-	profile *Profile // nil until decided
+	profile *stream.Profile // nil until decided
 	first   time.Time
 	newest  time.Time // time of the newest subscription
 	asked   map[string]bool
@@ -104,7 +104,7 @@ func (u *subscription) prefix() string {
 	return strconv.Itoa(u.asked) + "."
 }
 
-func newSession(v *view.View, o Config, override *Profile, m *metrics, log *slog.Logger, now time.Time) *session {
+func newSession(v *view.View, o Config, override *stream.Profile, m *metrics, log *slog.Logger, now time.Time) *session {
 	return &session{
 		view: v, options: o, override: override, metrics: m, log: log, connected: now, wake: stream.NewWaker(),
 		asked: make(map[string]bool), of: make(map[string]*subscription),

@@ -119,7 +119,7 @@ func (s *playerStream) Request(line string) {
 		}
 	case "profile":
 		s.Printf("%s > asks for all of %s\n", s.stream.Name, rest)
-		for _, name := range mustProfile(f[0]).collections {
+		for _, name := range profiles.Must(f[0]).Collections {
 			if len(f) > 2 && f[1] == "but" && long(f[2]) == name {
 				continue
 			}

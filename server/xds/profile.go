@@ -1,34 +1,16 @@
 package xds
 
 import (
-	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
-// Profile describes a range of sink versions.
-type Profile struct {
-	// Name is the profile's name in configuration, metrics and the admin page.
-	Name string
-	// Versions names these versions for people.
-	Versions string
-	// Form is the encoding of SotW responses. A delta sink gets the same
-	// workarounds in the workload shape.
-	Form encode.Form
-	// Limit is the size in bytes of the largest response that these sinks
-	// accept, 0 for none. A larger one makes the sink disconnect, reconnect,
-	// and receive it again.
-	Limit int
-	// Why explains the profile in a sentence.
-	Why string
-}
-
 // profiles is the table, oldest first. The workarounds are harmless elsewhere,
 // but each costs bytes. testdata/form_NAME.txtar shows the effect of each row.
-var profiles = []*Profile{
+var profiles = stream.Profiles{
 	{
 		Name: "istio-1.9", Versions: "Istio 1.9 and older",
 		Form:  encode.Form{Shape: encode.Inline, PortSets: true, EmptySelector: true},
@@ -79,47 +61,25 @@ var profiles = []*Profile{
 const istio123 = "istio-1.23"
 
 // Profiles returns the names of all profiles, oldest sinks first.
-func Profiles() []string {
-	names := make([]string, len(profiles))
-	for i, p := range profiles {
-		names[i] = p.Name
-	}
-	return names
-}
-
-func profileOf(name string) (*Profile, error) {
-	i := slices.IndexFunc(profiles, func(p *Profile) bool { return p.Name == name })
-	if i < 0 {
-		return nil, fmt.Errorf("profile %q: there is no such profile; there are %s", name, strings.Join(Profiles(), ", "))
-	}
-	return profiles[i], nil
-}
+func Profiles() []string { return profiles.Names() }
 
 // FormOf returns the form in which sinks of a profile receive resources.
 func FormOf(profile string) (encode.Form, error) {
-	p, err := profileOf(profile)
+	p, err := profiles.Find(profile)
 	if err != nil {
 		return encode.Form{}, err
 	}
 	return p.Form, nil
 }
 
-func mustProfile(name string) *Profile {
-	p, err := profileOf(name)
-	if err != nil {
-		panic("BUG: " + err.Error())
-	}
-	return p
-}
-
 var (
-	istio19  = mustProfile("istio-1.9")
-	istio110 = mustProfile("istio-1.10")
-	istio112 = mustProfile("istio-1.12")
-	istio113 = mustProfile("istio-1.13")
-	istio124 = mustProfile("istio-1.24")
-	istio130 = mustProfile("istio-1.30")
-	tools    = mustProfile("tools")
+	istio19  = profiles.Must("istio-1.9")
+	istio110 = profiles.Must("istio-1.10")
+	istio112 = profiles.Must("istio-1.12")
+	istio113 = profiles.Must("istio-1.13")
+	istio124 = profiles.Must("istio-1.24")
+	istio130 = profiles.Must("istio-1.30")
+	tools    = profiles.Must("tools")
 )
 
 // meshConfig is a type that every istiod requests and other clients do not.
@@ -160,7 +120,7 @@ func (f *fingerprint) add(url, collection string) {
 }
 
 // profile returns the matching profile.
-func (f *fingerprint) profile() *Profile {
+func (f *fingerprint) profile() *stream.Profile {
 	switch {
 	case !f.meshConfig:
 		return tools

@@ -80,7 +80,7 @@ func TestTable(t *testing.T) {
 		if p.Name == "" || p.Versions == "" || !strings.HasSuffix(p.Why, ".") {
 			t.Errorf("%+v", p)
 		}
-		if q, err := profileOf(p.Name); err != nil || q != p {
+		if q, err := profiles.Find(p.Name); err != nil || q != p {
 			t.Errorf("%s: found %+v, error %v", p.Name, q, err)
 		}
 		transcript, err := os.ReadFile("testdata/form_" + p.Name + ".txtar")

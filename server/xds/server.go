@@ -35,7 +35,7 @@ type Config struct {
 type Server struct {
 	*stream.Server
 	view     *view.View
-	override *Profile
+	override *stream.Profile
 	log      *slog.Logger
 	metrics  *metrics
 	interval func(size int) time.Duration // between SotW responses; 0 in benchmarks
@@ -51,7 +51,7 @@ func New(v *view.View, c Config, log *slog.Logger, reg prometheus.Registerer) (*
 	s := &Server{Server: cmp.Or(c.Streams, stream.NewServer(v)), view: v, log: log, interval: view.Interval}
 	if c.Profile != "" {
 		var err error
-		if s.override, err = profileOf(c.Profile); err != nil {
+		if s.override, err = profiles.Find(c.Profile); err != nil {
 			return nil, err
 		}
 	}

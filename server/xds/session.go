@@ -74,7 +74,7 @@ type subscription struct {
 type session struct {
 	delta    bool
 	protocol string // sotw or delta
-	override *Profile
+	override *stream.Profile
 	log      *slog.Logger
 	metrics  *metrics
 
@@ -92,15 +92,15 @@ type session struct {
 	shape      *encode.Shape     // requested by the node
 	registry   bool              // likewise
 	asked      fingerprint
-	settled    bool      // the profile is decided
-	settleAt   time.Time // when the profile will be decided if no type is added
-	profile    *Profile  // nil until first decided
-	warned     bool      // about a response that exceeds the sink's limit
+	settled    bool            // the profile is decided
+	settleAt   time.Time       // when the profile will be decided if no type is added
+	profile    *stream.Profile // nil until first decided
+	warned     bool            // about a response that exceeds the sink's limit
 	subs       map[string]*subscription
 	order      []*subscription // in the order of the first requests
 }
 
-func newSession(v *view.View, delta bool, override *Profile, m *metrics, log *slog.Logger) *session {
+func newSession(v *view.View, delta bool, override *stream.Profile, m *metrics, log *slog.Logger) *session {
 	s := &session{
 		view: v, delta: delta, protocol: "sotw", override: override, metrics: m, log: log,
 		wake: stream.NewWaker(), interval: view.Interval, subs: make(map[string]*subscription),
