@@ -142,7 +142,7 @@ func TestRetainedByIdentity(t *testing.T) {
 	b := newBudget(16<<20, 16<<20, func(string, string) {})
 	lost := make(map[string]int)
 	open := func(host, identity string, bytes int) *account {
-		a := b.open(&intakeConn{host: host}, identity, nil, func(err error) {
+		a := b.open(&intakeConn{pacedConn: pacedConn{host: host}}, identity, nil, func(err error) {
 			if !errors.Is(err, errShed) {
 				t.Error(err)
 			}
@@ -366,7 +366,7 @@ func TestDeafStreams(t *testing.T) {
 // them.
 func TestSharedPages(t *testing.T) {
 	b := newBudget(16<<20, 16<<20, func(string, string) {})
-	a := b.open(&intakeConn{host: "10.0.0.1"}, "", nil, nil)
+	a := b.open(&intakeConn{pacedConn: pacedConn{host: "10.0.0.1"}}, "", nil, nil)
 	page, other := make([]byte, 32<<10), make([]byte, 32<<10)
 	first := a.begin(&stream.Message{Segments: [][]byte{page}, Size: len(page), Shared: true})
 	second := a.begin(&stream.Message{Segments: [][]byte{page, other, nil}, Size: 2 * len(page), Shared: true})

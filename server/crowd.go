@@ -177,8 +177,8 @@ func (c *crowd) connOf(ctx context.Context) *intakeConn {
 // that are refused too.
 func (c *crowd) counted(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	conn := c.connOf(ss.Context())
-	conn.begin()
-	defer conn.end()
+	conn.count(1)
+	defer conn.count(-1)
 	// No interface of gRPC says how requests are compressed, before one is
 	// read.
 	if t, ok := grpc.ServerTransportStreamFromContext(ss.Context()).(interface{ RecvCompress() string }); !ok || !plain(t.RecvCompress()) {
@@ -225,12 +225,12 @@ func (c *crowd) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, 
 func (c *crowd) dialed(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	entry := stream.EntryOf(ctx)
 	conn := c.intake.enter(dialedConn{name: peerName(fmt.Sprintf("%s#%d", cc.Target(), c.sockets.Add(1))), entry: entry}, cc.Target(), c.intake.paceOf(cc.Target()))
-	conn.begin()
+	conn.count(1)
 	account := c.budget.open(conn, "", nil, entry.End)
 	entry.SetAccount(account)
 	context.AfterFunc(entry.Context(), func() {
 		account.close()
-		conn.end()
+		conn.count(-1)
 		_ = conn.Close() // it only ends the stream
 	})
 	return open(ctx, desc, cc, method, opts...)

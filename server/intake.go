@@ -181,16 +181,29 @@ func (c intakeCredentials) Clone() credentials.TransportCredentials {
 	return intakeCredentials{c.TransportCredentials.Clone(), c.intake}
 }
 
-// intakeConn counts what a connection has sent and the bridge has not handled.
-type intakeConn struct {
+// pacedConn is a connection of an address that has a pace.
+type pacedConn struct {
 	net.Conn
 	intake *intake
-	ends   string // see endsOf
 	host   string
 	pace   *hostPace
-	opened pace            // of streams
 	gone   context.Context //nolint:containedctx // ends with the connection
 	leave  func()
+}
+
+func (n *intake) paced(conn net.Conn, host string, of *hostPace) pacedConn {
+	ctx, cancel := context.WithCancel(context.Background()) // until Close
+	return pacedConn{conn, n, host, of, ctx, sync.OnceFunc(func() {
+		cancel()
+		n.leave(of)
+	})}
+}
+
+// intakeConn counts what a connection has sent and the bridge has not handled.
+type intakeConn struct {
+	pacedConn
+	ends   string // see endsOf
+	opened pace   // of streams
 
 	// The state of the reader: bytes of the preface that are missing, a header
 	// of a frame that has begun, what is left of a frame, and its kind.
@@ -210,13 +223,7 @@ type intakeConn struct {
 }
 
 func (n *intake) enter(conn net.Conn, host string, of *hostPace) *intakeConn {
-	c := &intakeConn{Conn: conn, intake: n, ends: endsOf(conn.LocalAddr(), conn.RemoteAddr()), host: host, pace: of, opened: pace{every: time.Second / streamRate, burst: streamBurst}, preface: len(http2.ClientPreface), header: make([]byte, 0, frameSize)}
-	ctx, cancel := context.WithCancel(context.Background()) // until Close
-	c.gone = ctx
-	c.leave = sync.OnceFunc(func() {
-		cancel()
-		n.leave(of)
-	})
+	c := &intakeConn{pacedConn: n.paced(conn, host, of), ends: endsOf(conn.LocalAddr(), conn.RemoteAddr()), opened: pace{every: time.Second / streamRate, burst: streamBurst}, preface: len(http2.ClientPreface), header: make([]byte, 0, frameSize)}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.conns[c.ends] = c
@@ -417,8 +424,8 @@ func (c *intakeConn) addLocked(bytes, wasted int64) {
 	c.intake.total.Add(c.weight() - before)
 }
 
-// handled takes off a request and its share of what is wasted. Like begin and
-// end it may be called for a nil connection.
+// handled takes off a request and its share of what is wasted. Like count
+// it may be called for a nil connection.
 func (c *intakeConn) handled(size int64) {
 	if c == nil || size == 0 {
 		return
@@ -433,22 +440,14 @@ func (c *intakeConn) handled(size int64) {
 	c.addLocked(-size, -wasted)
 }
 
-// begin counts a stream.
-func (c *intakeConn) begin() {
-	if c != nil {
-		c.intake.mu.Lock()
-		defer c.intake.mu.Unlock()
-		c.pace.countLocked(c, 1)
-	}
-}
-
-// end counts the end of a stream. What the last one has not completed is gone.
-func (c *intakeConn) end() {
+// count counts so many streams more. What the last one has not completed is
+// gone.
+func (c *intakeConn) count(more int) {
 	if c == nil {
 		return
 	}
 	c.intake.mu.Lock()
-	left := c.pace.countLocked(c, -1)
+	left := c.pace.countLocked(c, more)
 	c.intake.mu.Unlock()
 	if left == 0 {
 		c.mu.Lock()

@@ -292,16 +292,16 @@ func TestHostTurns(t *testing.T) {
 			return time.Since(began)
 		}
 		for range crowded {
-			c.begin()
+			c.count(1)
 		}
 		if took := wake(10 * turnRate); took != 0 {
 			t.Errorf("changes of %d streams waited %v", crowded, took)
 		}
-		c.begin()
+		c.count(1)
 		if took := wake(turnBurst + turnRate); took < time.Second-time.Millisecond || took > time.Second+time.Millisecond {
 			t.Errorf("changes that many streams may have in a second and at once took %v", took)
 		}
-		c.end()
+		c.count(-1)
 		if took := wake(turnRate); took != 0 {
 			t.Errorf("after one has left, changes waited %v", took)
 		}

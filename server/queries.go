@@ -1,10 +1,8 @@
 package server
 
 import (
-	"context"
 	"net"
 	"net/http"
-	"sync"
 
 	"github.com/isthmus-mesh/isthmus/server/stream"
 )
@@ -24,25 +22,13 @@ func (l queryListener) Accept() (net.Conn, error) {
 		return conn, nil
 	}
 	n := l.crowd.intake
-	c := &queryConn{Conn: conn, intake: n, host: host, pace: n.paceOf(host)}
-	var gone context.CancelFunc
-	c.gone, gone = context.WithCancel(context.Background()) // until Close
-	c.leave = sync.OnceFunc(func() {
-		gone()
-		n.leave(c.pace)
-	})
-	return c, nil
+	return &queryConn{pacedConn: n.paced(conn, host, n.paceOf(host))}, nil
 }
 
 // queryConn is a connection to an admin port. Its first bytes, those of a TLS
 // handshake, are read when the address may have another connection.
 type queryConn struct {
-	net.Conn
-	intake *intake
-	host   string
-	pace   *hostPace
-	gone   context.Context //nolint:containedctx // ends with the connection
-	leave  func()
+	pacedConn
 	passed bool // used by the one reader
 }
 

@@ -103,8 +103,8 @@ func (g *Gate) Set(p *Policy) {
 func (g *Gate) apply(p *Policy, which func(*guarded) bool) {
 	var all sync.WaitGroup
 	for _, a := range g.streams.Admissions() {
-		s := a.(*guarded) // the gate is the only one that admits
-		if !which(s) {
+		s, ok := a.(*guarded)
+		if !ok || !which(s) {
 			continue
 		}
 		apply := func() {

@@ -57,9 +57,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) { ch <- m.expiry }
 
 // Collect implements prometheus.Collector. It notices files that were renewed.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for g := range m.gates {
+	for _, g := range m.all() {
 		if p := g.policy.Load(); p.tls != nil {
 			_, until := p.tls.valid()
 			ch <- prometheus.MustNewConstMetric(m.expiry, prometheus.GaugeValue, float64(until.Unix()), g.listener)

@@ -10,7 +10,6 @@ import (
 type metrics struct {
 	*stream.Metrics
 	stale, dials prometheus.Counter
-	acked        stream.AckFunc
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -32,5 +31,5 @@ func (m *metrics) count(u *subscription, profile string) {
 		name = "other" // clients choose the name, so it is no label
 	}
 	m.Count(&u.Subscription, name, profile)
-	u.OnAck("mcp", m.acked)
+	u.OnAck("mcp", m.Acked)
 }

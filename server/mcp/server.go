@@ -67,7 +67,7 @@ func New(v *view.View, c Config, log *slog.Logger, reg prometheus.Registerer) (*
 		}
 	}
 	s.metrics = newMetrics(reg)
-	s.metrics.acked = c.Acked
+	s.metrics.Acked = c.Acked
 	return s, nil
 }
 
@@ -109,10 +109,9 @@ func (s *Server) establish(st grpc.ServerStream) error {
 		address, log = p.Addr.String(), stream.LogFor(log, p.Addr)
 	}
 	_, err := s.serve(st, address, log, false)
-	if fault, ok := errors.AsType[*stream.Fault](err); ok {
+	if _, ok := errors.AsType[*stream.Fault](err); ok {
 		// Pilots 1.6 to 1.8 reconnect at once, without a limit.
 		wait.Pause(ctx, ErrorDelay+rand.N(ErrorDelay), s.Down())
-		return status.Error(fault.Code, fault.Error())
 	}
 	return err
 }
@@ -126,5 +125,5 @@ func (s *Server) serve(st stream.Stream, address string, log *slog.Logger, rever
 	sess.entry = stream.EntryOf(st.Context())
 	sess.address, sess.reverse, sess.penalties = address, reverse, &s.penalties
 	err := s.Serve(st, sess, sess.wake)
-	return sess.worked(), err
+	return len(sess.Subs) > 0, err
 }

@@ -217,7 +217,7 @@ func TestShutdownEndsDial(t *testing.T) {
 			}))
 		}()
 		<-time.After(10 * time.Second)
-		s.Shutdown()
+		s.Drain(0)
 		if err := <-done; status.Code(err) != codes.Unavailable {
 			t.Errorf("Dial: %v", err)
 		}

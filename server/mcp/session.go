@@ -55,6 +55,8 @@ const unimplemented = 12
 
 // session implements [stream.Session].
 type session struct {
+	stream.Base[*subscription] // serviceentries first, then in the order of requests
+
 	options   Config
 	override  *stream.Profile
 	metrics   *metrics
@@ -66,14 +68,12 @@ type session struct {
 	wake      stream.Waker
 	penalties *penalties // nil for none
 
-	mu      sync.Mutex // guards the fields below, as Status runs concurrently
-	view    *view.View
+	// guarded by Mu
 	node    string
 	profile *stream.Profile // nil until decided
 	first   time.Time
 	newest  time.Time // time of the newest subscription
 	asked   map[string]bool
-	subs    []*subscription // serviceentries first, then in the order of requests
 	of      map[string]*subscription
 	barrier *subscription // held until entries is acknowledged; nil if there is no barrier, or no longer
 	entries *subscription // serviceentries
@@ -84,17 +84,14 @@ type session struct {
 // subscription of package view until the profile is known.
 type subscription struct {
 	stream.Subscription
-	incremental  bool              // of the initial request, until the profile is known
-	versions     map[string]string // likewise
-	versionBytes int               // what they take
-	asked        int               // number of initial requests; part of the nonce
-	notBefore    time.Time         // of the first response; zero afterwards
-	penalty      string            // key, see penaltyKeyLocked
-	retry        time.Time         // time of the retry after a NACK; zero for none
-	retryAfter   time.Duration
+	incremental bool              // of the initial request, until the profile is known
+	versions    map[string]string // likewise
+	asked       int               // number of initial requests; part of the nonce
+	notBefore   time.Time         // of the first response; zero afterwards
+	penalty     string            // key, see penaltyKeyLocked
+	retry       time.Time         // time of the retry after a NACK; zero for none
+	retryAfter  time.Duration
 }
-
-func (u *subscription) open() bool { return u.Subscription.Subscription != nil }
 
 // prefix begins the nonces after the collection was requested anew.
 func (u *subscription) prefix() string {
@@ -106,17 +103,17 @@ func (u *subscription) prefix() string {
 
 func newSession(v *view.View, o Config, override *stream.Profile, m *metrics, log *slog.Logger, now time.Time) *session {
 	return &session{
-		view: v, options: o, override: override, metrics: m, log: log, connected: now, wake: stream.NewWaker(),
+		Base: stream.Base[*subscription]{View: v, Limit: view.MaxMessage}, options: o, override: override, metrics: m, log: log, connected: now, wake: stream.NewWaker(),
 		asked: make(map[string]bool), of: make(map[string]*subscription),
 	}
 }
 
 // Close implements [stream.Session].
 func (s *session) Close(now time.Time, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, u := range s.subs {
-		if !u.open() {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	for _, u := range s.Subs {
+		if !u.Open() {
 			continue
 		}
 		if s.penalties != nil && u.Size() > view.MaxMessage {
@@ -136,63 +133,19 @@ func (s *session) Close(now time.Time, err error) {
 	stream.LogEnd(s.log, err)
 }
 
-// SetView implements [stream.Session].
-func (s *session) SetView(v *view.View) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.view = v
-	for _, u := range s.subs {
-		if u.open() {
-			u.Subscription.SetView(v)
-		}
+// Room returns that of the first response before the subscription is open.
+func (u *subscription) Room() (size int, shared bool) {
+	switch {
+	case u.Open():
+		return u.Subscription.Room()
+	case u.incremental:
+		return view.MaxDelta, false
 	}
-}
-
-// subscriptionCost is what a subscription takes besides its name, in bytes.
-const subscriptionCost = 1 << 10
-
-// Retained implements [stream.Session].
-func (s *session) Retained() (bytes int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, u := range s.subs {
-		bytes += subscriptionCost + len(u.Name) + u.versionBytes
-		if u.open() {
-			bytes += u.Subscription.Subscription.Retained()
-		}
-	}
-	return bytes
-}
-
-// Room implements [stream.Session].
-func (s *session) Room() (size int, shared bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	own := false
-	for _, u := range s.subs {
-		n, pages := 1, true
-		switch {
-		case u == s.barrier:
-			continue
-		case u.open():
-			n, pages = u.Subscription.Subscription.Room()
-		case u.incremental:
-			n, pages = view.MaxDelta, false
-		}
-		size, own = max(size, n), own || n > 0 && !pages
-	}
-	return size, !own
+	return 1, true
 }
 
 // Selective implements [stream.Session].
 func (s *session) Selective() bool { return false }
-
-// worked reports whether the sink subscribed to anything.
-func (s *session) worked() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.subs) > 0
-}
 
 // Take implements [stream.Session]. The error is that of exceeded limits.
 func (s *session) Take(r *wire.Request, now time.Time) error {
@@ -205,8 +158,8 @@ func (s *session) Take(r *wire.Request, now time.Time) error {
 }
 
 func (s *session) take(req *mcpv1.RequestResources, now time.Time) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	name, nonce := req.GetCollection(), req.GetResponseNonce()
 	if name == TriggerCollection || name == "" {
 		// The NACK of a trigger; that of Istio 1.1 has no collection. Requests
@@ -220,7 +173,7 @@ func (s *session) take(req *mcpv1.RequestResources, now time.Time) error {
 	switch {
 	case u == nil || nonce == "":
 		return s.askLocked(u, req, now)
-	case !u.open() || !strings.HasPrefix(nonce, u.prefix()):
+	case !u.Open() || !strings.HasPrefix(nonce, u.prefix()):
 		s.staleLocked()
 	default:
 		s.answerLocked(u, req, strings.TrimPrefix(nonce, u.prefix()), now)
@@ -232,7 +185,7 @@ func (s *session) take(req *mcpv1.RequestResources, now time.Time) error {
 // anew.
 func (s *session) askLocked(u *subscription, req *mcpv1.RequestResources, now time.Time) error {
 	if u == nil {
-		if len(s.subs) == maxCollections {
+		if len(s.Subs) == maxCollections {
 			return fmt.Errorf("the stream asks for more than %d collections", maxCollections)
 		}
 		if len(req.GetCollection()) > maxKept {
@@ -241,17 +194,17 @@ func (s *session) askLocked(u *subscription, req *mcpv1.RequestResources, now ti
 		u = &subscription{Subscription: stream.Subscription{Name: strings.Clone(req.GetCollection())}}
 		s.of[u.Name] = u
 		if u.Name == serviceEntries {
-			s.subs = slices.Insert(s.subs, 0, u)
+			s.Subs = slices.Insert(s.Subs, 0, u)
 			s.entries = u
 		} else {
-			s.subs = append(s.subs, u)
+			s.Subs = append(s.Subs, u)
 		}
 	}
 	u.Reset()
 	u.asked++
 	u.retry, u.retryAfter = time.Time{}, 0
 	u.incremental, u.versions = req.GetIncremental(), req.GetInitialResourceVersions()
-	u.versionBytes = view.SizeOfVersions(u.versions)
+	u.Words = view.SizeOfVersions(u.versions)
 	if s.profile == nil {
 		if len(s.asked) == 0 {
 			s.first = now
@@ -276,7 +229,7 @@ func (s *session) decideLocked(now time.Time) (wait time.Duration) {
 		p, final = s.override, !s.override.Barrier // a barrier needs the whole set
 	}
 	if !final {
-		until := minTime(s.newest.Add(Settle), s.first.Add(SettleLimit))
+		until := stream.Earlier(s.newest.Add(Settle), s.first.Add(SettleLimit))
 		if now.Before(until) {
 			return until.Sub(now)
 		}
@@ -286,13 +239,14 @@ func (s *session) decideLocked(now time.Time) (wait time.Duration) {
 	s.log = s.log.With(slog.String("node", s.node))
 	s.log.Info("sink subscribed", slog.String("identity", s.entry.Identity()), slog.String("profile", p.Name),
 		slog.Int("collections", len(s.asked)), slog.Bool("reverse", s.reverse))
-	for _, u := range s.subs {
+	for _, u := range s.Subs {
 		s.openLocked(u)
 	}
-	if p.Barrier && s.entries != nil && len(s.subs) > 1 {
+	if p.Barrier && s.entries != nil && len(s.Subs) > 1 {
 		// Any other collection works; Pilots do little with the last one by
 		// name.
-		s.barrier = slices.MaxFunc(s.subs[1:], func(a, b *subscription) int { return strings.Compare(a.Name, b.Name) })
+		s.barrier = slices.MaxFunc(s.Subs[1:], func(a, b *subscription) int { return strings.Compare(a.Name, b.Name) })
+		s.barrier.Paused = true
 	}
 	return 0
 }
@@ -301,11 +255,11 @@ func (s *session) decideLocked(now time.Time) (wait time.Duration) {
 func (s *session) openLocked(u *subscription) {
 	coll := collectionOf(u.Name, s.profile, s.options.SyntheticEntries)
 	incremental := u.incremental && !s.options.FullState
-	u.Subscription.Subscription = view.NewSubscription(s.view, view.Options{
+	u.Subscription.Subscription = view.NewSubscription(s.View, view.Options{
 		Collection: coll, Form: s.profile.Form, Framing: view.MCP, Incremental: incremental, Versions: u.versions,
 		ReplaceOnRemoval: s.profile.Form.Synthetic,
 	})
-	u.versions, u.versionBytes = nil, 0
+	u.versions, u.Words = nil, 0
 	s.metrics.count(u, s.profile.Name)
 	// This includes sinks that receive parts: a single resource may exceed the
 	// limit.
@@ -347,7 +301,7 @@ func (s *session) answerLocked(u *subscription, req *mcpv1.RequestResources, non
 	case refusal == nil:
 		u.retryAfter = 0
 		if s.barrier != nil && u == s.entries && u.Complete() {
-			s.barrier = nil
+			s.barrier.Paused, s.barrier = false, nil
 		}
 		return
 	case refusal.GetCode() == unimplemented:
@@ -362,8 +316,8 @@ func (s *session) answerLocked(u *subscription, req *mcpv1.RequestResources, non
 
 // Next implements [stream.Session]. The error is [view.ErrResume].
 func (s *session) Next(now time.Time) (m *stream.Message, wait time.Duration, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	if s.profile == nil {
 		if wait = s.decideLocked(now); s.profile == nil {
 			return nil, wait, nil
@@ -374,12 +328,12 @@ func (s *session) Next(now time.Time) (m *stream.Message, wait time.Duration, er
 			wait = d
 		}
 	}
-	for _, u := range s.subs {
+	for _, u := range s.Subs {
 		if !now.Before(u.notBefore) {
 			u.notBefore = time.Time{}
 		}
 		switch {
-		case u == s.barrier:
+		case u.Paused:
 			// Only the ACK of the entries lifts the barrier: every first
 			// response has to be acknowledged before a collection is complete.
 			continue
@@ -414,7 +368,7 @@ func (s *session) Next(now time.Time) (m *stream.Message, wait time.Duration, er
 
 func (s *session) messageLocked(u *subscription, r *view.Response, now time.Time) *stream.Message {
 	m := u.Respond(r, header(r.Version, u.Name, u.prefix()+r.Nonce, r.Removed, !r.Full), view.Interval, now, s.log)
-	if !u.Oversize(view.MaxMessage) {
+	if !u.Oversize(s.Limit) {
 		return m
 	}
 	s.metrics.Oversize.WithLabelValues().Inc()
@@ -426,22 +380,12 @@ func (s *session) messageLocked(u *subscription, r *view.Response, now time.Time
 	return m
 }
 
-// Troubled implements [stream.Session].
-func (s *session) Troubled() (from time.Time) {
-	for _, u := range s.subs {
-		if u.open() {
-			from = stream.Earlier(from, u.Troubled(view.MaxMessage))
-		}
-	}
-	return from
-}
-
 // Status implements [stream.Session].
 func (s *session) Status() stream.Status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	st := stream.Status{
-		Address: s.address, Identity: s.entry.Identity(), Node: s.node, Protocol: "mcp", Connected: s.connected, StaleNonces: s.stale, Shows: s.view.Shows(),
+		Address: s.address, Identity: s.entry.Identity(), Node: s.node, Protocol: "mcp", Connected: s.connected, StaleNonces: s.stale, Shows: s.View.Shows(),
 		Subscriptions: []stream.SubscriptionStatus{},
 	}
 	if s.reverse {
@@ -450,21 +394,21 @@ func (s *session) Status() stream.Status {
 	if s.profile != nil {
 		st.Profile, st.Shape = s.profile.Name, s.profile.Form.Shape.String()
 	}
-	now := uint64(s.view.Revision())
-	for _, u := range s.subs {
+	now := uint64(s.View.Revision())
+	for _, u := range s.Subs {
 		sub := stream.SubscriptionStatus{TypeURL: u.Name, Waiting: waitingProfile, Status: view.Status{
 			Collection: cmp.Or(collections[u.Name], u.Name), State: view.Held.String(),
 		}}
-		if u.open() {
+		if u.Open() {
 			sub.Status, sub.Waiting = u.Status(), ""
 			sub.SentAt, sub.AckedAt = u.Times()
 			sub.Incremental = u.Changes()
-			sub.Oversize = u.Oversize(view.MaxMessage)
+			sub.Oversize = u.Oversize(s.Limit)
 			if sub.Status.State != view.Current.String() {
 				sub.Lag = now - min(now, uint64(sub.AckedRevision)) // of another view
 			}
 			switch {
-			case u == s.barrier:
+			case u.Paused:
 				sub.Waiting = serviceEntries
 			case !u.notBefore.IsZero():
 				sub.Waiting = WaitingPenalty
@@ -473,13 +417,6 @@ func (s *session) Status() stream.Status {
 		st.Subscriptions = append(st.Subscriptions, sub)
 	}
 	return st
-}
-
-func minTime(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
 }
 
 // penalties records sinks that disconnected over a response above the default

@@ -73,7 +73,7 @@ type Transcript struct {
 type Server interface {
 	Register(r grpc.ServiceRegistrar)
 	Status() []stream.Status
-	Shutdown()
+	Drain(over time.Duration)
 }
 
 // Protocol is the client's side of one protocol.
@@ -285,7 +285,7 @@ func (tr *Transcript) step(line string) {
 	case "stream":
 		tr.open(f[1], f[2:])
 	case "shutdown":
-		tr.server.Shutdown()
+		tr.server.Drain(0)
 	case "status":
 		synctest.Wait()
 		for _, s := range tr.server.Status() {

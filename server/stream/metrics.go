@@ -13,6 +13,8 @@ type Metrics struct {
 	Sinks *prometheus.GaugeVec
 	// Oversize counts responses above the size that a sink accepts.
 	Oversize *prometheus.CounterVec
+	// Acked receives acknowledged responses; nil discards them.
+	Acked AckFunc
 
 	auto   promauto.Factory
 	prefix string

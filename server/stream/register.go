@@ -32,8 +32,8 @@ type Entry struct {
 	troubled atomic.Int64 // [Session.Troubled] in nanoseconds since 1970, 0 for never
 
 	// guarded by server.mu
-	admission Admission // nil if all may be seen
-	session   Session   // nil before it begins and when it has ended
+	admission Admission
+	session   Session // nil before it begins and when it has ended
 }
 
 // Admission is why a stream is let in. Its methods may be called from any
@@ -67,7 +67,7 @@ func (s *Server) Enter(ctx context.Context, l *Listener) (*Entry, error) {
 		return nil, ErrListenerRemoved
 	}
 	ctx, end := context.WithCancelCause(ctx)
-	e := &Entry{server: s, listener: l, end: end, account: Unbounded()}
+	e := &Entry{server: s, listener: l, end: end, account: Unbounded(), admission: unbounded{}}
 	e.ctx = context.WithValue(ctx, entryKey{}, e)
 	s.entries[e] = struct{}{}
 	return e, nil
@@ -101,24 +101,13 @@ func (e *Entry) SetAccount(a Account) { e.account = a }
 
 // Identity returns that of the admission. The entry may be nil.
 func (e *Entry) Identity() string {
-	if a := e.admitted(); a != nil {
-		return a.Identity()
+	if e == nil {
+		return ""
 	}
-	return ""
-}
-
-// views returns those of the admission.
-func (e *Entry) views() ([]view.Filter, <-chan struct{}) {
-	if a := e.admitted(); a != nil {
-		return a.Views()
-	}
-	return nil, nil
+	return e.admitted().Identity()
 }
 
 func (e *Entry) admitted() Admission {
-	if e == nil {
-		return nil
-	}
 	e.server.mu.Lock()
 	defer e.server.mu.Unlock()
 	return e.admission
@@ -180,7 +169,7 @@ func (l *Listener) Admissions() (all []Admission) {
 	l.server.mu.Lock()
 	defer l.server.mu.Unlock()
 	for e := range l.server.entries {
-		if e.listener == l && e.admission != nil {
+		if e.listener == l {
 			all = append(all, e.admission)
 		}
 	}
@@ -198,21 +187,17 @@ func (l *Listener) Drain(over time.Duration) {
 	}
 }
 
-// Shutdown ends all streams, after what was already handed to gRPC, and refuses
-// new ones. It returns without waiting for them.
-func (s *Server) Shutdown() { s.Drain(0) }
-
 // Drain refuses new streams, and ends those that there are one after the other,
 // the last of them after the given time: the sinks do not come back all at once
-// to wherever they go. Until then they get what changes. It does not wait. A
-// second call has no effect.
+// to wherever they go. Until then they get what changes, and then what was
+// already handed to gRPC. It does not wait. A second call has no effect.
 func (s *Server) Drain(over time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.draining {
 		s.draining = true
 		close(s.down)
-		s.endLocked(over, ErrShutdown, func(*Entry) bool { return true })
+		s.endLocked(over, ErrShutdown, always)
 	}
 }
 
@@ -237,21 +222,21 @@ func (s *Server) endLocked(over time.Duration, cause error, of func(*Entry) bool
 func (s *Server) Down() <-chan struct{} { return s.down }
 
 // Len returns the number of sessions.
-func (s *Server) Len() int { return len(s.sessions(func(*Entry) bool { return true })) }
+func (s *Server) Len() int { return len(s.sessions(always)) }
 
 // Status returns the status of all sessions, the oldest first.
-func (s *Server) Status() []Status {
-	return statusOf(s.sessions(func(*Entry) bool { return true }))
-}
+func (s *Server) Status() []Status { return s.status(always) }
 
 // Troubled returns the status of the sessions whose sinks are in trouble, the
 // oldest first.
 func (s *Server) Troubled(now time.Time) []Status {
-	return statusOf(s.sessions(func(e *Entry) bool {
+	return s.status(func(e *Entry) bool {
 		from := e.troubled.Load()
 		return from != 0 && from <= now.UnixNano()
-	}))
+	})
 }
+
+func always(*Entry) bool { return true }
 
 func (s *Server) sessions(of func(*Entry) bool) (all []Session) {
 	s.mu.Lock()
@@ -264,10 +249,11 @@ func (s *Server) sessions(of func(*Entry) bool) (all []Session) {
 	return all
 }
 
-func statusOf(sessions []Session) []Status {
-	out := make([]Status, 0, len(sessions))
-	for _, sess := range sessions {
-		out = append(out, sess.Status())
+func (s *Server) status(of func(*Entry) bool) []Status {
+	sessions := s.sessions(of)
+	out := make([]Status, len(sessions))
+	for i, sess := range sessions {
+		out[i] = sess.Status()
 	}
 	slices.SortFunc(out, func(a, b Status) int {
 		return cmp.Or(a.Connected.Compare(b.Connected), cmp.Compare(a.Address, b.Address))

@@ -72,7 +72,7 @@ func TestListenerDrains(t *testing.T) {
 		if want := []time.Duration{0, 2 * time.Second, 4 * time.Second, 6 * time.Second, 8 * time.Second}; !slices.Equal(ends, want) {
 			t.Errorf("streams ended after %v, want %v", ends, want)
 		}
-		s.Shutdown()
+		s.Drain(0)
 		others.Wait()
 	})
 }

@@ -100,6 +100,9 @@ func (f *Fault) Error() string { return f.Err.Error() }
 // Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Err }
 
+// GRPCStatus returns what the sink receives.
+func (f *Fault) GRPCStatus() *status.Status { return status.New(f.Code, f.Error()) }
+
 // ErrShutdown ends all streams when the server shuts down.
 var ErrShutdown = status.Error(codes.Unavailable, "isthmus is shutting down; connect again")
 
@@ -178,7 +181,11 @@ type Account interface {
 // Unbounded returns the account of a stream that may have anything.
 func Unbounded() Account { return unbounded{} }
 
+// unbounded is also the admission of a stream that may see anything.
 type unbounded struct{}
+
+func (unbounded) Identity() string                              { return "" }
+func (unbounded) Views() (all []view.Filter, _ <-chan struct{}) { return nil, nil }
 
 func (unbounded) Await(context.Context)          {}
 func (unbounded) Received(context.Context, int)  {}
@@ -223,7 +230,7 @@ func (s *Server) Serve(st Stream, sess Session, wake Waker) error {
 
 func (s *Server) run(e *Entry, st Stream, sess Session, wake Waker) error {
 	ctx, account := e.ctx, e.account
-	filters, regrant := e.views()
+	filters, regrant := e.admitted().Views()
 	shown, release := s.view.Narrow(filters...)
 	sess.SetView(shown)
 	defer func() { release() }()
@@ -289,7 +296,7 @@ func (s *Server) run(e *Entry, st Stream, sess Session, wake Waker) error {
 			account.Turn(ctx)
 		case <-now.room:
 		case <-regrant:
-			filters, regrant = e.views()
+			filters, regrant = e.admitted().Views()
 			now, releaseNow := s.view.Narrow(filters...)
 			sess.SetView(now)
 			release()

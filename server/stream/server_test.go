@@ -362,7 +362,7 @@ func TestServeEnds(t *testing.T) {
 			k.retained = 11
 			w.Entry("ns/b", "b.example.org")
 		}, asFault(codes.ResourceExhausted), "WARN"},
-		{"the bridge goes", func(s *stream.Server, _ *servertest.World, _ *sink) { s.Shutdown() }, func(err error) bool { return errors.Is(err, stream.ErrShutdown) }, "INFO"},
+		{"the bridge goes", func(s *stream.Server, _ *servertest.World, _ *sink) { s.Drain(0) }, func(err error) bool { return errors.Is(err, stream.ErrShutdown) }, "INFO"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -9,12 +9,17 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
-// Subscription is one collection of a stream.
+// Subscription is one collection of a stream. It is open from when it has a
+// subscription of package view.
 type Subscription struct {
 	*view.Subscription
 	// Name is the sink's name of the collection: an xDS type URL or the name of
 	// an MCP collection.
 	Name string
+	// Paused is set while nothing is sent, whatever there is.
+	Paused bool
+	// Words is what the protocol retains of what the sink asked for, in bytes.
+	Words int
 
 	counters  *counters
 	began     time.Time     // of the newest response
@@ -107,10 +112,31 @@ func (s *Subscription) Due(now time.Time) time.Time {
 	return time.Time{}
 }
 
+// Core returns s, as the common part of the types that embed it.
+func (s *Subscription) Core() *Subscription { return s }
+
+// Open reports whether the subscription is open.
+func (s *Subscription) Open() bool { return s.Subscription != nil }
+
 // SetView continues the subscription with another view.
 func (s *Subscription) SetView(v *view.View) {
-	s.Subscription.SetView(v)
+	if s.Open() {
+		s.Subscription.SetView(v)
+	}
 	s.upTo, s.after = 0, 0
+}
+
+// subscriptionCost is what a subscription takes besides its name and words, in
+// bytes.
+const subscriptionCost = 1 << 10
+
+// Retained returns what the subscription takes, in bytes.
+func (s *Subscription) Retained() int {
+	bytes := subscriptionCost + len(s.Name) + s.Words
+	if s.Open() {
+		bytes += s.Subscription.Retained()
+	}
+	return bytes
 }
 
 // Idle records that the sink is current at a revision.
@@ -156,6 +182,9 @@ const Patience = time.Minute
 // larger than the limit, and otherwise [Patience] after it was sent, unless the
 // sink answers.
 func (s *Subscription) Troubled(limit int) time.Time {
+	if !s.Open() {
+		return time.Time{}
+	}
 	sent := s.State() == view.Sent
 	switch {
 	case sent && s.Oversize(limit), s.Refused():
@@ -180,12 +209,12 @@ func (s *Subscription) Warn() (first bool) {
 	return first
 }
 
-// Reset clears everything but the name and the record of warnings.
+// Reset clears everything but the name, a pause and the record of warnings.
 func (s *Subscription) Reset() {
-	if s.Subscription != nil {
+	if s.Open() {
 		s.Close()
 	}
-	*s = Subscription{Name: s.Name, warned: s.warned}
+	*s = Subscription{Name: s.Name, Paused: s.Paused, warned: s.warned}
 }
 
 // confirmed returns the revision up to which the sink has everything.

@@ -9,14 +9,9 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
-// metrics are the metrics of all streams.
-type metrics struct {
-	*stream.Metrics
-	acked stream.AckFunc
-}
-
-func newMetrics(reg prometheus.Registerer) *metrics {
-	m := &metrics{Metrics: stream.NewMetrics(reg, "xds", "protocol", "profile")}
+// newMetrics returns the metrics of all streams.
+func newMetrics(reg prometheus.Registerer) *stream.Metrics {
+	m := stream.NewMetrics(reg, "xds", "protocol", "profile")
 	m.Oversize = m.Counter("oversize_total", "Responses that are larger than a sink of the profile receives.", "profile")
 	for _, p := range profiles {
 		if p.Limit > 0 {
@@ -29,13 +24,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 }
 
 // count sets the labels of a subscription.
-func (m *metrics) count(sub *subscription, protocol, profile string) {
+func count(m *stream.Metrics, sub *subscription, protocol, profile string) {
 	coll := sub.collection
 	if !sub.known && coll != meshConfig {
 		coll = "other" // clients choose the type URL, so it is no label
 	}
 	m.Count(&sub.Subscription, coll, protocol, profile)
-	sub.OnAck(protocol, m.acked)
+	sub.OnAck(protocol, m.Acked)
 }
 
 var collections = collection.All()

@@ -2,7 +2,6 @@ package xds
 
 import (
 	"cmp"
-	"errors"
 	"log/slog"
 	"time"
 
@@ -11,7 +10,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
@@ -37,7 +35,7 @@ type Server struct {
 	view     *view.View
 	override *stream.Profile
 	log      *slog.Logger
-	metrics  *metrics
+	metrics  *stream.Metrics
 	interval func(size int) time.Duration // between SotW responses; 0 in benchmarks
 }
 
@@ -56,7 +54,7 @@ func New(v *view.View, c Config, log *slog.Logger, reg prometheus.Registerer) (*
 		}
 	}
 	s.metrics = newMetrics(reg)
-	s.metrics.acked = c.Acked
+	s.metrics.Acked = c.Acked
 	return s, nil
 }
 
@@ -107,9 +105,5 @@ func (s *Server) serve(st grpc.ServerStream, delta bool) error {
 	if p, ok := peer.FromContext(st.Context()); ok {
 		sess.address, sess.log = p.Addr.String(), stream.LogFor(s.log, p.Addr)
 	}
-	err := s.Serve(st, sess, sess.wake)
-	if fault, ok := errors.AsType[*stream.Fault](err); ok {
-		return status.Error(fault.Code, fault.Error())
-	}
-	return err
+	return s.Serve(st, sess, sess.wake)
 }

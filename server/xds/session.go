@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -62,21 +61,20 @@ type subscription struct {
 	nonce      string // of the newest response
 
 	// SotW only
-	names  map[string]struct{} // requested names; nil for all
-	paused bool                // the sink unsubscribed from all its names
+	names map[string]struct{} // requested names; nil for all. The subscription is paused when the sink has unsubscribed from all of them
 
 	versions int // delta only: number of initial_resource_versions
-
-	nameBytes int // what names take
 }
 
 // session implements [stream.Session].
 type session struct {
+	stream.Base[*subscription] // in the order of the first requests
+
 	delta    bool
 	protocol string // sotw or delta
 	override *stream.Profile
 	log      *slog.Logger
-	metrics  *metrics
+	metrics  *stream.Metrics
 
 	address   string
 	entry     *stream.Entry // nil in tests
@@ -84,8 +82,7 @@ type session struct {
 	wake      stream.Waker
 	interval  func(size int) time.Duration // between SotW responses
 
-	mu         sync.Mutex // guards the fields below, as Status runs concurrently
-	view       *view.View
+	// guarded by Mu
 	identified bool              // the node is known
 	node       string            // id
 	metadata   map[string]string // of the node
@@ -97,12 +94,11 @@ type session struct {
 	profile    *stream.Profile // nil until first decided
 	warned     bool            // about a response that exceeds the sink's limit
 	subs       map[string]*subscription
-	order      []*subscription // in the order of the first requests
 }
 
-func newSession(v *view.View, delta bool, override *stream.Profile, m *metrics, log *slog.Logger) *session {
+func newSession(v *view.View, delta bool, override *stream.Profile, m *stream.Metrics, log *slog.Logger) *session {
 	s := &session{
-		view: v, delta: delta, protocol: "sotw", override: override, metrics: m, log: log,
+		Base: stream.Base[*subscription]{View: v}, delta: delta, protocol: "sotw", override: override, metrics: m, log: log,
 		wake: stream.NewWaker(), interval: view.Interval, subs: make(map[string]*subscription),
 	}
 	if delta {
@@ -113,9 +109,9 @@ func newSession(v *view.View, delta bool, override *stream.Profile, m *metrics, 
 
 // Close implements [stream.Session].
 func (s *session) Close(_ time.Time, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, sub := range s.order {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	for _, sub := range s.Subs {
 		sub.Close()
 	}
 	if s.profile != nil {
@@ -124,50 +120,11 @@ func (s *session) Close(_ time.Time, err error) {
 	stream.LogEnd(s.log, err)
 }
 
-// SetView implements [stream.Session].
-func (s *session) SetView(v *view.View) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.view = v
-	for _, sub := range s.order {
-		sub.SetView(v)
-	}
-}
-
-// Costs of a subscription besides its type URL, and of a name of a SotW sink
-// besides its length, in bytes.
-const subscriptionCost, nameCost = 1 << 10, 50
-
-// Retained implements [stream.Session].
-func (s *session) Retained() (bytes int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, sub := range s.order {
-		bytes += subscriptionCost + len(sub.Name) + sub.nameBytes + sub.Subscription.Retained()
-	}
-	return bytes
-}
-
-// Room implements [stream.Session].
-func (s *session) Room() (size int, shared bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	own := false
-	for _, sub := range s.order {
-		if sub.paused {
-			continue
-		}
-		n, pages := sub.Subscription.Room()
-		size, own = max(size, n), own || n > 0 && !pages
-	}
-	return size, !own
-}
-
 // Selective implements [stream.Session].
 func (s *session) Selective() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.delta && len(s.order) > 0 && !slices.ContainsFunc(s.order, func(sub *subscription) bool { return !sub.Narrowed() })
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return s.delta && len(s.Subs) > 0 && !slices.ContainsFunc(s.Subs, func(sub *subscription) bool { return !sub.Narrowed() })
 }
 
 // identifyLocked records the node of the first request that has one. It ignores
@@ -226,14 +183,14 @@ func (s *session) subscribeLocked(url string, options view.Options, now time.Tim
 	if sub.known && s.settled {
 		options.Form = s.formLocked()
 	}
-	sub.Subscription.Subscription = view.NewSubscription(s.view, options)
+	sub.Subscription.Subscription = view.NewSubscription(s.View, options)
 	profile := "undecided"
 	if s.profile != nil {
 		profile = s.profile.Name
 	}
-	s.metrics.count(sub, s.protocol, profile)
+	count(s.metrics, sub, s.protocol, profile)
 	s.subs[url] = sub
-	s.order = append(s.order, sub)
+	s.Subs = append(s.Subs, sub)
 	s.asked.add(url, coll)
 	if s.settled && s.override == nil && s.asked.profile() != s.profile {
 		s.settled = false
@@ -267,10 +224,13 @@ func (s *session) answeredLocked(sub *subscription, nonce string, refusal *statu
 	return true
 }
 
+// nameCost is what a name of a SotW sink takes besides its length, in bytes.
+const nameCost = 50
+
 // sotw handles a SotW request. An error ends the stream.
 func (s *session) sotw(req *discovery.DiscoveryRequest, now time.Time) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	s.identifyLocked(req.GetNode())
 	if req.GetTypeUrl() == "" {
 		s.log.Warn("request without a type URL ignored")
@@ -291,35 +251,35 @@ func (s *session) sotw(req *discovery.DiscoveryRequest, now time.Time) error {
 
 // name sets the names that a SotW sink requests.
 func (sub *subscription) name(names []string) {
-	sub.nameBytes = 0
+	sub.Words = 0
 	if len(names) == 0 {
 		// An empty list after names unsubscribes; without earlier names it
 		// subscribes to everything (xDS protocol, "Unsubscribing From
 		// Resources").
 		if sub.names != nil {
-			sub.names, sub.paused = map[string]struct{}{}, true
+			sub.names, sub.Paused = map[string]struct{}{}, true
 		}
 		return
 	}
 	wanted := make(map[string]struct{}, len(names))
-	more := sub.paused
+	more := sub.Paused
 	for _, n := range names {
 		if _, had := sub.names[n]; !had && sub.names != nil {
 			more = true
 		}
 		wanted[n] = struct{}{}
-		sub.nameBytes += nameCost + len(n)
+		sub.Words += nameCost + len(n)
 	}
 	if more {
 		sub.Again()
 	}
-	sub.names, sub.paused = wanted, false
+	sub.names, sub.Paused = wanted, false
 }
 
 // incremental handles a delta request. An error ends the stream.
 func (s *session) incremental(req *discovery.DeltaDiscoveryRequest, now time.Time) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	s.identifyLocked(req.GetNode())
 	if req.GetTypeUrl() == "" {
 		s.log.Warn("request without a type URL ignored")
@@ -365,7 +325,7 @@ func eachRun(names []string, all func(), some func(names ...string)) {
 
 func (s *session) checkNamesLocked() error {
 	total := 0
-	for _, sub := range s.order {
+	for _, sub := range s.Subs {
 		total += len(sub.names) + sub.Names() + sub.versions
 	}
 	if total > MaxNames {
@@ -389,7 +349,7 @@ func (s *session) formLocked() encode.Form {
 
 func (s *session) reformLocked() {
 	f := s.formLocked()
-	for _, sub := range s.order {
+	for _, sub := range s.Subs {
 		if sub.known {
 			sub.SetForm(f)
 		}
@@ -398,7 +358,7 @@ func (s *session) reformLocked() {
 
 // settleLocked decides the profile when it is due.
 func (s *session) settleLocked(now time.Time) {
-	if s.settled || len(s.order) == 0 {
+	if s.settled || len(s.Subs) == 0 {
 		return
 	}
 	if s.override == nil && !s.asked.complete() && now.Before(s.settleAt) {
@@ -409,32 +369,33 @@ func (s *session) settleLocked(now time.Time) {
 	if s.override == nil {
 		s.profile = s.asked.profile()
 	}
+	s.Limit = s.profile.Limit
 	if was != s.profile {
 		if was != nil {
 			s.metrics.Sinks.WithLabelValues(s.protocol, was.Name).Dec()
 		}
 		s.metrics.Sinks.WithLabelValues(s.protocol, s.profile.Name).Inc()
-		for _, sub := range s.order {
-			s.metrics.count(sub, s.protocol, s.profile.Name)
+		for _, sub := range s.Subs {
+			count(s.metrics, sub, s.protocol, s.profile.Name)
 		}
-		s.log.Info("profile decided", "profile", s.profile.Name, "form", s.formLocked().String(), "types", len(s.order))
+		s.log.Info("profile decided", "profile", s.profile.Name, "form", s.formLocked().String(), "types", len(s.Subs))
 	}
 	s.reformLocked()
 }
 
 // Next implements [stream.Session].
 func (s *session) Next(now time.Time) (m *stream.Message, wait time.Duration, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	s.settleLocked(now)
 	later := func(t time.Time) {
 		if d := t.Sub(now); wait == 0 || d < wait {
 			wait = max(d, 1)
 		}
 	}
-	for _, sub := range s.order {
+	for _, sub := range s.Subs {
 		switch due := sub.Due(now); {
-		case sub.paused || sub.State() == view.Sent:
+		case sub.Paused || sub.State() == view.Sent:
 			continue
 		case sub.known && !s.settled:
 			later(s.settleAt)
@@ -443,7 +404,7 @@ func (s *session) Next(now time.Time) (m *stream.Message, wait time.Duration, er
 			later(due)
 			continue
 		}
-		revision := uint64(s.view.Revision())
+		revision := uint64(s.View.Revision())
 		r, ok, err := sub.Next()
 		if err != nil {
 			return nil, 0, err
@@ -464,7 +425,7 @@ func (s *session) sendLocked(sub *subscription, r *view.Response, now time.Time)
 	if s.profile == nil {
 		return m
 	}
-	if sub.Oversize(s.profile.Limit) {
+	if sub.Oversize(s.Limit) {
 		s.metrics.Oversize.WithLabelValues(s.profile.Name).Inc()
 		if !s.warned {
 			s.warned = true
@@ -498,35 +459,23 @@ func (s *session) take(m proto.Message, now time.Time) error {
 	panic(fmt.Sprintf("BUG: a request of type %T", m))
 }
 
-// Troubled implements [stream.Session].
-func (s *session) Troubled() (from time.Time) {
-	limit := 0
-	if s.profile != nil {
-		limit = s.profile.Limit
-	}
-	for _, sub := range s.order {
-		from = stream.Earlier(from, sub.Troubled(limit))
-	}
-	return from
-}
-
 // Status implements [stream.Session].
 func (s *session) Status() stream.Status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	revision := uint64(s.view.Revision())
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	revision := uint64(s.View.Revision())
 	st := stream.Status{
 		Address: s.address, Identity: s.entry.Identity(), Node: s.node, Metadata: maps.Clone(s.metadata), Version: s.metadata["ISTIO_VERSION"],
-		Protocol: s.protocol, Connected: s.connected, Shows: s.view.Shows(), Subscriptions: make([]stream.SubscriptionStatus, 0, len(s.order)),
+		Protocol: s.protocol, Connected: s.connected, Shows: s.View.Shows(), Subscriptions: make([]stream.SubscriptionStatus, 0, len(s.Subs)),
 	}
 	if s.profile != nil {
 		st.Profile, st.Shape = s.profile.Name, s.formLocked().Shape.String()
 	}
-	for _, sub := range s.order {
+	for _, sub := range s.Subs {
 		p := sub.Status()
 		p.Collection = sub.collection
 		sent, acked := sub.Times()
-		st.Subscriptions = append(st.Subscriptions, stream.SubscriptionStatus{TypeURL: sub.Name, Status: p, SentAt: sent, AckedAt: acked, Lag: sub.Lag(revision), Oversize: s.profile != nil && sub.Oversize(s.profile.Limit)})
+		st.Subscriptions = append(st.Subscriptions, stream.SubscriptionStatus{TypeURL: sub.Name, Status: p, SentAt: sent, AckedAt: acked, Lag: sub.Lag(revision), Oversize: sub.Oversize(s.Limit)})
 	}
 	return st
 }
