@@ -101,6 +101,7 @@ func (a *assessor) assess(now time.Time) (found []conditions.Condition) {
 	}
 	found = append(found, s.nearLimits(status)...)
 	found = append(found, a.ofSinks(now)...)
+	found = append(found, s.judgeConsumers(now)...)
 	for _, c := range s.access.Certificates() {
 		found = append(found, judgeCertificate(now, "listener "+c.Listener, c.From, c.Until)...)
 	}

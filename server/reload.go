@@ -168,6 +168,13 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 			err = found.Sort()
 		}
 	}
+	var consumers []*consumer
+	if err == nil && len(ports) > 0 {
+		var found config.Problems
+		if consumers, found = s.newConsumers(&next); len(found) > 0 {
+			err = found.Sort()
+		}
+	}
 	if err == nil {
 		err = s.open(&next, opened, going)
 	}
@@ -180,6 +187,7 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 	}
 	if err != nil {
 		closePolicies(rules)
+		dropConsumers(consumers)
 		for _, m := range fresh {
 			if m.sup != nil {
 				m.sup.Close()
@@ -208,6 +216,7 @@ func (s *Server) load(ctx context.Context, group *errgroup.Group) (config.Differ
 	}
 	if len(ports) > 0 {
 		s.dialSinks(ctx, group, next.Sinks)
+		s.runConsumers(ctx, group, consumers)
 	}
 	if s.options.Level != nil {
 		s.options.Level.Set(next.Log.SlogLevel())

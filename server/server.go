@@ -102,6 +102,8 @@ type Server struct {
 	members []*member     // in the order of the configuration
 	ports   []*port       // empty before Listen
 	dials   []*dial
+	// consumers are those of the configuration, empty before Listen.
+	consumers []*consumer
 }
 
 // member is a registry with its supervisor.
@@ -181,7 +183,7 @@ func New(cfg config.Config, o Options) (*Server, error) {
 		return nil, err
 	}
 	s.metrics = supervisor.NewMetrics(o.Metrics)
-	return s, nil
+	return s, o.Metrics.Register(newConsumerMetrics(s))
 }
 
 func (s *Server) newMember(cfg *config.Config, r *config.Registry) (*member, error) {
@@ -236,6 +238,12 @@ func (s *Server) Listen() error {
 		closePolicies(rules)
 		return found.Sort()
 	}
+	consumers, found := s.newConsumers(cfg)
+	if len(found) > 0 {
+		closePolicies(rules)
+		dropConsumers(consumers)
+		return found.Sort()
+	}
 	s.warnOfGaps(cfg)
 	err := s.setAudit(cfg)
 	if err == nil {
@@ -243,6 +251,7 @@ func (s *Server) Listen() error {
 	}
 	if err != nil {
 		closePolicies(rules)
+		dropConsumers(consumers)
 		return err
 	}
 	for i, p := range ports {
@@ -250,7 +259,7 @@ func (s *Server) Listen() error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ports = ports
+	s.ports, s.consumers = ports, consumers
 	return nil
 }
 
@@ -343,6 +352,7 @@ func (s *Server) Run(ctx context.Context) error {
 			s.start(inner, group, p)
 		}
 		s.dialSinks(inner, group, s.config().Sinks)
+		s.runConsumers(inner, group, s.allConsumers())
 		s.log.Info("serving", "xds", s.XDSAddr().String(), "admin", s.AdminAddr().String(), "mcp", s.MCPAddr().String(), "registries", len(s.members), "version", s.options.Version)
 	}
 	group.Go(func() error {
@@ -725,7 +735,7 @@ func (a source) Overview() admin.Overview {
 	s := a.s
 	o := admin.Overview{
 		Version: s.options.Version, Started: s.started, Revision: s.db.Revision(), NotReady: s.notReady(), Conditions: s.Conditions(), Config: s.loadedConfig(),
-		Sinks: s.streams.Status(), Conflicts: s.db.Conflicts(),
+		Sinks: s.streams.Status(), Conflicts: s.db.Conflicts(), Consumers: s.ofConsumers(),
 	}
 	for i := range o.Sinks {
 		o.Sinks[i].Metadata = nil // the API omits it

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -22,7 +23,6 @@ import (
 	"github.com/isthmus-mesh/isthmus/server"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/encode"
-	"github.com/isthmus-mesh/isthmus/server/kubernetes"
 )
 
 func newDump() *cobra.Command {
@@ -69,7 +69,7 @@ the configuration that would change it (none where only the registry can), and r
 		if _, err := path.Match(host, ""); err != nil {
 			return usageError(cmd, fmt.Errorf("--host %s: is no pattern: %w", host, err))
 		}
-		stub, err := stubOf(waypoint)
+		only, err := consumerOf(waypoint)
 		if err != nil {
 			return usageError(cmd, err)
 		}
@@ -83,6 +83,12 @@ the configuration that would change it (none where only the registry can), and r
 		cfg, err := loadConfig(ctx, *file, config.Log{Level: "warn"}.Logger(cmd.ErrOrStderr()))
 		if err != nil {
 			return err
+		}
+		consumers := cfg.Consumers.Kubernetes
+		if len(consumers) == 0 {
+			consumers = []config.Kubernetes{*only}
+		} else if cmd.Flags().Changed("waypoint") {
+			return usageError(cmd, errors.New("--waypoint is for a configuration without consumers.kubernetes, which names the waypoint"))
 		}
 		shape, err := encode.ParseShape(wanted.value)
 		if err != nil {
@@ -120,12 +126,19 @@ the configuration that would change it (none where only the registry can), and r
 				return writeRejected(cmd.OutOrStdout(), append(s.Problems(), s.Skipped()...))
 			}
 			if consumer.value != "" {
-				stubs, without, err := s.Stubs(stub)
-				if err != nil {
-					return err
+				problems := s.Problems()
+				for i := range consumers {
+					stubs, without, err := s.Stubs(&consumers[i])
+					if err == nil {
+						err = writeStubs(cmd.OutOrStdout(), output.value, host, stubs)
+					}
+					if err != nil {
+						return err
+					}
+					problems = append(problems, without...)
 				}
-				writeProblems(cmd.ErrOrStderr(), append(s.Problems(), without...))
-				return writeStubs(cmd.OutOrStdout(), output.value, host, stubs)
+				writeProblems(cmd.ErrOrStderr(), problems)
+				return nil
 			}
 			resources, err := s.Resources(shape)
 			if err != nil {
@@ -237,8 +250,9 @@ func writeResources(w io.Writer, format string, resources []server.Resource) err
 	return nil
 }
 
-// stubOf returns how stubs are made for a waypoint, NAME or NAMESPACE/NAME.
-func stubOf(waypoint string) (*kubernetes.Stub, error) {
+// consumerOf returns the consumer of a configuration without one, for a
+// waypoint NAME or NAMESPACE/NAME.
+func consumerOf(waypoint string) (*config.Kubernetes, error) {
 	namespace, name, both := strings.Cut(waypoint, "/")
 	if !both {
 		namespace, name = "", waypoint
@@ -246,7 +260,9 @@ func stubOf(waypoint string) (*kubernetes.Stub, error) {
 	if name == "" || both && namespace == "" || strings.Contains(name, "/") {
 		return nil, fmt.Errorf("--waypoint %s: must be NAME or NAMESPACE/NAME", waypoint)
 	}
-	return &kubernetes.Stub{Consumer: "dump", Waypoint: name, WaypointNamespace: namespace}, nil
+	k := config.DefaultKubernetes
+	k.Name, k.Waypoint = "dump", config.Waypoint{Name: name, Namespace: namespace}
+	return &k, nil
 }
 
 // writeStubs writes the stubs of hosts that fit a pattern, all without one.

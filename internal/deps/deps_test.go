@@ -114,8 +114,8 @@ var rules = []rule{
 		tests: []string{"server/servertest", "server/state", "internal/testcert"},
 	},
 	{
-		folder: "server/kubernetes", own: []string{"server/encode"}, others: []string{"google.golang.org/protobuf/...", "istio.io/api/...", "k8s.io/apimachinery/..."},
-		tests: []string{"internal/testenv/..."},
+		folder: "server/kubernetes", own: []string{"plugin/collection", "server/encode", "server/state", "server/view", "internal/clip", "internal/wait"}, others: anyone,
+		tests: []string{"internal/testenv/...", "internal/testwait", "server/servertest"},
 	},
 	{
 		folder: "server/supervisor", own: []string{"plugin/collection", "plugin/shard", "plugin/proto/...", "plugin/wire", "internal/clip"}, others: anyone,
@@ -130,7 +130,7 @@ var rules = []rule{
 		folder: "server/owns", own: []string{"plugin/collection", "server/config", "server/encode", "translate"}, others: []string{"google.golang.org/protobuf/...", "istio.io/api/..."},
 	},
 	{
-		folder: "server/admin", own: []string{"plugin/collection", "server/access", "server/conditions", "server/state", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
+		folder: "server/admin", own: []string{"plugin/collection", "server/access", "server/conditions", "server/kubernetes", "server/state", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
 		tests: []string{"server/view"},
 	},
 	{

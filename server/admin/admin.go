@@ -73,6 +73,8 @@ func New(source Source, o Options) *Server {
 	mux.HandleFunc("GET /api/v1/services", s.services)
 	mux.HandleFunc("GET /api/v1/resources", s.resources)
 	mux.HandleFunc("GET /api/v1/sinks", s.sinks)
+	mux.HandleFunc("GET /api/v1/consumers", s.consumers)
+	mux.HandleFunc("GET /api/v1/consumers/{consumer}/objects", s.objects)
 	mux.HandleFunc("GET /api/v1/changes", s.changes)
 	mux.HandleFunc("GET /api/v1/status", s.status)
 	mux.HandleFunc("GET /api/v1/conditions", s.conditions)

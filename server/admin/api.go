@@ -16,6 +16,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/conditions"
+	"github.com/isthmus-mesh/isthmus/server/kubernetes"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 )
@@ -168,6 +169,32 @@ func (s *Server) sinks(w http.ResponseWriter, r *http.Request) {
 	}
 	items := s.source.Overview().Sinks
 	writeJSON(w, http.StatusOK, list[stream.Status]{Items: nonNil(items), Total: len(items)})
+}
+
+func (s *Server) consumers(w http.ResponseWriter, r *http.Request) {
+	if _, err := parseQuery(r.URL.Query()); err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	items := s.source.Overview().Consumers
+	writeJSON(w, http.StatusOK, list[Consumer]{Items: nonNil(items), Total: len(items)})
+}
+
+func (s *Server) objects(w http.ResponseWriter, r *http.Request) {
+	q, err := parseQuery(r.URL.Query(), "q", "limit", "after")
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	for _, c := range s.source.Overview().Consumers {
+		if c.Name == r.PathValue("consumer") {
+			writeJSON(w, http.StatusOK, page(c.All(), q, func(o kubernetes.Object) bool {
+				return contains(q.text, o.Name, o.Entry, string(o.State))
+			}, func(o kubernetes.Object) string { return o.Name + " " + o.Entry }))
+			return
+		}
+	}
+	writeError(w, http.StatusNotFound, "there is no consumer of this name; /api/v1/consumers lists them")
 }
 
 func (s *Server) services(w http.ResponseWriter, r *http.Request) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/server/conditions"
+	"github.com/isthmus-mesh/isthmus/server/kubernetes"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
@@ -64,6 +65,14 @@ type Overview struct {
 	Registries []Registry             // in the order of the configuration
 	Conflicts  []state.Conflict       // hosts that several services have
 	Sinks      []stream.Status        // connected ones
+	Consumers  []Consumer             // in the order of the configuration
+}
+
+// Consumer is a consumer that is written to.
+type Consumer struct {
+	kubernetes.Status
+	// All yields its objects.
+	All func() iter.Seq[kubernetes.Object] `json:"-"`
 }
 
 // State is the status of the last good state on disk.

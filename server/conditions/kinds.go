@@ -33,6 +33,7 @@ const (
 	SinkLags           Kind = "sink-lags"
 	SinkRefuses        Kind = "sink-refuses"
 	ResponseTooLarge   Kind = "response-too-large"
+	ObjectsNotWritten  Kind = "objects-not-written"
 )
 
 // Severity says who has to look, and when.
@@ -95,6 +96,7 @@ var definitions = []Definition{
 	{SinkLags, Warning, "Changes do not reach the mesh through this sink. No other sink waits for it.", "Look at the processor time and the log of the sink; end it if it hangs.", true},
 	{SinkRefuses, Warning, "The sink keeps what it had before.", "Repair what its words name in the registry.", false},
 	{ResponseTooLarge, Critical, "The sink ends the stream and comes back for the same: it gets no changes.", "Upgrade istiod to 1.12 or later, or give it several bridges with some of the registries each (for Pilot: --mcpMaxMsgSize).", false},
+	{ObjectsNotWritten, Warning, "Programs that read Kubernetes have the former state of these services, or lack them. Sinks are not affected, and nothing is removed.", "Do what the API server's words ask for: a permission, a namespace, another name. It is tried again by itself; /api/v1/consumers lists the objects.", false},
 }
 
 // byKind has the definition of each kind.

@@ -48,6 +48,7 @@ type Config struct {
 	Telemetry  Telemetry  `json:"telemetry" doc:"Export of traces and metrics to an OpenTelemetry collector. Off without an address."`
 	MCP        MCP        `json:"mcp" doc:"The legacy Mesh Configuration Protocol of Istio 1.1 to 1.8."`
 	Sinks      []Sink     `json:"sinks" doc:"Sinks of the legacy protocol that the bridge dials (reverse mode)."`
+	Consumers  Consumers  `json:"consumers" doc:"Who is written to, as programs that do not ask the bridge. Nobody by default."`
 	Drain      Duration   `json:"drain" doc:"How long the end of the bridge may take the streams of its sinks, 0s to 10m: they are ended one after the other, spread over it. The end takes up to 10 seconds more, and Kubernetes ends a pod after 30 unless told otherwise."`
 
 	file     string

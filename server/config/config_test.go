@@ -95,6 +95,10 @@ sinks:
 - address: pilot.example.org:9901
   tls: {enabled: true, ca_file: ca, cert_file: cert, key_file: key, server_name: pilot}
   metadata: {authorization: "Bearer ${T}", x: ""}
+consumers:
+  kubernetes:
+  - {name: ambient, publish: stubs, view: {namespaces: [shop]}, kubeconfig: k, waypoint: {name: shared, namespace: gateways}, labels: {example.org/team: shop}, annotations: {note: "${T}"}, lease_namespace: mesh, writes_per_second: 7}
+  - {name: other}
 registries:
 - name: zoo-1
   type: zoo
@@ -143,6 +147,10 @@ registries:
 			Address: "pilot.example.org:9901", Metadata: map[string]string{"authorization": "Bearer secret", "x": ""},
 			TLS: SinkTLS{Enabled: true, CAFile: "ca", CertFile: "cert", KeyFile: "key", ServerName: "pilot"},
 		}},
+		Consumers: Consumers{Kubernetes: []Kubernetes{{
+			Name: "ambient", Publish: "stubs", View: View{Namespaces: []string{"shop"}}, Kubeconfig: "k", Waypoint: Waypoint{Name: "shared", Namespace: "gateways"},
+			Labels: map[string]string{"example.org/team": "shop"}, Annotations: map[string]string{"note": "secret"}, LeaseNamespace: "mesh", WritesPerSecond: 7,
+		}, {Name: "other", Publish: "stubs", Waypoint: Waypoint{Name: "waypoint"}, WritesPerSecond: 20}}},
 		Registries: []Registry{{
 			Name: "zoo-1", Type: "zoo", Plugin: Plugin{SHA256: sum, PublicKey: "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3", Env: []string{"A", "b_1"}, User: "nobody"}, SyncTimeout: Duration(90 * time.Second),
 			Owns:    Owns{Collections: []string{"security.istio.io/*"}, Hosts: []string{"*.zoo"}, Namespaces: []string{"zoo", "z*"}, Addresses: []string{"10.0.0.0/8"}, Labels: []string{"istio-locality"}},
@@ -230,6 +238,22 @@ f:2:13: telemetry.address: must be host:port of a collector that takes OTLP over
 f:2:28: telemetry.traces: must be a share from 0 to 1
 f:2:39: telemetry.interval: must be 0s, or at least 1s
 f:2:54: telemetry.tls.enabled: is not true, but there are other fields of tls; set it to true, or remove them`},
+		{"consumers", `registries: [{name: a, type: sim}]
+consumers:
+  kubernetes:
+  - {name: Up, publish: pods, view: {collections: [networking.istio.io/ServiceEntry]}, waypoint: {name: a/b, namespace: A}, writes_per_second: 0}
+  - {name: two, labels: {istio.io/use-waypoint: x, "a b": y, team: "a b"}, annotations: {isthmus.io/hash: x}}
+  - {name: two, lease_namespace: "*"}`, `
+f:4:6: consumers.kubernetes[0].name: must be lower-case letters, digits and dashes, at most 40, such as ambient
+f:4:16: consumers.kubernetes[0].publish: must be stubs
+f:4:38: consumers.kubernetes[0].view.collections: is for sinks; services are written
+f:4:99: consumers.kubernetes[0].waypoint.name: must be the name of a Gateway, such as waypoint
+f:4:110: consumers.kubernetes[0].waypoint.namespace: must be a namespace such as istio-ingress
+f:4:125: consumers.kubernetes[0].writes_per_second: must be 1 to 1000
+f:5:17: consumers.kubernetes[1].labels: a b is no key, such as example.org/team
+f:5:76: consumers.kubernetes[1].annotations: isthmus.io/hash is the consumer's own
+f:6:6: consumers.kubernetes[2].name: another consumer has the name two already, on line 5; names are unique
+f:6:17: consumers.kubernetes[2].lease_namespace: must be a namespace such as istio-ingress`},
 		{"no number", "registries: [{name: a, type: sim}]\nlimits: {streams: \"${SECRET}\", tombstones: !!int \"${NONE}\"}", `
 f:2:19: limits.streams: must be a number, and the value of the variables is none
 f:2:44: limits.tombstones: the environment variable NONE is not set`},
@@ -378,7 +402,7 @@ f:1:51: registries[0].config.token: the environment variable NONE is not set
 f:1:74: registries[0].config.b: ${ begins the name of an environment variable, as in ${NAME} or ${NAME:-default}; write $${ for a plain ${
 f:1:84: registries[0].config.c[0]: ${ begins the name of an environment variable, as in ${NAME} or ${NAME:-default}; write $${ for a plain ${`},
 		{"odd YAML", "x: &x {a: 1}\nregistries: [{name: a, type: sim, config: {<<: *x, [a]: 1, n: .inf, b: !!binary aa, i: 99999999999999999999999}}]", `
-f:1:1: x: unknown field; there are listen, registries, conflicts, addresses, mesh, plugin_dir, profile, log, state, audit, admin, limits, telemetry, mcp, sinks, drain
+f:1:1: x: unknown field; there are listen, registries, conflicts, addresses, mesh, plugin_dir, profile, log, state, audit, admin, limits, telemetry, mcp, sinks, consumers, drain
 f:2:44: registries[0].config: merge keys (<<) are not supported; write the fields out
 f:2:52: registries[0].config: a key must be a plain word
 f:2:63: registries[0].config.n: .inf is no number that can be used here

@@ -67,7 +67,7 @@ func (d *Difference) Renamed() map[string]string {
 // Fields that a running bridge can change, besides listeners and registries.
 // All others, including those of registries, need a restart.
 var (
-	reloadable         = []string{"addresses", "conflicts", "drain", "log.level", "plugin_dir", "sinks"}
+	reloadable         = []string{"addresses", "conflicts", "consumers", "drain", "log.level", "plugin_dir", "sinks"}
 	reloadableRegistry = []string{"name", "type", "config", "translate", "plugin", "required", "sync_timeout", "protect", "owns"}
 	// Fields of a registry that its plugin does not receive.
 	ofBridge = []string{"required", "sync_timeout", "protect"}

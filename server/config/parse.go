@@ -186,6 +186,7 @@ func (d *decoder) validate(o Options) {
 		d.check(slices.Contains(o.Profiles, c.Profile), "profile", "there is no profile of this name; %s", suggest(c.Profile, o.Profiles))
 	}
 	d.legacy(o)
+	d.consumers()
 	d.telemetry(&c.Telemetry)
 	d.check(c.Drain >= 0 && c.Drain <= maxDrain, "drain", "must be 0s to %s", maxDrain)
 	d.check(c.Limits.ResourcesPerRegistry > 0, "limits.resources_per_registry", "must be positive")

@@ -1,5 +1,11 @@
-// Package kubernetes makes the objects by which consumers that read nothing but
-// Kubernetes learn of what is served.
+// Package kubernetes writes objects for programs that read nothing but
+// Kubernetes and are to know of what is served.
+//
+// A [Consumer] has a cursor in a view, as sinks have. It writes while it holds
+// a Lease, each object as it has to be when its turn comes, and touches none
+// that is not its own: an object is changed or removed only as it was seen, by
+// uid and resourceVersion, with the consumer's label. What the API server
+// answers leads to another attempt, never to a removal.
 //
 // A [Stub] is for ambient. istiod makes its index for ztunnel and waypoints
 // from Kubernetes alone, but a waypoint takes the endpoints of a service from

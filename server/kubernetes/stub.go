@@ -10,12 +10,14 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	kjson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
 // Labels and annotations of objects.
@@ -32,6 +34,8 @@ const (
 // StubForm is the form of the ServiceEntries that [Stub.Object] reads: without
 // endpoints, and with the address that istiods have.
 var StubForm = encode.Form{Shape: encode.Workload, Address: true}
+
+var stubLayout = encode.NewLayout(StubForm)
 
 // Errors of [Stub.Object].
 var (
@@ -124,6 +128,15 @@ func (s *Stub) Object(entry *mcp.Resource) (*unstructured.Unstructured, error) {
 	annotations[HashAnnotation] = hash
 	o.SetAnnotations(annotations)
 	return o, nil
+}
+
+// ObjectOf is [Stub.Object] for a record of the state.
+func (s *Stub) ObjectOf(r *state.Record) (*unstructured.Unstructured, error) {
+	entry, e := new(mcp.Resource), r.Encode(stubLayout)
+	if err := proto.Unmarshal(e.Append(nil), entry); err != nil {
+		return nil, err
+	}
+	return s.Object(entry)
 }
 
 // hashOf returns the hash of an object: equal content has an equal one.

@@ -21,7 +21,9 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
 )
 
-var update = flag.Bool("update", false, "write what comes out into testdata")
+// update reports whether what comes out is written into testdata: the flag
+// -update of package servertest.
+func update() bool { return flag.Lookup("update").Value.String() == "true" }
 
 // input is the in.yaml of a golden.
 type input struct {
@@ -88,7 +90,7 @@ func TestGolden(t *testing.T) {
 			}
 			want := slices.Clone(archive.Files[:1])
 			want = append(want, out)
-			if *update {
+			if update() {
 				archive.Files = want
 				if err := os.WriteFile(file, txtar.Format(archive), 0o600); err != nil {
 					t.Fatal(err)

@@ -130,6 +130,10 @@ func (v *View) Changes(k Kind, c *state.Cursor) iter.Seq[state.Change] {
 	return v.data.Changes(k, c)
 }
 
+// Initialized reports whether the registries of a collection have completed a
+// first listing; see [state.DB.Initialized].
+func (v *View) Initialized(coll string) bool { return v.data.Initialized(coll) }
+
 // Revision returns the revision of what the view shows.
 func (v *View) Revision() state.Revision { return v.data.Revision() }
 

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
+)
+
+// A bridge writes what a consumer of its configuration says: after a reload
+// too, and after one without the consumer the objects stay. What dump prints is
+// what is written.
+func TestConsumer(t *testing.T) {
+	testenv.SkipIfShort(t)
+	t.Parallel()
+	kube := testkube.Start(t, testkube.Config{Istio: true})
+	kube.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: load}}")
+	file := filepath.Join(t.TempDir(), "isthmus.yaml")
+	const registries = "listen: {xds: \"127.0.0.1:0\", admin: {address: \"127.0.0.1:0\", allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nstate: {dir: \"\"}\nregistries: [{name: load, type: sim, config: {services: 3, changes_per_second: 0}}]\n"
+	consumers := fmt.Sprintf("consumers: {kubernetes: [{name: ambient, kubeconfig: %q, view: {namespaces: [load]}, labels: {team: shop}}]}\n", kube.Kubeconfig)
+	r := serveFile(t, file, registries)
+	if _, body := get(t, r.admin+"/api/v1/consumers"); !strings.Contains(body, `"items": []`) {
+		t.Errorf("without consumers there are %s", body)
+	}
+
+	r.reload(registries + consumers)
+	written := func() {
+		t.Helper()
+		testwait.Eventually(t, testenv.Patience, "three stubs", func() (string, bool) {
+			_, body := get(t, r.admin+"/metrics")
+			return body, strings.Contains(body, `isthmus_consumer_objects{consumer="ambient",state="written"} 3`)
+		})
+	}
+	written()
+	const list = "/apis/networking.istio.io/v1/namespaces/load/serviceentries?labelSelector=team%3Dshop,isthmus.io/consumer%3Dambient"
+	read := func() string {
+		t.Helper()
+		body, code, err := kube.Do(t.Context(), http.MethodGet, list, "", "", nil)
+		if err != nil || code != http.StatusOK {
+			t.Fatalf("status %d, %v: %s", code, err, body)
+		}
+		return string(body)
+	}
+	if n := strings.Count(read(), `.isthmus-stub","namespace":"load"`); n != 3 {
+		t.Errorf("the API server has %s", read())
+	}
+	if _, body := get(t, r.admin+"/api/v1/consumers/ambient/objects?q=written"); strings.Count(body, `.isthmus-stub"`) != 3 {
+		t.Errorf("the API lists %s", body)
+	}
+	if code, body := get(t, r.admin+"/api/v1/consumers/other/objects"); code != http.StatusNotFound {
+		t.Errorf("another consumer: %d %s", code, body)
+	}
+
+	d := start(t, "dump", "--config", file, "--for", "kubernetes", "--output", "json")
+	code := d.wait()
+	lines := strings.Fields(strings.Join(d.stdout.seen, "\n"))
+	if code != exitOK || len(lines) != 3 {
+		t.Fatalf("dump ended with %d and printed %d lines: %q", code, len(lines), lines)
+	}
+	for _, line := range lines {
+		_, hash, _ := strings.Cut(line, `"isthmus.io/hash":"`)
+		hash, _, _ = strings.Cut(hash, `"`)
+		if hash == "" || !strings.Contains(read(), hash) {
+			t.Errorf("dump prints %s, which is not what is written", line)
+		}
+	}
+
+	before := read()
+	r.reload(registries)
+	if _, body := get(t, r.admin+"/metrics"); strings.Contains(body, `isthmus_consumer_objects{`) {
+		t.Error("the consumer is still there")
+	}
+	r.reload(registries + consumers)
+	written()
+	if _, body := get(t, r.admin+"/metrics"); !strings.Contains(body, `isthmus_consumer_writes_total{consumer="ambient",result="applied"} 0`) {
+		t.Errorf("what is there was written again: %s", body)
+	}
+	after := read()
+	items := func(list string) string {
+		_, all, _ := strings.Cut(list, `"items":`)
+		all, _, _ = strings.Cut(all, `"kind":"ServiceEntryList"`)
+		return all
+	}
+	if items(before) != items(after) {
+		t.Errorf("the objects were\n%s\nand are\n%s", before, after)
+	}
+
+	replaceFile(t, file, registries+strings.ReplaceAll(consumers, kube.Kubeconfig, "/nowhere/kubeconfig"))
+	if code, a := post(t, r.admin+"/api/v1/reload", ""); code != http.StatusUnprocessableEntity || len(a.Problems) != 1 || a.Problems[0].Field != "consumers.kubernetes[0].kubeconfig" {
+		t.Errorf("a reload without the kubeconfig: %d %+v", code, a)
+	}
+}
