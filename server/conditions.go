@@ -188,7 +188,7 @@ func (a *assessor) registry(now time.Time, st *state.Status) (found []conditions
 		}
 	}
 	if len(st.Waits) > 0 && (down || now.Sub(st.WaitingSince) > startPatience) {
-		add(conditions.TypesWaiting, st.WaitingSince, "its first listing is not complete: %s; %s", a.s.unlisted(*st), heldWords(*st))
+		add(conditions.TypesWaiting, st.WaitingSince, "its first listing is not complete: %s; %s", a.s.unlisted(*st), waitingWords(*st))
 	}
 	if !st.Restored.IsZero() {
 		add(conditions.ServesRestored, a.s.started, "restored, %s", a.s.restoredSince(*st))

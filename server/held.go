@@ -32,7 +32,7 @@ func (s *Server) tellHeld(srv any, stream grpc.ServerStream, _ *grpc.StreamServe
 // held returns heldHeader, or nothing while no collection is held.
 func (s *Server) held() metadata.MD {
 	md := metadata.MD{}
-	for _, h := range s.db.Holds() {
+	for _, h := range s.db.Waits() {
 		for _, coll := range h.Collections {
 			md.Append(heldHeader, coll+" "+h.Registry+" "+h.Since.UTC().Format(time.RFC3339))
 		}
@@ -59,8 +59,8 @@ func registryOptions(cfg *config.Config) map[string]state.RegistryOptions {
 	return out
 }
 
-// heldWords describes which collections a registry holds, and since when.
-func heldWords(st state.Status) string {
+// waitingWords describes which collections a registry holds, and since when.
+func waitingWords(st state.Status) string {
 	what := strings.Join(st.Waits, ", ")
 	if len(st.Waits) == len(collection.All()) {
 		what = "every type"

@@ -556,7 +556,7 @@ func (s *Server) NotSynced() []string {
 			reason += fmt.Sprintf("; it began %s ago", since)
 		}
 		if len(st.Waits) > 0 {
-			reason += "; " + heldWords(st)
+			reason += "; " + waitingWords(st)
 		}
 		reasons = append(reasons, reason)
 	}
@@ -715,7 +715,7 @@ func (a source) NotReady() []string { return a.s.notReady() }
 func (a source) Conditions() []conditions.Condition { return a.s.Conditions() }
 
 // Kept implements admin.Source.
-func (a source) Kept(registry string) iter.Seq[state.Kept] { return a.s.db.Kept(registry) }
+func (a source) Removals(registry string) iter.Seq[state.Removal] { return a.s.db.Removals(registry) }
 
 // Decide implements admin.Source.
 func (a source) Decide(registry string, accept bool) (state.Protection, error) {
@@ -724,9 +724,9 @@ func (a source) Decide(registry string, accept bool) (state.Protection, error) {
 	case r == nil:
 		return state.Protection{}, admin.ErrNoRegistry
 	case accept:
-		return r.Accept()
+		return r.Allow()
 	default:
-		return r.Refuse()
+		return r.Keep()
 	}
 }
 
@@ -747,7 +747,7 @@ func (a source) Overview() admin.Overview {
 	for _, st := range s.db.Registries() {
 		sup := s.supervisor(st.Registry)
 		if p := st.Protection; p != nil && p.Pending && sup.Phase == supervisor.PhaseLive {
-			sup.Phase, sup.Sentence, sup.Since = supervisor.PhaseProtected, supervisor.PhaseProtected.Sentence(), p.Since
+			sup.Phase, sup.Sentence, sup.Since = supervisor.PhaseRemovalPaused, supervisor.PhaseRemovalPaused.Sentence(), p.Since
 		}
 		if sup.Waiting != "" {
 			sup.Sentence += " So far: " + sup.Waiting + "."

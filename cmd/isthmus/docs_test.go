@@ -69,7 +69,7 @@ func TestOperations(t *testing.T) {
 			}
 		}
 	}
-	for _, phase := range append(supervisor.Phases(), supervisor.PhaseRestored, supervisor.PhaseProtected) {
+	for _, phase := range append(supervisor.Phases(), supervisor.PhaseRestored, supervisor.PhaseRemovalPaused) {
 		if !strings.Contains(phases, "| `"+phase.String()+"` |") {
 			t.Errorf("docs/reference/phases.md lacks the phase %s", phase)
 		}

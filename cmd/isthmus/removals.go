@@ -63,10 +63,10 @@ func newRemovalsList() *cobra.Command {
 			if len(args) > 0 {
 				values.Set("registry", args[0])
 			}
-			all := []state.Kept{}
+			all := []state.Removal{}
 			for {
 				var page struct {
-					Items []state.Kept
+					Items []state.Removal
 					Next  string
 				}
 				text, err := getter(&c, address)(cmd.Context(), "/api/v1/removals?"+values.Encode())
@@ -95,7 +95,7 @@ func newRemovalsList() *cobra.Command {
 	return cmd
 }
 
-func writeRemovals(w io.Writer, all []state.Kept) error {
+func writeRemovals(w io.Writer, all []state.Removal) error {
 	if len(all) == 0 {
 		_, err := fmt.Fprintln(w, "No removal is paused.")
 		return err

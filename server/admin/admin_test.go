@@ -36,7 +36,7 @@ type world struct {
 	services  []state.ServiceStatus
 	resources []Resource
 	changes   []state.Event
-	kept      []state.Kept
+	kept      []state.Removal
 	decide    func(registry string, accept bool) (state.Protection, error)
 	explained Explanation
 	changed   chan struct{}
@@ -61,8 +61,8 @@ func (w *world) Samples() []state.Sample        { return w.samples }
 
 func (w *world) Conditions() []conditions.Condition { return w.overview.Conditions }
 
-func (w *world) Kept(registry string) iter.Seq[state.Kept] {
-	return func(yield func(state.Kept) bool) {
+func (w *world) Removals(registry string) iter.Seq[state.Removal] {
+	return func(yield func(state.Removal) bool) {
 		for _, k := range w.kept {
 			if (registry == "" || k.Registry == registry) && !yield(k) {
 				return
@@ -510,7 +510,7 @@ func TestFields(t *testing.T) {
 		services:  []state.ServiceStatus{{ShadowedBy: "dc1"}},
 		resources: []Resource{{Name: "n"}},
 		changes:   []state.Event{{Time: now, Registry: "dc1", Version: "v"}},
-		kept:      []state.Kept{{Service: "s", Until: now}},
+		kept:      []state.Removal{{Service: "s", Until: now}},
 	}, Options{})
 	item := func(list string) map[string]any {
 		return getJSON[struct{ Items []map[string]any }](t, s, "/api/v1/"+list).Items[0]

@@ -53,7 +53,7 @@ func (s *Server) removals(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	writeJSON(w, http.StatusOK, page(s.source.Kept(q.registry), q, func(k state.Kept) bool {
+	writeJSON(w, http.StatusOK, page(s.source.Removals(q.registry), q, func(k state.Removal) bool {
 		return either(q.collection, k.Collection) && contains(q.text, k.Name, k.Service)
-	}, func(k state.Kept) string { return k.Registry + " " + k.Collection + " " + k.Name }))
+	}, func(k state.Removal) string { return k.Registry + " " + k.Collection + " " + k.Name }))
 }

@@ -33,7 +33,7 @@ func TestDecide(t *testing.T) {
 		"keep":                {path: "dc1/removals/keep", header: map[string]string{"Content-Type": asJSON + "; charset=utf-8"}, code: 200, text: `"services": 7`, called: "dc1 false"},
 		"the page itself":     {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON, "Origin": "http://example.com", "Sec-Fetch-Site": "same-origin"}, code: 200, called: "dc1 true"},
 		"no registry":         {path: "dc9/removals/allow", header: map[string]string{"Content-Type": asJSON}, err: ErrNoRegistry, code: 404, text: "/api/v1/registries", called: "dc9 true"},
-		"nothing held back":   {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON}, err: state.ErrNothingKept, code: 409, text: "no removal is paused", called: "dc1 true"},
+		"nothing held back":   {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON}, err: state.ErrNothingPaused, code: 409, text: "no removal is paused", called: "dc1 true"},
 		"no content type":     {path: "dc1/removals/allow", code: 415, text: "Content-Type: application/json"},
 		"a form":              {path: "dc1/removals/allow", header: map[string]string{"Content-Type": "application/x-www-form-urlencoded"}, code: 415},
 		"plain text":          {path: "dc1/removals/allow", header: map[string]string{"Content-Type": "text/plain"}, code: 415},
@@ -73,12 +73,12 @@ func TestDecide(t *testing.T) {
 }
 
 // What is kept comes in pages, of one registry or of all.
-func TestKept(t *testing.T) {
+func TestRemovals(t *testing.T) {
 	w := &world{}
 	var want []string
 	for i := range 250 {
 		name := fmt.Sprintf("ns/web-%03d", i)
-		w.kept = append(w.kept, state.Kept{Registry: []string{"dc1", "dc2"}[i%2], Collection: "c", Name: name, Service: "ns/web", Reason: "r", Since: time.Now()})
+		w.kept = append(w.kept, state.Removal{Registry: []string{"dc1", "dc2"}[i%2], Collection: "c", Name: name, Service: "ns/web", Reason: "r", Since: time.Now()})
 		if i%2 == 1 {
 			want = append(want, name)
 		}
@@ -86,7 +86,7 @@ func TestKept(t *testing.T) {
 	s := New(w, Options{})
 	var got []string
 	for after := ""; ; {
-		page := getJSON[list[state.Kept]](t, s, "/api/v1/removals?registry=dc2&limit=7&after="+url.QueryEscape(after))
+		page := getJSON[list[state.Removal]](t, s, "/api/v1/removals?registry=dc2&limit=7&after="+url.QueryEscape(after))
 		if page.Total != 125 || len(page.Items) > 7 {
 			t.Fatalf("total %d, %d items", page.Total, len(page.Items))
 		}
@@ -100,7 +100,7 @@ func TestKept(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if page := getJSON[list[state.Kept]](t, s, "/api/v1/kept"); page.Total != 250 || len(page.Items) != DefaultLimit {
+	if page := getJSON[list[state.Removal]](t, s, "/api/v1/kept"); page.Total != 250 || len(page.Items) != DefaultLimit {
 		t.Errorf("of all registries: total %d, %d items", page.Total, len(page.Items))
 	}
 }
@@ -112,7 +112,7 @@ func TestHeldIsShown(t *testing.T) {
 	s := New(&world{overview: Overview{
 		Conditions: []conditions.Condition{conditions.New(conditions.RemovalPaused, "registry dc1", now, "protected: <b>")},
 		Registries: []Registry{
-			{Plugin: Plugin{Registry: "dc1", Phase: supervisor.PhaseProtected}, Served: Served{Required: true, Protection: &state.Protection{Pending: true, Services: 11, Of: 20, Endpoints: 22, Since: now.Add(-time.Minute), Until: now.Add(9 * time.Minute)}}},
+			{Plugin: Plugin{Registry: "dc1", Phase: supervisor.PhaseRemovalPaused}, Served: Served{Required: true, Protection: &state.Protection{Pending: true, Services: 11, Of: 20, Endpoints: 22, Since: now.Add(-time.Minute), Until: now.Add(9 * time.Minute)}}},
 			{Plugin: Plugin{Registry: "dc2", Phase: supervisor.PhaseSyncing}, Served: Served{Waits: []string{"networking.istio.io/ServiceEntry", "networking.istio.io/WorkloadEntry"}, WaitingSince: now.Add(-50 * time.Second)}},
 			{Plugin: Plugin{Registry: "dc3", Phase: supervisor.PhaseDegraded}, Served: Served{Released: true, Protection: &state.Protection{Services: 3, Of: 9}}, Error: "connection refused"},
 		},

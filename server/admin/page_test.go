@@ -155,7 +155,7 @@ func TestExplainSummary(t *testing.T) {
 		"away":        {Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Listed: true, Error: "refused"}}}, "Registry dc1 cannot be followed, so it may have the host by now: refused."},
 		"no registry": {Explanation{}, "The configuration has no registry; add one under registries."},
 		"protected": {
-			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Claims: []state.Claim{{Name: "ns/web", Outcome: "served", RemovalCount: 2, Removals: []state.Kept{{Reason: "swept", Until: until}}}}}}},
+			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Claims: []state.Claim{{Name: "ns/web", Outcome: "served", RemovalCount: 2, Removals: []state.Removal{{Reason: "swept", Until: until}}}}}}},
 			"Registry dc1 no longer has 2 resources of ns/web, which is still served (swept), until 03:04:05 UTC: isthmus removals allow dc1 removes it now, isthmus removals keep dc1 keeps it.",
 		},
 		"filtered": {

@@ -40,13 +40,13 @@ type Source interface {
 	Samples() []state.Sample
 	// Kept yields what is served although its registry no longer has it, in any
 	// order: of one registry, or of all if the name is empty.
-	Kept(registry string) iter.Seq[state.Kept]
+	Removals(registry string) iter.Seq[state.Removal]
 	// Explain follows one host, in lower case, from registries to sinks.
 	// Unlike the others it may take seconds, as it asks the plugins.
 	Explain(ctx context.Context, host string) Explanation
 	// Decide accepts or refuses what is held back of a registry's removals, and
 	// returns what that was. The error is [ErrNoRegistry],
-	// [state.ErrNothingKept] or [state.ErrAlreadyRefused].
+	// [state.ErrNothingPaused] or [state.ErrAlreadyKept].
 	Decide(registry string, accept bool) (state.Protection, error)
 }
 

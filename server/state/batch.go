@@ -184,7 +184,7 @@ func (b *batch) claim(c *Record, isNew bool) {
 	old := t.claim(c.Name(), b.r)
 	if old != nil {
 		b.r.bytes -= old.Size()
-		b.r.unkeep(old)
+		b.r.resume(old)
 	}
 	b.r.bytes += c.Size()
 	t.put(c)
@@ -209,7 +209,7 @@ func (b *batch) claim(c *Record, isNew bool) {
 func (b *batch) disclaim(c *Record) {
 	t := c.kind.collection
 	b.touch(t, c.Name())
-	b.r.unkeep(c)
+	b.r.resume(c)
 	if c.isService() {
 		b.r.guard.Live--
 	}
@@ -266,7 +266,7 @@ func (b *batch) set(p *encode.Part) error {
 	case c == nil:
 	case c.of == nil:
 		if c.Seen = b.r.listing; c.Sum() == p.Hash {
-			b.r.unkeep(c)
+			b.r.resume(c)
 			return nil
 		}
 	default: // it belonged to a service
@@ -292,7 +292,7 @@ func (b *batch) setEntry(p *encode.Part) error {
 	}
 	if c != nil {
 		if c.Seen = b.r.listing; c.Sum() == p.Hash {
-			b.r.unkeep(c)
+			b.r.resume(c)
 			return nil
 		}
 	}
@@ -353,7 +353,7 @@ func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 	}
 	e := b.db.tables[collection.ServiceEntry].claim(serviceName, b.r)
 	if e == nil || e.parts == nil {
-		if _, refused := b.r.refused[problems.ResourceID(collection.ServiceEntry, serviceName)]; refused {
+		if _, refused := b.r.rejected[problems.ResourceID(collection.ServiceEntry, serviceName)]; refused {
 			return fmt.Errorf("its service %q is not there, as its ServiceEntry was refused", serviceName)
 		}
 		return fmt.Errorf("its service %q is not there; its ServiceEntry has to come first, or in the same batch", serviceName)
@@ -364,7 +364,7 @@ func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 	}
 	if c != nil && c.of == s && c.Sum() == p.Hash {
 		c.Seen = b.r.listing
-		b.r.unkeep(c)
+		b.r.resume(c)
 		return nil
 	}
 	switch {
@@ -418,7 +418,7 @@ func (s *service) each(f func(*Record)) {
 
 // remove removes the registry's resource of that name, if any.
 func (b *batch) remove(coll, name string) {
-	b.r.forgetRefusal(coll, name)
+	b.r.forgetRejection(coll, name)
 	if t := b.db.tables[coll]; t != nil {
 		if c := t.claim(name, b.r); c != nil {
 			b.removeRecord(c)
@@ -428,8 +428,8 @@ func (b *batch) remove(coll, name string) {
 
 func (b *batch) removeRecord(c *Record) {
 	s := c.of
-	was := c.marked(isKept)
-	b.r.unkeep(c)
+	was := c.marked(isPaused)
+	b.r.resume(c)
 	var instances []*Record
 	switch {
 	case c.IsInstance():
@@ -443,7 +443,7 @@ func (b *batch) removeRecord(c *Record) {
 	case c.parts != nil:
 		// Instances cannot be served without their entry.
 		s.each(func(i *Record) {
-			if !i.marked(isKept) {
+			if !i.marked(isPaused) {
 				instances = append(instances, i)
 			}
 			b.disclaim(i)
@@ -475,7 +475,7 @@ func (b *batch) relist(services []string) {
 		if u.isNameless() {
 			b.r.nameless = b.r.listing
 		}
-		b.r.keep(u.id())
+		b.r.retain(u.id())
 	}
 	if b.r.nameless == b.r.listing {
 		return
@@ -483,10 +483,10 @@ func (b *batch) relist(services []string) {
 	var gone losses
 	for _, name := range services {
 		c := b.db.tables[collection.ServiceEntry].claim(name, b.r)
-		if c == nil || c.parts == nil || c.of.kept != b.r.listing {
+		if c == nil || c.parts == nil || c.of.retained != b.r.listing {
 			continue
 		}
-		c.of.kept = 0
+		c.of.retained = 0
 		c.of.each(func(i *Record) {
 			if i.Seen != b.r.listing {
 				gone.add(i)
@@ -508,10 +508,10 @@ func (b *batch) sweep() {
 		r.log.Warn("the listing removes nothing, as something in it cannot be named", "see", "/api/v1/registries")
 		return
 	}
-	r.db.book.change(func() { r.refused.Sweep(r.listing) })
+	r.db.book.change(func() { r.rejected.Sweep(r.listing) })
 	var gone losses
 	r.claims(func(_ *table, c *Record) {
-		if c.Seen != r.listing && (!c.IsInstance() || c.of.kept != r.listing) {
+		if c.Seen != r.listing && (!c.IsInstance() || c.of.retained != r.listing) {
 			gone.add(c)
 		}
 	})

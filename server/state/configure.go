@@ -183,7 +183,7 @@ func (r *Registry) rename(name string) {
 	if r.status.Synced {
 		d.metrics.setSynced(r)
 	}
-	d.metrics.setProtected(r)
+	d.metrics.setPaused(r)
 }
 
 // republish moves each name of a renamed registry to the end of the logs, for
@@ -223,6 +223,6 @@ func (r *Registry) empty() {
 	}
 	b.commit()
 	r.reported, r.skipped = problems.NewList(), problems.NewList()
-	d.book.change(func() { r.refused = nil })
+	d.book.change(func() { r.rejected = nil })
 	r.log.Info("the registry is no longer in the configuration; what it had is removed", "resources", len(all))
 }

@@ -146,7 +146,7 @@ func TestKeptDuringReload(t *testing.T) {
 		}
 	}()
 	for range 100 {
-		if n := len(slices.Collect(e.Kept(""))); n != 45 {
+		if n := len(slices.Collect(e.Removals(""))); n != 45 {
 			t.Errorf("%d resources are held back, want 15 services and 30 endpoints", n)
 		}
 	}

@@ -157,7 +157,7 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 		d.registries = append(d.registries, newRegistry(d, name, n))
 	}
 	d.waiting = d.waitingNow()
-	d.metrics.setHeld(d, d.waiting)
+	d.metrics.setWaiting(d, d.waiting)
 	d.publish()
 	return d
 }
@@ -387,22 +387,22 @@ func (d *DB) waitingNow() map[string][]string {
 	behind := 0
 	defer func() { d.behind.Store(int64(behind)) }()
 	for _, r := range d.registries {
-		held := r.holds()
-		for _, coll := range held {
+		names := r.waits()
+		for _, coll := range names {
 			out[coll] = append(out[coll], r.name)
 		}
-		if len(held) > 0 || r.waitedFor() && r.collections != nil && len(r.collections) == 0 {
+		if len(names) > 0 || r.waitedFor() && r.collections != nil && len(r.collections) == 0 {
 			behind++
 		}
 	}
 	return out
 }
 
-// wake publishes which collections are held back, and wakes all readers. The
+// wake publishes which collections wait, and wakes all readers. The
 // caller holds apply.
 func (d *DB) wake() {
 	waiting := d.waitingNow()
-	d.metrics.setHeld(d, waiting)
+	d.metrics.setWaiting(d, waiting)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.waiting = waiting

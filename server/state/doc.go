@@ -25,9 +25,9 @@
 // plugin that exits, hangs or sends invalid data removes nothing.
 //
 // A removal that would leave less than a share of a registry's services is
-// treated as an accident and held back: the resources remain claims of their
-// registry, marked and listed by [DB.Kept], until the registry reports them
-// again, [Registry.Accept] removes them or their time expires. [Protect] has
+// treated as an accident and paused: the resources remain claims of their
+// registry, marked and listed by [DB.Removals], until the registry reports them
+// again, [Registry.Allow] removes them or their time expires. [Protect] has
 // the rules.
 //
 // # Ownership

@@ -10,8 +10,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state/problems"
 )
 
-// maxKeptShown bounds the retained resources of a claim that are listed.
-const maxKeptShown = 100
+// maxRemovalsShown bounds the retained resources of a claim that are listed.
+const maxRemovalsShown = 100
 
 // Claim is a ServiceEntry of a registry, with what became of it.
 type Claim struct {
@@ -34,12 +34,12 @@ type Claim struct {
 	Rejected string `json:"rejected,omitempty"`
 	// Removals is what is served of it after its registry removed it, at most
 	// 100 of RemovalCount.
-	Removals     []Kept `json:"removals,omitempty"`
-	RemovalCount int    `json:"removal_count,omitempty"`
+	Removals     []Removal `json:"removals,omitempty"`
+	RemovalCount int       `json:"removal_count,omitempty"`
 	// The same under the names that these fields had before, for this release.
-	Refused   string `json:"refused,omitempty"`
-	Kept      []Kept `json:"kept,omitempty"`
-	KeptCount int    `json:"kept_count,omitempty"`
+	Refused   string    `json:"refused,omitempty"`
+	Kept      []Removal `json:"kept,omitempty"`
+	KeptCount int       `json:"kept_count,omitempty"`
 	// Inline and Workload are the revisions of the newest change, in each
 	// shape.
 	Inline   Revision `json:"-"`
@@ -81,7 +81,7 @@ func (d *DB) explainLocked(r *Record) Claim {
 	c := Claim{
 		Registry: r.Registry(), Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(), Version: r.Version().String(), Outcome: "served",
 		Inline: r.place[encode.Inline], Workload: r.place[encode.Workload],
-		Rejected: of.refused[problems.ResourceID(collection.ServiceEntry, r.Name())].Reason,
+		Rejected: of.rejected[problems.ResourceID(collection.ServiceEntry, r.Name())].Reason,
 	}
 	for i := range r.Instances() {
 		c.Workload = max(c.Workload, i.place[encode.Workload])
@@ -97,20 +97,20 @@ func (d *DB) explainLocked(r *Record) Claim {
 			c.Reason = rule
 		}
 	}
-	for name, item := range of.guard.kept {
-		k := Kept{Registry: r.Registry(), Collection: name.table.name, Name: name.name, Since: item.Since, Until: of.guard.Config.Until(item), Reason: item.Reason()}
-		held := name.table.claimShared(name.name, of)
-		if held != r && (held == nil || !held.IsInstance() || r.of == nil || held.of != r.of) {
+	for name, item := range of.guard.paused {
+		k := Removal{Registry: r.Registry(), Collection: name.table.name, Name: name.name, Since: item.Since, Until: of.guard.Config.Until(item), Reason: item.Reason()}
+		paused := name.table.claimShared(name.name, of)
+		if paused != r && (paused == nil || !paused.IsInstance() || r.of == nil || paused.of != r.of) {
 			continue
 		}
-		if held != r {
-			k.Service = held.of.name
+		if paused != r {
+			k.Service = paused.of.name
 		}
 		c.Removals = append(c.Removals, k)
 	}
-	slices.SortFunc(c.Removals, func(a, b Kept) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(c.Removals, func(a, b Removal) int { return strings.Compare(a.Name, b.Name) })
 	c.RemovalCount = len(c.Removals)
-	c.Removals = c.Removals[:min(len(c.Removals), maxKeptShown)]
+	c.Removals = c.Removals[:min(len(c.Removals), maxRemovalsShown)]
 	c.Refused, c.Kept, c.KeptCount = c.Rejected, c.Removals, c.RemovalCount
 	return c
 }

@@ -10,9 +10,9 @@ import (
 )
 
 type metrics struct {
-	changes, refused *prometheus.CounterVec
-	resources, bytes, listing, restored, synced, stale, problems, reasons, leftOut, services, instances,
-	held, protected, kept, conflicts *prometheus.GaugeVec
+	changes, rejected *prometheus.CounterVec
+	resources, bytes, listing, restored, synced, stale, problems, reasons, skipped, services, instances,
+	waiting, paused, removals, conflicts *prometheus.GaugeVec
 }
 
 func newMetrics(d *DB, reg prometheus.Registerer) *metrics {
@@ -26,7 +26,7 @@ func newMetrics(d *DB, reg prometheus.Registerer) *metrics {
 	}
 	m := &metrics{
 		changes:   counter("isthmus_changes_total", "Changes of resources that came from a registry; an endpoint counts once, as a WorkloadEntry.", "collection", "op"),
-		refused:   counter("isthmus_rejected_total", "Resources from a plugin that were rejected; the last good one is served."),
+		rejected:  counter("isthmus_rejected_total", "Resources from a plugin that were rejected; the last good one is served."),
 		resources: gauge("isthmus_resources", "Resources that are served.", "collection"),
 		bytes:     gauge("isthmus_registry_bytes", "Bytes of the registry's resources, as limits.bytes_per_registry counts them."),
 		listing:   gauge("isthmus_registry_listing_since_timestamp_seconds", "Since when the registry's listing is incomplete. Absent while it is complete."),
@@ -35,24 +35,24 @@ func newMetrics(d *DB, reg prometheus.Registerer) *metrics {
 		stale:     gauge("isthmus_registry_stale", "1 while the registry cannot be followed; nothing is removed meanwhile."),
 		problems:  gauge("isthmus_registry_problems", "Things in the registry that cannot be served as they are."),
 		reasons:   gauge("isthmus_registry_problem_reasons", "The same by the field of the configuration that would change it, or by what else it is.", "reason"),
-		leftOut:   gauge("isthmus_registry_skipped", "Things in the registry that are not meant to be served, by the field of the configuration that would change it.", "reason"),
+		skipped:   gauge("isthmus_registry_skipped", "Things in the registry that are not meant to be served, by the field of the configuration that would change it.", "reason"),
 		services:  gauge("isthmus_registry_services", "Services that the registry's plugin knows of."),
 		instances: gauge("isthmus_registry_instances", "Instances that the registry's plugin knows of."),
 	}
-	m.protected = gauge("isthmus_registry_removal_paused", "1 while a removal of the registry looks like an accident and waits for a decision.")
-	m.kept = gauge("isthmus_registry_removals", "Resources that are served although the registry no longer has them.")
-	m.held = auto.NewGaugeVec(prometheus.GaugeOpts{
+	m.paused = gauge("isthmus_registry_removal_paused", "1 while a removal of the registry looks like an accident and waits for a decision.")
+	m.removals = gauge("isthmus_registry_removals", "Resources that are served although the registry no longer has them.")
+	m.waiting = auto.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "isthmus_waiting", Help: "1 while the collection waits for a registry to complete its first listing.",
 	}, []string{"collection"})
 	m.conflicts = auto.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "isthmus_conflicts", Help: "Hosts that several services have, by the policy of conflicts that holds.",
 	}, []string{"policy"})
 	reg.MustRegister(
-		oldName{m.held, "isthmus_held", "isthmus_waiting", []string{"collection"}},
-		oldName{m.protected, "isthmus_registry_protected", "isthmus_registry_removal_paused", registry},
-		oldName{m.kept, "isthmus_registry_kept", "isthmus_registry_removals", registry},
-		oldName{m.leftOut, "isthmus_registry_left_out", "isthmus_registry_skipped", []string{"registry", "reason"}},
-		oldName{m.refused, "isthmus_refused_total", "isthmus_rejected_total", registry},
+		oldName{m.waiting, "isthmus_held", "isthmus_waiting", []string{"collection"}},
+		oldName{m.paused, "isthmus_registry_protected", "isthmus_registry_removal_paused", registry},
+		oldName{m.removals, "isthmus_registry_kept", "isthmus_registry_removals", registry},
+		oldName{m.skipped, "isthmus_registry_left_out", "isthmus_registry_skipped", []string{"registry", "reason"}},
+		oldName{m.rejected, "isthmus_refused_total", "isthmus_rejected_total", registry},
 	)
 	m.setConflicts(nil)
 	auto.NewGaugeFunc(prometheus.GaugeOpts{
@@ -119,21 +119,21 @@ func (m *metrics) begin(r *Registry) {
 	m.setServed(r)
 	m.synced.WithLabelValues(r.name).Set(0)
 	m.setBytes(r)
-	m.refused.WithLabelValues(r.name).Add(0)
-	m.setProtected(r)
+	m.rejected.WithLabelValues(r.name).Add(0)
+	m.setPaused(r)
 }
 
-// setHeld sets which collections are held, given the registries that each waits
+// setWaiting sets which collections wait, given the registries that each waits
 // for.
-func (m *metrics) setHeld(d *DB, waiting map[string][]string) {
+func (m *metrics) setWaiting(d *DB, waiting map[string][]string) {
 	for name := range d.tables {
-		m.held.WithLabelValues(name).Set(float64(min(len(waiting[name]), 1)))
+		m.waiting.WithLabelValues(name).Set(float64(min(len(waiting[name]), 1)))
 	}
 }
 
-func (m *metrics) setProtected(r *Registry) {
-	m.protected.WithLabelValues(r.name).Set(float64(min(r.guard.Pending, 1)))
-	m.kept.WithLabelValues(r.name).Set(float64(len(r.guard.kept)))
+func (m *metrics) setPaused(r *Registry) {
+	m.paused.WithLabelValues(r.name).Set(float64(min(r.guard.Pending, 1)))
+	m.removals.WithLabelValues(r.name).Set(float64(len(r.guard.paused)))
 }
 
 func (m *metrics) setBytes(r *Registry) { m.bytes.WithLabelValues(r.name).Set(float64(r.bytes)) }
@@ -170,9 +170,9 @@ func (m *metrics) setProblems(r *Registry) {
 		m.reasons.WithLabelValues(r.name, reason).Set(float64(n))
 	}
 	for reason, n := range r.skipped.By {
-		m.leftOut.WithLabelValues(r.name, reason).Set(float64(n))
+		m.skipped.WithLabelValues(r.name, reason).Set(float64(n))
 	}
-	m.reasons.WithLabelValues(r.name, problems.OfRefusal).Set(float64(len(r.refused)))
+	m.reasons.WithLabelValues(r.name, problems.OfRejection).Set(float64(len(r.rejected)))
 	m.reasons.WithLabelValues(r.name, problems.OfNetwork).Set(float64(r.unaddressed))
 	m.reasons.WithLabelValues(r.name, problems.OfShadow).Set(float64(r.shadowed + r.disputed))
 }
@@ -192,7 +192,7 @@ func (m *metrics) forget(registry string) {
 	labels := prometheus.Labels{"registry": registry}
 	for _, v := range []interface {
 		DeletePartialMatch(labels prometheus.Labels) int
-	}{m.changes, m.refused, m.resources, m.bytes, m.listing, m.synced, m.stale, m.problems, m.reasons, m.leftOut, m.services, m.instances, m.restored, m.protected, m.kept} {
+	}{m.changes, m.rejected, m.resources, m.bytes, m.listing, m.synced, m.stale, m.problems, m.reasons, m.skipped, m.services, m.instances, m.restored, m.paused, m.removals} {
 		v.DeletePartialMatch(labels)
 	}
 }

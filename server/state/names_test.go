@@ -40,7 +40,7 @@ func TestReadersDoNotWait(t *testing.T) {
 		for _, st := range e.Registries() {
 			out = append(out, fmt.Sprint(st.Registry, " has ", st.Resources[collection.ServiceEntry], ", problems ", e.Registry(st.Registry).Status().ProblemCount))
 		}
-		e.Holds()
+		e.Waits()
 		e.Similar("wep.example.org", 1)
 		return out
 	}

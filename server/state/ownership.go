@@ -17,7 +17,7 @@ type lineOfShadow struct {
 // eligible reports whether the record would be served if its registry had
 // precedence. Instances of a service that is not served are not eligible.
 func (r *Record) eligible() bool {
-	return !r.Is(record.Tombstone) && (!r.IsInstance() || r.Is(record.Derived) || !r.of.keptBack && !r.of.isReplaced())
+	return !r.Is(record.Tombstone) && (!r.IsInstance() || r.Is(record.Derived) || !r.of.aside && !r.of.isReplaced())
 }
 
 // settle selects the served claim on a name and marks the shadowed ones. For
@@ -49,8 +49,8 @@ func (b *batch) settle(t *table, name string) {
 		if d.setShadowed(c, shadowed) && shadowed && owner != nil && owner.kind.registry != r {
 			b.fresh = append(b.fresh, lineOfShadow{c, owner.kind.registry})
 		}
-		if c.parts != nil && c.of.keptBack != aside(c) {
-			c.of.keptBack = !c.of.keptBack
+		if c.parts != nil && c.of.aside != aside(c) {
+			c.of.aside = !c.of.aside
 			c.of.each(func(i *Record) { b.touch(d.tables[collection.WorkloadEntry], i.Name()) })
 		}
 	}

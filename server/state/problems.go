@@ -68,7 +68,7 @@ func (r *Registry) sayState() {
 		r.log.Warn("the registry can not be followed; its types are served without it", append(more, "err", r.status.Error)...)
 	case r.status.Error != "":
 		r.log.Warn("the registry can not be followed; its types wait for its first listing",
-			append(more, "err", r.status.Error, "waiting_since", r.begun, "waiting", r.holds())...)
+			append(more, "err", r.status.Error, "waiting_since", r.begun, "waiting", r.waits())...)
 	default:
 		r.log.Info("the registry is followed again", more...)
 	}
@@ -98,10 +98,10 @@ func (r *Registry) summarize(listed bool) {
 	}
 }
 
-// forgetRefusal removes a resource from the refused ones.
-func (r *Registry) forgetRefusal(coll, name string) {
-	if len(r.refused) > 0 {
-		r.db.book.change(func() { r.refused.Forget(coll, name) })
+// forgetRejection removes a resource from the refused ones.
+func (r *Registry) forgetRejection(coll, name string) {
+	if len(r.rejected) > 0 {
+		r.db.book.change(func() { r.rejected.Forget(coll, name) })
 	}
 }
 
@@ -109,10 +109,10 @@ func (r *Registry) forgetRefusal(coll, name string) {
 // ones.
 func (r *Registry) note(u *upsert) {
 	if u.err == nil {
-		r.forgetRefusal(u.part.Collection, u.part.Name)
+		r.forgetRejection(u.part.Collection, u.part.Name)
 		return
 	}
-	r.db.metrics.refused.WithLabelValues(r.name).Inc()
+	r.db.metrics.rejected.WithLabelValues(r.name).Inc()
 	text := clip.Text(u.err.Error(), problems.MaxReason)
 	reason := text + "; rejected, the last good one is served"
 	coll, name := u.id()
@@ -124,49 +124,50 @@ func (r *Registry) note(u *upsert) {
 		r.nameless = r.listing
 		reason = text + "; rejected; as its name cannot be read, a listing with it removes nothing"
 	} else {
-		r.keep(coll, name)
+		r.retain(coll, name)
 	}
 	id := problems.ResourceID(coll, name)
 	l, isLimit := errors.AsType[*limitError](u.err)
 	if isLimit && r.limit.Reached(l.field) {
 		r.log.Warn("the registry has reached a limit; what is beyond it is rejected", "limit", l.field, "value", l.value)
 	}
-	have, listed := r.refused[id]
-	if !listed && len(r.refused) >= problems.Max {
+	have, listed := r.rejected[id]
+	if !listed && len(r.rejected) >= problems.Max {
 		r.reported.Beyond++
 		return
 	}
-	r.db.book.change(func() { r.refused[id] = problems.Refusal{Reason: reason, Seen: r.listing} })
+	r.db.book.change(func() { r.rejected[id] = problems.Rejection{Reason: reason, Seen: r.listing} })
 	if !isLimit && have.Reason != reason && r.line() {
 		r.log.Warn("resource rejected", "id", id, "err", text)
 	}
 }
 
-// keepAll marks a resource that the plugin cannot send as listed, like keep. A
-// service retains all its instances. Without a name, any resource may be meant.
-func (r *Registry) keepAll(coll, name string) {
+// retainAll marks a resource that the plugin cannot send as listed, like
+// retain. A service retains all its instances. Without a name, any resource may
+// be meant.
+func (r *Registry) retainAll(coll, name string) {
 	if name == "" {
 		r.nameless = r.listing
 		return
 	}
-	r.keep(coll, name)
+	r.retain(coll, name)
 	if coll == "" || coll == collection.ServiceEntry {
 		if c := r.db.tables[collection.ServiceEntry].claim(name, r); c != nil && c.parts != nil {
-			c.of.kept = r.listing
+			c.of.retained = r.listing
 			if c.of.counts.Paused > 0 {
-				c.of.each(r.unkeep)
+				c.of.each(r.resume)
 			}
 		}
 	}
 }
 
-// keep marks a resource as listed although its new content was refused: the
+// retain marks a resource as listed although its new content was refused: the
 // last good content stays. Without a collection this applies to every resource
 // of the name, and for an instance to its service.
-func (r *Registry) keep(coll, name string) {
+func (r *Registry) retain(coll, name string) {
 	if coll == "" {
 		for coll := range r.db.tables {
-			r.keep(coll, name)
+			r.retain(coll, name)
 		}
 		return
 	}
@@ -176,11 +177,11 @@ func (r *Registry) keep(coll, name string) {
 	}
 	if c := t.claim(name, r); c != nil {
 		c.Seen = r.listing
-		r.unkeep(c)
+		r.resume(c)
 		if c.IsInstance() {
 			e := c.of.entry()
 			e.Seen = r.listing
-			r.unkeep(e)
+			r.resume(e)
 		}
 	}
 }
@@ -193,7 +194,7 @@ func (r *Registry) problem(id, reason string) {
 }
 
 func (r *Registry) countProblems() {
-	r.status.ProblemCount = r.reported.Len() + len(r.refused) + r.shadowed + r.disputed + r.unaddressed + min(r.reported.Beyond, 1)
+	r.status.ProblemCount = r.reported.Len() + len(r.rejected) + r.shadowed + r.disputed + r.unaddressed + min(r.reported.Beyond, 1)
 	r.status.SkippedCount = r.skipped.Len()
 	r.db.metrics.setProblems(r)
 }
@@ -207,8 +208,8 @@ func (r *Registry) unsortedProblems() []Problem {
 	d := r.db
 	d.apply.Lock()
 	defer d.apply.Unlock()
-	out := r.reported.Append(make([]Problem, 0, r.reported.Len()+len(r.refused)+r.shadowed))
-	out = r.refused.Append(out)
+	out := r.reported.Append(make([]Problem, 0, r.reported.Len()+len(r.rejected)+r.shadowed))
+	out = r.rejected.Append(out)
 	if n := r.reported.Beyond; n > 0 {
 		out = append(out, Problem{ID: "more", Reason: fmt.Sprintf("%d times since the listing began something was wrong that is not listed, "+
 			"since there are %d problems of its kind already", n, problems.Max)})

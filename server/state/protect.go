@@ -12,28 +12,28 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state/protect"
 )
 
-// Protect says which removals are treated as accidental and held back.
+// Protect says which removals are treated as accidental and paused.
 type Protect = protect.Config
 
-// ProtectService says which endpoint removals of a service are held back.
+// ProtectService says which endpoint removals of a service are paused.
 type ProtectService = protect.Service
 
 // ProtectWindow is how far back counts are compared with.
 const ProtectWindow = protect.Window
 
-// Errors of [Registry.Accept] and [Registry.Refuse].
+// Errors of [Registry.Allow] and [Registry.Keep].
 var (
-	// ErrNothingKept is returned if no removal is held back.
-	ErrNothingKept = errors.New("no removal is paused: the registry has everything that is served of it")
-	// ErrAlreadyRefused is returned if no removal awaits a decision.
-	ErrAlreadyRefused = errors.New("everything whose removal is paused is kept already; isthmus removals allow is still possible")
+	// ErrNothingPaused is returned if no removal is paused.
+	ErrNothingPaused = errors.New("no removal is paused: the registry has everything that is served of it")
+	// ErrAlreadyKept is returned if no removal awaits a decision.
+	ErrAlreadyKept = errors.New("everything whose removal is paused is kept already; isthmus removals allow is still possible")
 )
 
 // Protection summarizes the paused removals of a registry.
 type Protection = protect.Protection
 
-// Kept is a resource that is still served after its registry removed it.
-type Kept struct {
+// Removal is a resource that is still served after its registry removed it.
+type Removal struct {
 	Registry   string    `json:"registry"`
 	Collection string    `json:"collection"`
 	Name       string    `json:"name"`
@@ -46,13 +46,13 @@ type Kept struct {
 // guard is the state of [Protect] for one registry, guarded by DB.apply.
 type guard struct {
 	protect.Guard
-	kept map[keptName]*protect.Item // nil until first used
-	runs map[*service]struct{}      // services that lost or got endpoints of late
-	run  protect.Run[*lostService]
-	told time.Time // time of the last log line
+	paused map[claimName]*protect.Item // nil until first used
+	runs   map[*service]struct{}       // services that lost or got endpoints of late
+	run    protect.Run[*lostService]
+	told   time.Time // time of the last log line
 }
 
-type keptName struct {
+type claimName struct {
 	table *table
 	name  string
 }
@@ -121,24 +121,24 @@ func (r *Registry) countRestored() {
 // isService reports whether the record is a ServiceEntry published unchanged.
 func (r *Record) isService() bool { return r.of == nil && r.Collection() == collection.ServiceEntry }
 
-// setKept marks a resource as retained, for readers too; nil ends that.
-func (r *Registry) setKept(c *Record, why *protect.Item) {
-	g, name := &r.guard, keptName{c.kind.collection, c.Name()}
+// setPaused marks a resource as retained, for readers too; nil ends that.
+func (r *Registry) setPaused(c *Record, why *protect.Item) {
+	g, name := &r.guard, claimName{c.kind.collection, c.Name()}
 	r.db.book.change(func() {
-		c.mark(isKept, why != nil)
+		c.mark(isPaused, why != nil)
 		if why == nil {
-			delete(g.kept, name)
+			delete(g.paused, name)
 			return
 		}
-		if g.kept == nil {
-			g.kept = make(map[keptName]*protect.Item)
+		if g.paused == nil {
+			g.paused = make(map[claimName]*protect.Item)
 		}
-		g.kept[name] = why
+		g.paused[name] = why
 	})
 }
 
-// countKept adds n to the counts that include the retained resource.
-func (g *guard) countKept(c *Record, n int) {
+// countPaused adds n to the counts that include the retained resource.
+func (g *guard) countPaused(c *Record, n int) {
 	switch {
 	case c.IsInstance():
 		c.of.counts.Pause(&g.Guard, n, time.Now())
@@ -153,25 +153,24 @@ func (g *guard) countKept(c *Record, n int) {
 	}
 }
 
-// unkeep ends the retention of a resource that its registry has again or that
+// resume ends the retention of a resource that its registry has again or that
 // is being removed.
-func (r *Registry) unkeep(c *Record) {
-	if !c.marked(isKept) {
+func (r *Registry) resume(c *Record) {
+	if !c.marked(isPaused) {
 		return
 	}
 	g := &r.guard
-	g.Count(g.kept[keptName{c.kind.collection, c.Name()}], -1)
-	r.setKept(c, nil)
-	g.countKept(c, -1)
+	g.Count(g.paused[claimName{c.kind.collection, c.Name()}], -1)
+	r.setPaused(c, nil)
+	g.countPaused(c, -1)
 }
 
-// protectionChanged logs changes of the removals held back at the end of a
-// batch.
+// protectionChanged logs changes of the paused removals at the end of a batch.
 func (r *Registry) protectionChanged(before, kept int) {
 	g := &r.guard
 	switch {
 	case before == 0 && g.Pending == 0:
-		if kept == len(g.kept) {
+		if kept == len(g.paused) {
 			return
 		}
 	case g.Pending == 0:
@@ -183,7 +182,7 @@ func (r *Registry) protectionChanged(before, kept int) {
 		r.log.Warn("a removal looks like an accident and is paused", "services", p.Services, "of", p.Of, "endpoints", p.Endpoints,
 			"resources", p.Resources, "put_back", p.PutBack, "until", p.Until, "decide", "isthmus removals allow "+r.name+" or isthmus removals keep "+r.name)
 	}
-	r.db.metrics.setProtected(r)
+	r.db.metrics.setPaused(r)
 	r.db.remark()
 }
 
@@ -191,15 +190,15 @@ func (r *Registry) protectionChanged(before, kept int) {
 func (r *Registry) endProtection() {
 	g := &r.guard
 	g.Since, g.told = time.Time{}, time.Time{}
-	if len(g.kept) == 0 {
-		r.db.book.change(func() { g.kept = nil })
+	if len(g.paused) == 0 {
+		r.db.book.change(func() { g.paused = nil })
 		g.Of = 0
 	}
-	r.db.metrics.setProtected(r)
+	r.db.metrics.setPaused(r)
 	r.db.remark()
 }
 
-// Protection summarizes the removals held back; ok is false if there are none.
+// Protection summarizes the paused removals; ok is false if there are none.
 func (r *Registry) Protection() (p Protection, ok bool) {
 	if now := r.Status().Protection; now != nil {
 		return *now, true
@@ -207,35 +206,35 @@ func (r *Registry) Protection() (p Protection, ok bool) {
 	return p, false
 }
 
-// Accept applies all removals that are held back, including refused ones, and
-// returns their summary. The error is [ErrNothingKept].
-func (r *Registry) Accept() (Protection, error) {
+// Allow applies all paused removals, and those that an operator keeps, and
+// returns their summary. The error is [ErrNothingPaused].
+func (r *Registry) Allow() (Protection, error) {
 	r.db.apply.Lock()
 	defer r.db.unlock()
-	if len(r.guard.kept) == 0 {
-		return Protection{}, ErrNothingKept
+	if len(r.guard.paused) == 0 {
+		return Protection{}, ErrNothingPaused
 	}
 	was := r.guard.Protection()
-	if err := r.removeKept(func(*protect.Item) bool { return true }); err != nil {
+	if err := r.removePaused(func(*protect.Item) bool { return true }); err != nil {
 		return was, err
 	}
 	r.log.Warn("an operator allowed the paused removal", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
 	return was, nil
 }
 
-// Refuse retains the resources until the registry has them again or their
-// removal is accepted. The error is [ErrNothingKept] or [ErrAlreadyRefused].
-func (r *Registry) Refuse() (Protection, error) {
+// Keep retains the resources until the registry has them again or their
+// removal is accepted. The error is [ErrNothingPaused] or [ErrAlreadyKept].
+func (r *Registry) Keep() (Protection, error) {
 	r.db.apply.Lock()
 	defer r.db.unlock()
 	g := &r.guard
-	if len(g.kept) == 0 {
-		return Protection{}, ErrNothingKept
+	if len(g.paused) == 0 {
+		return Protection{}, ErrNothingPaused
 	}
 	if g.Pending == 0 {
-		return Protection{}, ErrAlreadyRefused
+		return Protection{}, ErrAlreadyKept
 	}
-	for name, k := range g.kept {
+	for name, k := range g.paused {
 		r.db.book.change(func() { k.Kept = true })
 		name.table.claim(name.name, r).forgetPeaks()
 	}
@@ -255,20 +254,20 @@ func (r *Record) forgetPeaks() {
 	}
 }
 
-// expire applies removals that have been held back for Protect.Hold, except
+// expire applies removals that have been paused for Protect.Hold, except
 // while the registry is disconnected or a listing is in progress.
 func (r *Registry) expire(now time.Time) {
 	g := &r.guard
 	if g.Pending == 0 || now.Sub(g.Since) < g.Config.Hold || r.status.Listing || r.status.Stale() {
 		return
 	}
-	if g.Since = protect.Earliest(maps.Values(g.kept)); now.Sub(g.Since) < g.Config.Hold {
+	if g.Since = protect.Earliest(maps.Values(g.paused)); now.Sub(g.Since) < g.Config.Hold {
 		return // those before are there again
 	}
 	was := r.guard.Protection()
-	if r.removeKept(func(k *protect.Item) bool { return g.Config.IsDue(k, now) }) != nil {
+	if r.removePaused(func(k *protect.Item) bool { return g.Config.IsDue(k, now) }) != nil {
 		r.db.book.change(func() {
-			for _, k := range g.kept {
+			for _, k := range g.paused {
 				k.From = now // until another hold is over
 			}
 		})
@@ -279,16 +278,16 @@ func (r *Registry) expire(now time.Time) {
 		"resources", was.Resources-g.Resources, "after", g.Config.Hold)
 }
 
-// removeKept removes the retained resources that chosen selects. After an error
-// all of them are retained as before.
-func (r *Registry) removeKept(chosen func(*protect.Item) bool) error {
+// removePaused removes the resources that chosen selects of those whose removal
+// is paused. After an error all of them are served as before.
+func (r *Registry) removePaused(chosen func(*protect.Item) bool) error {
 	b := &batch{r: r, db: r.db}
 	return r.db.attempt(b, aDecision, func() { r.removeChosen(b, chosen) })
 }
 
 func (r *Registry) removeChosen(b *batch, chosen func(*protect.Item) bool) {
 	var gone []*Record
-	for name, k := range r.guard.kept {
+	for name, k := range r.guard.paused {
 		if chosen(k) {
 			gone = append(gone, name.table.claim(name.name, r))
 		}
@@ -306,18 +305,18 @@ func (r *Registry) removeChosen(b *batch, chosen func(*protect.Item) bool) {
 	if r.guard.Pending == 0 {
 		r.endProtection()
 	} else {
-		r.guard.Since = protect.Earliest(maps.Values(r.guard.kept))
-		r.db.metrics.setProtected(r)
+		r.guard.Since = protect.Earliest(maps.Values(r.guard.paused))
+		r.db.metrics.setPaused(r)
 	}
 	r.db.metrics.setBytes(r)
 	r.countProblems()
 	r.summarize(false)
 }
 
-// Kept yields the retained resources of one registry, or of all if the name is
+// Removals yields the paused removals of one registry, or of all if the name is
 // empty, in any order.
-func (d *DB) Kept(registry string) iter.Seq[Kept] {
-	return func(yield func(Kept) bool) {
+func (d *DB) Removals(registry string) iter.Seq[Removal] {
+	return func(yield func(Removal) bool) {
 		d.apply.Lock()
 		registries := slices.Clone(d.registries)
 		d.apply.Unlock()
@@ -325,7 +324,7 @@ func (d *DB) Kept(registry string) iter.Seq[Kept] {
 			if registry != "" && r.name != registry {
 				continue
 			}
-			for _, k := range r.keptNow() {
+			for _, k := range r.removalsNow() {
 				if !yield(k) {
 					return
 				}
@@ -334,13 +333,13 @@ func (d *DB) Kept(registry string) iter.Seq[Kept] {
 	}
 }
 
-func (r *Registry) keptNow() []Kept {
+func (r *Registry) removalsNow() []Removal {
 	r.db.apply.Lock()
 	defer r.db.apply.Unlock()
 	g := &r.guard
-	out := make([]Kept, 0, len(g.kept))
-	for name, item := range g.kept {
-		k := Kept{Registry: r.name, Collection: name.table.name, Name: name.name, Since: item.Since, Until: g.Config.Until(item), Reason: item.Reason()}
+	out := make([]Removal, 0, len(g.paused))
+	for name, item := range g.paused {
+		k := Removal{Registry: r.name, Collection: name.table.name, Name: name.name, Since: item.Since, Until: g.Config.Until(item), Reason: item.Reason()}
 		if c := name.table.claim(name.name, r); c.IsInstance() {
 			k.Service = c.of.name
 		}

@@ -99,7 +99,7 @@ func TestSweepIsHeldBack(t *testing.T) {
 	list(r, 9)
 	e.wantCounts(20, 40)
 	wantProtection(t, r, "would remove 11 of 20 services, 22 endpoints")
-	if kept := slices.Collect(e.Kept("")); len(kept) != 33 {
+	if kept := slices.Collect(e.Removals("")); len(kept) != 33 {
 		t.Errorf("%d resources are listed as kept, want 11 services and 22 endpoints", len(kept))
 	}
 	// Additions and updates go on, and one service is back with one endpoint.
@@ -114,7 +114,7 @@ func TestSweepIsHeldBack(t *testing.T) {
 	r.Apply(upserts(back...))
 	wantProtection(t, r, "none")
 	e.wantCounts(21, 41)
-	if _, err := r.Accept(); !errors.Is(err, ErrNothingKept) {
+	if _, err := r.Allow(); !errors.Is(err, ErrNothingPaused) {
 		t.Errorf("Accept = %v, want that there is nothing to accept", err)
 	}
 }
@@ -173,7 +173,7 @@ func TestListingWithoutEndpoints(t *testing.T) {
 	r.Apply(synced)
 	e.wantCounts(12, 24)
 	wantProtection(t, r, "would remove 12 of 12 services, 24 endpoints")
-	if _, err := r.Accept(); err != nil {
+	if _, err := r.Allow(); err != nil {
 		t.Fatal(err)
 	}
 	e.wantCounts(12, 0)
@@ -187,7 +187,7 @@ func TestEmptiedInstanceByInstance(t *testing.T) {
 	for name, after := range map[string]func(*testing.T, env, *Registry){
 		"held": func(*testing.T, env, *Registry) {},
 		"accepted": func(t *testing.T, e env, r *Registry) {
-			if _, err := r.Accept(); err != nil {
+			if _, err := r.Allow(); err != nil {
 				t.Fatal(err)
 			}
 			e.wantCounts(38, 15)
@@ -201,7 +201,7 @@ func TestEmptiedInstanceByInstance(t *testing.T) {
 			e.wantCounts(38, 114)
 		},
 		"kept": func(t *testing.T, e env, r *Registry) {
-			if _, err := r.Refuse(); err != nil {
+			if _, err := r.Keep(); err != nil {
 				t.Fatal(err)
 			}
 			before, _ := r.Protection()
@@ -293,7 +293,7 @@ func TestRollingRestart(t *testing.T) {
 			e.wantCounts(20, 40)
 			list(r, 0)
 			wantProtection(t, r, "would remove 20 of 20 services, 40 endpoints")
-			for k := range e.Kept("") {
+			for k := range e.Removals("") {
 				if k.Collection == collection.WorkloadEntry && !strings.Contains(k.Name, "new") {
 					t.Errorf("%s is put back, which was replaced", k.Name)
 				}
@@ -426,7 +426,7 @@ func TestSecondAccident(t *testing.T) {
 		if want := `it is carried out" registry=dc1 services=12 endpoints=24`; !strings.Contains(log.String(), want) {
 			t.Errorf("the log lacks %s:\n%s", want, &log)
 		}
-		for k := range e.Kept("") {
+		for k := range e.Removals("") {
 			if left := time.Until(k.Until); left < 5*time.Minute {
 				t.Errorf("%s is kept for %v more", k.Name, left)
 			}
@@ -448,14 +448,14 @@ func TestRefuse(t *testing.T) {
 		r := e.Registry("dc1")
 		list(r, 40)
 		list(r, 15)
-		if _, err := r.Refuse(); err != nil {
+		if _, err := r.Keep(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Refuse(); !errors.Is(err, ErrAlreadyRefused) {
+		if _, err := r.Keep(); !errors.Is(err, ErrAlreadyKept) {
 			t.Errorf("a second Refuse = %v", err)
 		}
 		wantProtection(t, r, "refused: would remove 25 of 40 services, 50 endpoints")
-		for k := range e.Kept("dc1") {
+		for k := range e.Removals("dc1") {
 			if !strings.Contains(k.Reason, "an operator keeps it") || !k.Until.IsZero() {
 				t.Fatalf("kept %+v, want that it was refused", k)
 			}
@@ -474,7 +474,7 @@ func TestRefuse(t *testing.T) {
 		wantProtection(t, r, "would remove 38 of 40 services, 76 endpoints; 3 resources of these had gone and are put back")
 		time.Sleep(10*time.Minute + tickEvery)
 		wantProtection(t, r, "refused: would remove 24 of 40 services, 48 endpoints")
-		if _, err := r.Accept(); err != nil {
+		if _, err := r.Allow(); err != nil {
 			t.Fatal(err)
 		}
 		e.wantCounts(2, 4)
@@ -566,7 +566,7 @@ func TestEmptyingOfOneService(t *testing.T) {
 
 // After a decision, what is left is what a service is compared with.
 func TestDecisionOnOneService(t *testing.T) {
-	for name, decide := range map[string]func(*Registry) (Protection, error){"accept": (*Registry).Accept, "refuse": (*Registry).Refuse} {
+	for name, decide := range map[string]func(*Registry) (Protection, error){"accept": (*Registry).Allow, "refuse": (*Registry).Keep} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, protected(func(p *Protect) { p.Service = ProtectService{MinShare: 0.5, MinEndpoints: 4} }), "dc1")
 			r := e.Registry("dc1")
@@ -651,7 +651,7 @@ func TestSweepOfOtherResources(t *testing.T) {
 	r.Apply(synced)
 	list(r, 0)
 	wantProtection(t, r, "would remove 10 of 10 services, 0 endpoints, 10 other resources")
-	if _, err := r.Accept(); err != nil {
+	if _, err := r.Allow(); err != nil {
 		t.Fatal(err)
 	}
 	e.want(map[string]string{}, map[string]string{})
@@ -795,15 +795,15 @@ func TestProtectionModel(t *testing.T) {
 							m.Removals = append(m.Removals, gone(collection.ServiceEntry, name))
 						}
 					case 4:
-						if _, err := r.Accept(); err == nil {
+						if _, err := r.Allow(); err == nil {
 							samples = []sample{{time.Now(), live()}}
-							for _, k := range slices.Collect(e.Kept("")) {
+							for _, k := range slices.Collect(e.Removals("")) {
 								t.Errorf("kept after Accept: %+v", k)
 							}
 							before, held = served(), 0
 						}
 					case 5:
-						if _, err := r.Refuse(); err == nil {
+						if _, err := r.Keep(); err == nil {
 							samples = []sample{{time.Now(), live()}}
 							if diff := cmp.Diff(before, served()); diff != "" {
 								t.Errorf("Refuse changed what is served (-before +after):\n%s", diff)
@@ -839,7 +839,7 @@ func TestProtectionModel(t *testing.T) {
 					}
 					counted := Protection{}
 					lost := map[string]bool{}
-					for k := range e.Kept("") {
+					for k := range e.Removals("") {
 						switch {
 						case k.Service != "":
 							counted.Endpoints++
@@ -904,7 +904,7 @@ func TestProtectionModel(t *testing.T) {
 						t.Fatalf("after %v", m)
 					}
 				}
-				if _, err := r.Accept(); err == nil || errors.Is(err, ErrNothingKept) {
+				if _, err := r.Allow(); err == nil || errors.Is(err, ErrNothingPaused) {
 					want := map[string]int{}
 					for name, instances := range truth {
 						want[name] = len(instances)

@@ -155,7 +155,7 @@ func (d *DB) rebuildLocked(failed *Registry, from source) {
 	d.claims.before, d.verdicts.before, d.book.begun = nil, nil, nil
 	clear(d.contested)
 	clear(d.contestedBy)
-	kept := make(map[*Registry]map[keptName]*protect.Item)
+	kept := make(map[*Registry]map[claimName]*protect.Item)
 	for _, r := range d.registries {
 		r.resources, r.entries, r.bytes, r.services, r.instances, r.shadowed, r.disputed, r.unaddressed = 0, 0, 0, 0, 0, 0, 0, 0
 		for coll := range r.served {
@@ -163,10 +163,10 @@ func (d *DB) rebuildLocked(failed *Registry, from source) {
 		}
 		g := &r.guard
 		if r != failed {
-			kept[r] = g.kept
+			kept[r] = g.paused
 		}
 		g.Reset()
-		g.kept, g.run, g.runs = nil, protect.Run[*lostService]{}, nil
+		g.paused, g.run, g.runs = nil, protect.Run[*lostService]{}, nil
 	}
 
 	if err := l.merge(); err != nil {
@@ -179,7 +179,7 @@ func (d *DB) rebuildLocked(failed *Registry, from source) {
 	l.decide()
 	for c, old := range was {
 		if c.of != nil && c.parts != nil && c.of.registry != failed {
-			c.of.kept = old.of.kept
+			c.of.retained = old.of.retained
 			c.of.counts.Inherit(&old.of.counts)
 		}
 	}
@@ -187,24 +187,24 @@ func (d *DB) rebuildLocked(failed *Registry, from source) {
 		r.countRestored()
 		for name, item := range kept[r] {
 			if c := name.table.claim(name.name, r); c != nil {
-				r.keepAgain(name, item, c)
+				r.pauseAgain(name, item, c)
 			}
 		}
 		d.metrics.setServed(r)
 		d.metrics.setBytes(r)
-		d.metrics.setProtected(r)
+		d.metrics.setPaused(r)
 		r.countProblems()
 	}
 	d.remark()
 	d.publish()
 }
 
-// keepAgain retains a resource that its registry removed before a rebuild.
-func (r *Registry) keepAgain(name keptName, item *protect.Item, c *Record) {
+// pauseAgain retains a resource that its registry removed before a rebuild.
+func (r *Registry) pauseAgain(name claimName, item *protect.Item, c *Record) {
 	g := &r.guard
-	r.setKept(c, item)
+	r.setPaused(c, item)
 	g.Count(item, 1)
-	g.countKept(c, 1)
+	g.countPaused(c, 1)
 }
 
 // committedLocked returns the claims on each name of a collection, in order of

@@ -58,7 +58,7 @@ func TestPanicIsOfOneRegistry(t *testing.T) {
 				}
 				inline, byWorkload := e.served()
 				counted, of2 := r.counters(), bad.counters()
-				kept := slices.Collect(e.Kept("dc1"))
+				kept := slices.Collect(e.Removals("dc1"))
 				var c Cursor
 				e.changesOf(collection.ServiceEntry, &c)
 
@@ -80,7 +80,7 @@ func TestPanicIsOfOneRegistry(t *testing.T) {
 				if d := cmp.Diff(counted, r.counters()); d != "" {
 					t.Errorf("counters of the other registry (-before +after):\n%s", d)
 				}
-				if now := slices.Collect(e.Kept("dc1")); len(now) != len(kept) {
+				if now := slices.Collect(e.Removals("dc1")); len(now) != len(kept) {
 					t.Errorf("%d resources are held back, want %d", len(now), len(kept))
 				}
 				if where != "parse" {
@@ -96,7 +96,7 @@ func TestPanicIsOfOneRegistry(t *testing.T) {
 				if got, _ := e.served(); got["se ns/s01"] != "s01.example.org 10.0.1.1 10.0.9.9 10.7.7.7" {
 					t.Errorf("after a change of the other registry: %s", got["se ns/s01"])
 				}
-				if _, err := r.Accept(); err != nil {
+				if _, err := r.Allow(); err != nil {
 					t.Error(err)
 				}
 				if st := r.Status(); st.Kept != 0 || st.Resources[collection.ServiceEntry] != 9 {
@@ -132,7 +132,7 @@ func TestPanicInDecision(t *testing.T) {
 		list(r, 20)
 		list(r, 9)
 		inline, byWorkload := e.served()
-		kept := len(slices.Collect(e.Kept("dc1")))
+		kept := len(slices.Collect(e.Removals("dc1")))
 		decide := func(f func() error) error {
 			e.apply.Lock()
 			defer e.apply.Unlock()
@@ -140,7 +140,7 @@ func TestPanicInDecision(t *testing.T) {
 		}
 		seen := 0
 		if err := decide(func() error {
-			return r.removeKept(func(*protect.Item) bool {
+			return r.removePaused(func(*protect.Item) bool {
 				if seen++; seen == kept {
 					panic("a defect")
 				}
@@ -150,14 +150,14 @@ func TestPanicInDecision(t *testing.T) {
 			t.Fatalf("error %v", err)
 		}
 		e.want(inline, byWorkload)
-		if now := len(slices.Collect(e.Kept("dc1"))); now != kept || kept == 0 {
+		if now := len(slices.Collect(e.Removals("dc1"))); now != kept || kept == 0 {
 			t.Errorf("%d resources are held back, want %d", now, kept)
 		}
 		armed = true
-		if _, err := r.Accept(); err == nil || !strings.Contains(err.Error(), "a defect") {
+		if _, err := r.Allow(); err == nil || !strings.Contains(err.Error(), "a defect") {
 			t.Fatalf("error %v", err)
 		}
-		if now, _ := e.served(); len(slices.Collect(e.Kept("dc1"))) != 0 || len(now) >= len(inline) {
+		if now, _ := e.served(); len(slices.Collect(e.Removals("dc1"))) != 0 || len(now) >= len(inline) {
 			t.Errorf("%d of %d are served after the removal was written", len(now), len(inline))
 		}
 		list(r, 20)

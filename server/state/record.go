@@ -48,7 +48,7 @@ type marks uint8
 const (
 	isShadowed  marks = 1 << iota // another registry owns the name
 	isServed                      // counted as served
-	isKept                        // retained after removal by its registry; see [Protect]
+	isPaused                      // retained after removal by its registry; see [Protect]
 	isUndecided                   // while it is restored: it may be in conflict with others
 )
 

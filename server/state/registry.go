@@ -41,13 +41,13 @@ type Registry struct {
 	disputed    int             // served ServiceEntries that differ from those of another registry
 	unaddressed int             // services whose host has no address
 
-	reported problems.List     // problems that the plugin reports
-	skipped  problems.List     // what the plugin does not send although nothing is wrong with it
-	refused  problems.Refusals // refused by the server
-	lines    problems.Lines    // log lines about problems
-	states   problems.Lines    // log lines about the connection state
-	limit    problems.Limit    // that caused a refusal last
-	patience time.Duration     // age of the listing at which it is logged next
+	reported problems.List       // problems that the plugin reports
+	skipped  problems.List       // what the plugin does not send although nothing is wrong with it
+	rejected problems.Rejections // by the server
+	lines    problems.Lines      // log lines about problems
+	states   problems.Lines      // log lines about the connection state
+	limit    problems.Limit      // that caused a refusal last
+	patience time.Duration       // age of the listing at which it is logged next
 
 	guard guard // state of the removal protection
 
@@ -111,7 +111,7 @@ func newRegistry(d *DB, name string, order int) *Registry {
 	r := &Registry{
 		db: d, name: name, order: order, log: d.log.With("registry", name), kinds: make(map[string]*kind),
 		served:   map[string]int{collection.ServiceEntry: 0, collection.WorkloadEntry: 0},
-		reported: problems.NewList(), skipped: problems.NewList(), refused: make(problems.Refusals),
+		reported: problems.NewList(), skipped: problems.NewList(), rejected: make(problems.Rejections),
 		status: Status{Registry: name, Since: time.Now()},
 		begun:  time.Now(),
 	}
@@ -204,13 +204,13 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) error {
 // completes. The caller holds apply.
 func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) (complete []any) {
 	d := r.db
-	live, pending, kept := r.guard.Live, r.guard.Pending, len(r.guard.kept)
+	live, pending, kept := r.guard.Live, r.guard.Pending, len(r.guard.paused)
 	if r.status.Listing {
 		live = r.guard.Base
 	}
 	b.removals(m.GetRemovals())
 	for _, k := range m.GetKept() {
-		r.keepAll(k.GetCollection(), k.GetName())
+		r.retainAll(k.GetCollection(), k.GetName())
 	}
 	b.relist(m.GetRelisted())
 	b.upsert()
@@ -291,10 +291,10 @@ func (r *Registry) publishLocked() {
 	maps.Copy(resources, r.served)
 	s.Resources, s.Bytes = resources, r.bytes
 	s.Required, s.Released = !r.options.Optional, r.released && !s.Listed()
-	if s.Waits = r.holds(); len(s.Waits) > 0 {
+	if s.Waits = r.waits(); len(s.Waits) > 0 {
 		s.WaitingSince = r.begun
 	}
-	if s.Removals = len(r.guard.kept); s.Removals > 0 {
+	if s.Removals = len(r.guard.paused); s.Removals > 0 {
 		s.Protection = new(r.guard.Protection())
 	}
 	s.oldNames = oldNames{s.Waits, s.WaitingSince, s.SkippedCount, s.Removals}

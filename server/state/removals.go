@@ -38,7 +38,7 @@ func (l *losses) of(s *service) *loss {
 
 func (l *losses) add(c *Record) {
 	switch {
-	case c.marked(isKept):
+	case c.marked(isPaused):
 	case c.IsInstance():
 		of := l.of(c.of)
 		of.instances = append(of.instances, c)
@@ -67,7 +67,7 @@ func (b *batch) brings() (gain int, names map[string]bool, instances map[string]
 			continue
 		}
 		names[u.part.Name] = true
-		if c := t.claim(u.part.Name, b.r); c == nil || c.marked(isKept) {
+		if c := t.claim(u.part.Name, b.r); c == nil || c.marked(isPaused) {
 			gain++
 		}
 	}
@@ -96,7 +96,7 @@ func (b *batch) removals(removals []*pluginv1.Removal) {
 	}
 	var l losses
 	for _, rm := range removals {
-		r.forgetRefusal(rm.GetCollection(), rm.GetName())
+		r.forgetRejection(rm.GetCollection(), rm.GetName())
 		if t := b.db.tables[rm.GetCollection()]; t != nil {
 			if c := t.claim(rm.GetName(), r); c != nil {
 				l.add(c)
@@ -124,11 +124,11 @@ func (b *batch) lose(l *losses, swept, complete bool) {
 				s.each(func(i *Record) { of.instances = append(of.instances, i) })
 			}
 			for _, i := range of.instances {
-				b.keepBack(i, hold)
+				b.pause(i, hold)
 			}
 			b.putBackRun(s, hold)
 			if of.entry != nil {
-				b.keepBack(of.entry, hold)
+				b.pause(of.entry, hold)
 			}
 		case of.entry != nil:
 			b.removeRecord(of.entry) // removes the instances too
@@ -140,7 +140,7 @@ func (b *batch) lose(l *losses, swept, complete bool) {
 	}
 	for _, c := range l.plain {
 		if accident {
-			b.keepBack(c, why)
+			b.pause(c, why)
 		} else {
 			b.removeRecord(c)
 		}
@@ -182,10 +182,10 @@ func (b *batch) putBack(most int, why protect.Item) {
 		}
 		e := b.claimAgain(lost.entry, nil)
 		for _, i := range lost.instances {
-			b.keepAgain(i, e.of, why)
+			b.putBackOne(i, e.of, why)
 		}
 		why.Back = true
-		b.keepBack(e, why)
+		b.pause(e, why)
 	}
 	for s := range g.runs {
 		if s.counts.IsFew(&g.Config) {
@@ -197,16 +197,16 @@ func (b *batch) putBack(most int, why protect.Item) {
 // putBackRun puts back the endpoints that a service lost of late.
 func (b *batch) putBackRun(s *service, why protect.Item) {
 	for _, i := range s.counts.Take() {
-		b.keepAgain(i, s, why)
+		b.putBackOne(i, s, why)
 	}
 }
 
-// keepAgain puts back an endpoint of a service and retains it, unless the name
+// putBackOne puts back an endpoint of a service and retains it, unless the name
 // is taken.
-func (b *batch) keepAgain(i *Record, s *service, why protect.Item) {
+func (b *batch) putBackOne(i *Record, s *service, why protect.Item) {
 	if i.kind.collection.claim(i.Name(), b.r) == nil {
 		why.Back = true
-		b.keepBack(b.claimAgain(i, s), why)
+		b.pause(b.claimAgain(i, s), why)
 	}
 }
 
@@ -239,12 +239,12 @@ func (b *batch) claimAgain(old *Record, s *service) *Record {
 	return c
 }
 
-// keepBack retains a resource that its registry removed.
-func (b *batch) keepBack(c *Record, why protect.Item) {
-	if c.marked(isKept) {
+// pause retains a resource that its registry removed.
+func (b *batch) pause(c *Record, why protect.Item) {
+	if c.marked(isPaused) {
 		return
 	}
 	b.r.guard.Pause(&why, b.r.status.Listing)
-	b.r.setKept(c, &why)
-	b.r.guard.countKept(c, 1)
+	b.r.setPaused(c, &why)
+	b.r.guard.countPaused(c, 1)
 }

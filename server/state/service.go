@@ -13,9 +13,9 @@ type service struct {
 	host string // host counted in DB.hosts
 	// unaddressed reports that the host has no address although it should.
 	unaddressed bool
-	keptBack    bool    // the entry is not served separately, as another registry has precedence
+	aside       bool    // the entry is not served separately, as another registry has precedence
 	merger      *merger // merger that it leads or belongs to, nil for none
-	kept        uint32  // last listing that kept all instances, 0 for none
+	retained    uint32  // last listing that kept all instances, 0 for none
 
 	counts protect.Endpoints[*Record] // for the guard of the registry
 

@@ -537,7 +537,7 @@ func TestLeftOutIsNoProblem(t *testing.T) {
 	if d := cmp.Diff(problems.Kinds{"translate.health": 1, problems.OfRegistry: 1, "translate.relabel.instances": 0}, r.skipped.By); d != "" {
 		t.Errorf("counts (-want +got):\n%s", d)
 	}
-	if n := testutil.ToFloat64(i.metrics.leftOut.WithLabelValues("dc1", "translate.health")); n != 1 {
+	if n := testutil.ToFloat64(i.metrics.skipped.WithLabelValues("dc1", "translate.health")); n != 1 {
 		t.Errorf("isthmus_registry_skipped for translate.health is %v, want 1", n)
 	}
 	if log.Len() > 0 {
@@ -1338,18 +1338,18 @@ func TestOwnershipOfWorkloadEntries(t *testing.T) {
 		se, ownInline := "web.example.org selector", map[string]string{"se ns/web": "web.example.org 10.0.0.1"}
 		consul.Apply(upserts(entry("ns/web", "web.example.org"), instance("ns/web", "ns/web-1", "10.0.0.1")))
 		file.Apply(upserts(workload("ns/web-1", "10.9.9.9")))
-		keptBack := file
+		aside := file
 		if first == "instance" {
 			e.want(ownInline, map[string]string{"se ns/web": se, "we ns/web-1": "10.0.0.1 web"})
 		} else {
-			keptBack = consul
+			aside = consul
 			e.want(map[string]string{"se ns/web": "web.example.org 10.0.0.1", "we ns/web-1": "10.9.9.9 "}, map[string]string{"se ns/web": se, "we ns/web-1": "10.9.9.9 "})
 		}
-		if p := keptBack.Problems(); len(p) != 1 || p[0].ID != "resource networking.istio.io/WorkloadEntry ns/web-1" ||
+		if p := aside.Problems(); len(p) != 1 || p[0].ID != "resource networking.istio.io/WorkloadEntry ns/web-1" ||
 			!strings.Contains(p[0].Reason, `registry "a"`) || strings.Contains(p[0].Reason, "endpoint of its service") != (first == "plain") {
 			t.Errorf("problems: %v", p)
 		}
-		if got := keptBack.Status().Resources[collection.WorkloadEntry]; got != 0 {
+		if got := aside.Status().Resources[collection.WorkloadEntry]; got != 0 {
 			t.Errorf("%d WorkloadEntries of the registry that is shadowed are counted as served", got)
 		}
 		file.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.WorkloadEntry, "ns/web-1")}})
@@ -1558,14 +1558,14 @@ func TestModel(t *testing.T) {
 				}
 				hosts := map[string]string{}       // registry by host
 				byService := map[string][]string{} // hosts of services, by registry
-				served, keptBack := map[string]map[string]int{}, map[string][]string{}
+				served, aside := map[string]map[string]int{}, map[string][]string{}
 				for _, name := range names {
 					tr := truths[name]
 					count := map[string]int{collection.ServiceEntry: 0, collection.WorkloadEntry: 0}
 					served[name] = count
 					claim := func(k key) bool {
 						if !own(k, name) {
-							keptBack[name] = append(keptBack[name], "resource "+k.collection+" "+k.name)
+							aside[name] = append(aside[name], "resource "+k.collection+" "+k.name)
 							return false
 						}
 						count[k.collection]++
@@ -1574,11 +1574,11 @@ func TestModel(t *testing.T) {
 					claimEntry := func(n, host string) bool {
 						k := key{collection.ServiceEntry, n}
 						if owner := hosts[host]; owners[k] == "" && owner != "" && owner != name {
-							keptBack[name] = append(keptBack[name], "resource "+k.collection+" "+n)
+							aside[name] = append(aside[name], "resource "+k.collection+" "+n)
 							return false
 						}
 						if owners[k] == "" && tr.services[n] != nil && slices.Contains(byService[name], host) {
-							keptBack[name] = append(keptBack[name], "resource "+k.collection+" "+n)
+							aside[name] = append(aside[name], "resource "+k.collection+" "+n)
 							return false
 						}
 						if !claim(k) {
@@ -1622,8 +1622,8 @@ func TestModel(t *testing.T) {
 					for _, p := range e.Registry(name).Problems() {
 						listed = append(listed, p.ID)
 					}
-					slices.Sort(keptBack[name])
-					if d := cmp.Diff(keptBack[name], listed, cmpopts.EquateEmpty()); d != "" {
+					slices.Sort(aside[name])
+					if d := cmp.Diff(aside[name], listed, cmpopts.EquateEmpty()); d != "" {
 						t.Errorf("registry %s: shadowed (-want +got):\n%s", name, d)
 					}
 					if got, want := e.Registry(name).Status().Bytes, e.bytes(name); got != want {

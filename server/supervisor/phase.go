@@ -29,9 +29,9 @@ const (
 	// PhaseRestored is displayed for a registry that is served from disk. No
 	// plugin has it.
 	PhaseRestored
-	// PhaseProtected is displayed in place of live while a removal that may be
-	// accidental is held back. No plugin has it.
-	PhaseProtected
+	// PhaseRemovalPaused is displayed in place of live while a removal that may
+	// be accidental is paused. No plugin has it.
+	PhaseRemovalPaused
 )
 
 // String returns the phase's name in lower case.
@@ -45,7 +45,7 @@ func (p Phase) String() string {
 		return "syncing"
 	case PhaseLive:
 		return "live"
-	case PhaseProtected:
+	case PhaseRemovalPaused:
 		return "protected"
 	case PhaseDegraded:
 		return "degraded"
@@ -71,7 +71,7 @@ func (p Phase) Sentence() string {
 		return "The plugin follows the registry; its first full listing is not complete yet."
 	case PhaseLive:
 		return "Changes arrive as they happen."
-	case PhaseProtected:
+	case PhaseRemovalPaused:
 		return "A removal looks like an accident and is paused; everything else arrives as it happens."
 	case PhaseDegraded:
 		return "The plugin cannot follow the registry at the moment; nothing is removed meanwhile."

@@ -945,7 +945,7 @@ func TestBackoff(t *testing.T) {
 func TestPhaseWords(t *testing.T) {
 	t.Parallel()
 	names, sentences := map[string]bool{}, map[string]bool{}
-	all := append(supervisor.Phases(), supervisor.PhaseRestored, supervisor.PhaseProtected)
+	all := append(supervisor.Phases(), supervisor.PhaseRestored, supervisor.PhaseRemovalPaused)
 	for _, p := range all {
 		names[p.String()], sentences[p.Sentence()] = true, true
 	}

@@ -117,7 +117,7 @@ func (w *world) retained(r *registry) map[id]item {
 		return r.items
 	}
 	items := maps.Clone(r.items)
-	for k := range w.bridge.db.Kept(r.name) {
+	for k := range w.bridge.db.Removals(r.name) {
 		i := item{service: k.Service}
 		switch {
 		case !isShared(k.Name):

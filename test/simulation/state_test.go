@@ -313,9 +313,9 @@ func (w *model) step() {
 		w.configure()
 	case n < 57:
 		w.op = "a decision on " + name
-		_, err := w.db.Registry(name).Accept()
+		_, err := w.db.Registry(name).Allow()
 		if w.rand.IntN(2) == 0 {
-			_, err = w.db.Registry(name).Refuse()
+			_, err = w.db.Registry(name).Keep()
 		}
 		_ = err // there may be nothing to decide on
 	case n < 58:
@@ -420,7 +420,7 @@ func (w *model) drain(name string) {
 func (w *model) wait(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
-	for k := range w.db.Kept("") {
+	for k := range w.db.Removals("") {
 		if late := time.Since(k.Until); !k.Until.IsZero() && late > 10*time.Second {
 			w.t.Errorf("%s: %s %s is served %v after its removal is due", w.op, k.Collection, k.Name, late)
 		}
@@ -889,7 +889,7 @@ func (w *model) retained(name string) *truth {
 	for n, s := range tr.services {
 		out.services[n] = &service{s.spec, maps.Clone(s.instances)}
 	}
-	kept := slices.Collect(w.db.Kept(name))
+	kept := slices.Collect(w.db.Removals(name))
 	for _, k := range kept {
 		n := id{k.Collection, k.Name}
 		switch n.collection {

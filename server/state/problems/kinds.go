@@ -34,11 +34,11 @@ var placeInList = regexp.MustCompile(`\[[0-9]+\]`)
 
 // Kinds of problems other than configuration fields.
 const (
-	OfRegistry = "registry" // resolved only in the registry
-	OfOthers   = "others"   // fields beyond MaxFields
-	OfRefusal  = "refused"
-	OfShadow   = "name taken"
-	OfNetwork  = "addresses.cidr"
+	OfRegistry  = "registry" // resolved only in the registry
+	OfOthers    = "others"   // fields beyond MaxFields
+	OfRejection = "refused"
+	OfShadow    = "name taken"
+	OfNetwork   = "addresses.cidr"
 )
 
 // MaxFields bounds the fields by which reasons are counted.

@@ -83,28 +83,28 @@ func (l *List) Append(out []Problem) []Problem {
 	return out
 }
 
-// Refusal is why a resource was refused.
-type Refusal struct {
+// Rejection is why a resource was rejected.
+type Rejection struct {
 	Reason string
 	Seen   uint32 // last listing with the resource
 }
 
-// Refusals are the refused resources by [ResourceID].
-type Refusals map[string]Refusal
+// Rejections are the rejected resources by [ResourceID].
+type Rejections map[string]Rejection
 
 // Forget removes a resource of a collection, or of an unknown one.
-func (r Refusals) Forget(coll, name string) {
+func (r Rejections) Forget(coll, name string) {
 	delete(r, ResourceID(coll, name))
 	delete(r, ResourceID("", name))
 }
 
 // Sweep removes what a complete listing does not mention.
-func (r Refusals) Sweep(listing uint32) {
-	maps.DeleteFunc(r, func(_ string, refused Refusal) bool { return refused.Seen != listing })
+func (r Rejections) Sweep(listing uint32) {
+	maps.DeleteFunc(r, func(_ string, refused Rejection) bool { return refused.Seen != listing })
 }
 
-// Append appends the refusals, in no order.
-func (r Refusals) Append(out []Problem) []Problem {
+// Append appends the rejections, in no order.
+func (r Rejections) Append(out []Problem) []Problem {
 	for id, refused := range r {
 		out = append(out, Problem{ID: id, Reason: refused.Reason})
 	}

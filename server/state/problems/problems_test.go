@@ -107,8 +107,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
-	r := Refusals{ResourceID("c", "ns/a"): {"a", 1}, ResourceID("", "ns/a"): {"?", 2}, ResourceID("c", "ns/b"): {"b", 2}}
+func TestRejections(t *testing.T) {
+	r := Rejections{ResourceID("c", "ns/a"): {"a", 1}, ResourceID("", "ns/a"): {"?", 2}, ResourceID("c", "ns/b"): {"b", 2}}
 	if r.Sweep(2); len(r) != 2 || len(r.Append(nil)) != 2 {
 		t.Errorf("after a listing: %v", r)
 	}

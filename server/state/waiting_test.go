@@ -67,7 +67,7 @@ func TestOptional(t *testing.T) {
 					}
 					time.Sleep(2*tickEvery + time.Second)
 				}
-				if diff := cmp.Diff([]Hold{{"dc1", services, begun}}, d.Holds()); diff != "" {
+				if diff := cmp.Diff([]Wait{{"dc1", services, begun}}, d.Waits()); diff != "" {
 					t.Errorf("holds (-want +got):\n%s", diff)
 				}
 				if diff := cmp.Diff(services, heldSeries(t, reg)); diff != "" {
@@ -75,8 +75,8 @@ func TestOptional(t *testing.T) {
 				}
 				dc1.Apply(upserts(entry("ns/web", "web.example.org")))
 				dc1.Apply(synced)
-				if !d.Synced() || d.Holds() != nil || !d.Initialized(collection.ServiceEntry) || heldSeries(t, reg) != nil {
-					t.Errorf("with the required registry, %v is held", d.Holds())
+				if !d.Synced() || d.Waits() != nil || !d.Initialized(collection.ServiceEntry) || heldSeries(t, reg) != nil {
+					t.Errorf("with the required registry, %v is held", d.Waits())
 				}
 				if want := "the registry is optional and its first listing is not complete; its types are served without it"; strings.Count(log.String(), want) != 1 {
 					t.Errorf("the log lacks %q, or has it more than once:\n%s", want, &log)
@@ -164,8 +164,8 @@ func TestHeldAndRestored(t *testing.T) {
 					t.Error("dc2 holds nothing")
 				}
 				list(other, 0)
-				if !d.Synced() || len(d.Holds()) > 0 {
-					t.Errorf("held: %v", d.Holds())
+				if !d.Synced() || len(d.Waits()) > 0 {
+					t.Errorf("held: %v", d.Waits())
 				}
 				list(r, 3)
 				if !d.Synced() || d.behind.Load() != 0 || d.restored.Load() != 0 {

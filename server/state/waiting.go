@@ -35,58 +35,59 @@ type Owner interface {
 // DefaultSyncTimeout is the default of [RegistryOptions.SyncTimeout].
 const DefaultSyncTimeout = time.Minute
 
-// Hold describes a registry that holds collections.
-type Hold struct {
+// Wait describes a registry that collections wait for.
+type Wait struct {
 	Registry    string    `json:"registry"`
 	Collections []string  `json:"collections"` // sorted
 	Since       time.Time `json:"since"`
 }
 
-// Holds returns the registries that hold collections, in configuration order.
-func (d *DB) Holds() []Hold {
+// Waits returns the registries that collections wait for, in the order of the
+// configuration.
+func (d *DB) Waits() []Wait {
 	if d.Synced() {
 		return nil
 	}
-	var out []Hold
+	var out []Wait
 	for _, s := range d.Registries() {
 		if len(s.Waits) > 0 {
-			out = append(out, Hold{s.Registry, s.Waits, s.WaitingSince})
+			out = append(out, Wait{s.Registry, s.Waits, s.WaitingSince})
 		}
 	}
 	return out
 }
 
-// Remarkable reports whether any removal is held back or an optional registry
+// Remarkable reports whether any removal is paused or an optional registry
 // was skipped. It takes no lock.
 func (d *DB) Remarkable() bool { return d.remarkable.Load() }
 
 // remark updates the value of [DB.Remarkable].
 func (d *DB) remark() {
 	d.remarkable.Store(slices.ContainsFunc(d.registries, func(r *Registry) bool {
-		return len(r.guard.kept) > 0 || r.released && !r.status.Listed()
+		return len(r.guard.paused) > 0 || r.released && !r.status.Listed()
 	}))
 }
 
-// holds returns the collections that the registry holds, sorted: all of them
+// waits returns the collections that wait for the registry, sorted: all of them
 // until its plugin has declared its collections. The caller holds apply, as for
 // all functions below.
-func (r *Registry) holds() (held []string) {
+func (r *Registry) waits() (names []string) {
 	switch {
 	case !r.waitedFor():
 		return nil
 	case r.collections == nil:
-		held = slices.Sorted(maps.Keys(r.db.tables))
+		names = slices.Sorted(maps.Keys(r.db.tables))
 	default:
-		held = slices.Sorted(slices.Values(r.collections))
+		names = slices.Sorted(slices.Values(r.collections))
 	}
-	return slices.DeleteFunc(held, func(coll string) bool { return r.exempt[coll] })
+	return slices.DeleteFunc(names, func(coll string) bool { return r.exempt[coll] })
 }
 
 // waitedFor reports whether the registry may hold collections.
 func (r *Registry) waitedFor() bool { return !r.status.Listed() && !r.released && !r.status.Late }
 
 // release opens the collections of an optional registry that cannot be reached.
-// It is permanent: an open collection is never held again, and later resources
+// It is permanent: an open collection never waits again, and later resources
 // of the registry are added.
 func (r *Registry) release() {
 	waited := time.Since(r.begun)
@@ -103,8 +104,8 @@ func (r *Registry) release() {
 		r.released = true
 		r.db.remark()
 		r.db.wake()
-	case late && !r.overdue && len(r.holds()) > 0:
+	case late && !r.overdue && len(r.waits()) > 0:
 		r.overdue = true
-		r.log.Warn("types wait for a required registry; nothing of them is served to a sink that connects", "waiting_since", r.begun, "waiting", r.holds())
+		r.log.Warn("types wait for a required registry; nothing of them is served to a sink that connects", "waiting_since", r.begun, "waiting", r.waits())
 	}
 }
