@@ -194,6 +194,7 @@ func TestTurnsModel(t *testing.T) {
 				pass.Leave()
 			}
 			time.Sleep(time.Minute)
+			synctest.Wait()
 			if len(turns.of) != 0 || turns.free != turns.slots {
 				t.Errorf("%d networks and %d slots are left", len(turns.of), turns.slots-turns.free)
 			}
