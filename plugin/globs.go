@@ -60,14 +60,14 @@ func (g Globs) Check(field string) []error {
 		if re, ok := regexOf(glob); ok {
 			if re == nil {
 				_, err := regexp.Compile(glob[1:])
-				errs = append(errs, &FieldError{Field: fmt.Sprintf("%s[%d]", field, i), Reason: fmt.Sprintf("%q is no regular expression (~ begins one): %v", glob, err)})
+				errs = append(errs, &FieldError{Field: fmt.Sprintf("%s[%d]", field, i), Reason: fmt.Sprintf("%q is not a regular expression (~ begins one): %v", glob, err)})
 			}
 			continue
 		}
 		if _, err := path.Match(glob, ""); err != nil || glob == "" {
 			errs = append(errs, &FieldError{
 				Field:  fmt.Sprintf("%s[%d]", field, i),
-				Reason: fmt.Sprintf(`%q is no glob; use *, ? and [a-z], and \ before one of them that is meant literally`, glob),
+				Reason: fmt.Sprintf(`%q is not a glob; use *, ? and [a-z], and \ before one of them that is meant literally`, glob),
 			})
 		}
 	}

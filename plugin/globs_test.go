@@ -71,8 +71,8 @@ func (s selecting) Validate() error {
 	return errors.Join(append(s.Services.Check("services"), s.Groups.Check("groups")...)...)
 }
 
-// What is no glob is named with its path in a configuration, all of it at once;
-// what is one is read.
+// What is not a glob is named with its path in a configuration, all of it at
+// once; what is one is read.
 func TestGlobsInConfig(t *testing.T) {
 	typ, err := conf.New("config", selecting{Groups: Globs{"*"}}, conf.JSON)
 	if err != nil {
@@ -106,7 +106,7 @@ func FuzzGlobs(f *testing.F) {
 			t.Errorf("%q matches %q: %t", glob, name, matches)
 		}
 		if len(g.Check("f")) > 0 && glob != "" && matches {
-			t.Errorf("%q is no glob, and matches %q", glob, name)
+			t.Errorf("%q is not a glob, and matches %q", glob, name)
 		}
 	})
 }
@@ -124,10 +124,10 @@ func TestGlobsRegex(t *testing.T) {
 	}
 	bad := Selection{Include: Globs{"~("}}
 	errs := bad.Check("services")
-	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "services.include[0]: \"~(\" is no regular expression (~ begins one): ") {
+	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "services.include[0]: \"~(\" is not a regular expression (~ begins one): ") {
 		t.Errorf("%v", errs)
 	}
 	if bad.Match("(") {
-		t.Error("what is no regular expression matches")
+		t.Error("what is not a regular expression matches")
 	}
 }

@@ -86,7 +86,7 @@ func CheckServers(field string, servers []string) (errs []error) {
 		u, err := url.Parse(s)
 		switch {
 		case err != nil || u.Host == "" || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https":
-			errs = append(errs, &FieldError{Field: at, Reason: "is no URL; write http://host:port/path or https://host:port/path"})
+			errs = append(errs, &FieldError{Field: at, Reason: "is not a URL; write http://host:port/path or https://host:port/path"})
 		case u.User != nil:
 			errs = append(errs, &FieldError{Field: at, Reason: "a user has no place in a URL; use username and password_file"})
 		case u.RawQuery != "" || u.Fragment != "":
@@ -223,7 +223,7 @@ func (c *HTTPClient) GetJSON(ctx context.Context, target string, v any) error {
 	return c.Do(req, func(res *http.Response) error {
 		d := json.NewDecoder(res.Body)
 		if err := d.Decode(v); err != nil {
-			return fmt.Errorf("the answer is no JSON of the expected form: %w", err)
+			return fmt.Errorf("the answer is not JSON of the expected form: %w", err)
 		}
 		if _, err := d.Token(); !errors.Is(err, io.EOF) {
 			return errors.New("the answer goes on after its JSON value")
@@ -278,7 +278,7 @@ func ReadSecret(file string) (string, error) {
 	case err != nil:
 		return "", err
 	case len(b) > maxSecretBytes:
-		return "", fmt.Errorf("%s is longer than %d KiB, which is no secret", file, maxSecretBytes>>10)
+		return "", fmt.Errorf("%s is longer than %d KiB, which is too long for a secret", file, maxSecretBytes>>10)
 	}
 	b = bytes.TrimSpace(b)
 	if len(b) == 0 {

@@ -24,7 +24,7 @@ func TestHTTPCheck(t *testing.T) {
 		for _, err := range errs {
 			f, ok := errors.AsType[*FieldError](err)
 			if !ok || f.Reason == "" {
-				t.Errorf("%v is no FieldError with a reason", err)
+				t.Errorf("%v is not a FieldError with a reason", err)
 				continue
 			}
 			all = append(all, f.Field)
@@ -146,7 +146,7 @@ func TestHTTPClient(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"/no": `answers status 403: the credentials do not permit reading it "not here"`, "/away": "status 302", "/long": "longer than 2 MiB",
-		"/more": "goes on", "/page": "no JSON", "/cut": "unexpected EOF", "/hang": "no whole answer within 1s",
+		"/more": "goes on", "/page": "not JSON", "/cut": "unexpected EOF", "/hang": "no whole answer within 1s",
 	} {
 		by := c
 		if path == "/hang" {

@@ -141,11 +141,11 @@ An adapter that is not built in is an executable called isthmus-adapter-%s in th
 	log := newLogger(stderr)
 	takeStandardLog(log)
 	if err := wire.NoCore(); err != nil {
-		log.Warn("the process may leave a core", "err", err)
+		log.Warn("the process may leave a core file", "err", err)
 	}
 	srv, err := build()
 	if err != nil {
-		log.Error("adapter is not usable; its author must mend it", "adapter", name, "err", err)
+		log.Error("the adapter cannot be used; its author has to correct it", "adapter", name, "err", err)
 		return 1
 	}
 	srv.log, srv.alone = log, true

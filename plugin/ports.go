@@ -62,7 +62,7 @@ func (k PortKeys) Problem(instances []registry.Instance) string {
 				continue
 			}
 			if n++; n == 1 {
-				first = fmt.Sprintf("instance %s has %q as %s in its metadata, which is no port number, so it is served without the port %q: register it with 1 to 65535, "+
+				first = fmt.Sprintf("instance %s has %q as %s in its metadata, which is not a port number, so it is served without the port %q: register it with 1 to 65535, "+
 					"or change config.ports", instances[i].ID, Excerpt(value), p.Key, p.Name)
 			}
 		}

@@ -12,7 +12,7 @@ import (
 )
 
 // Ports of metadata come behind those of the instance, each number once; what
-// is no number is described with the first such value.
+// is not a number is described with the first such value.
 func TestPortKeys(t *testing.T) {
 	keys := PortKeys{{Name: "grpc", Key: "gRPC_port", Protocol: "grpc"}, {Name: "admin", Key: "admin"}}
 	own := []registry.Port{{Number: 80}}

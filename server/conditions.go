@@ -238,7 +238,7 @@ func (s *Server) nearLimits(status []state.Status) (found []conditions.Condition
 	check := func(subject, field string, have, limit int, what string) {
 		if limit > 0 && float64(have) >= nearLimit*float64(limit) {
 			c := conditions.New(conditions.LimitNear, subject, time.Time{}, "it has %d %s of the %d that %s allows", have, what, limit, field)
-			c.Cure = fmt.Sprintf("%s: %d, if it is meant to have so much; a restart applies it.", field, 2*limit)
+			c.Cure = fmt.Sprintf("%s: %d, if you expect so much; it applies after a restart.", field, 2*limit)
 			found = append(found, c)
 		}
 	}

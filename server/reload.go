@@ -110,7 +110,7 @@ func (s *Server) note(trigger string, d *config.Difference, err error) {
 	if err != nil {
 		last.Result, last.Problems = resultFailure, problemsOf(err)
 		s.loads.total.WithLabelValues(resultFailure).Inc()
-		s.log.Error("the configuration was not reloaded; the one before stays in force", "trigger", trigger, "err", err)
+		s.log.Error("the configuration was not reloaded; the previous one stays in force", "trigger", trigger, "err", err)
 	} else {
 		s.loads.succeeded(now)
 		s.loads.total.WithLabelValues(resultSuccess).Inc()

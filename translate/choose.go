@@ -152,7 +152,7 @@ func (c *call) relabelInstance(inst *registry.Instance) []pair {
 	inst.Locality = registry.Locality{Region: v.get("__region"), Zone: v.get("__zone"), SubZone: v.get("__sub_zone")}
 	network := v.get("__network")
 	if c.network = mendLabelValue(network); c.network != network {
-		c.once("network "+quote(network), fmt.Sprintf("is no name of a network: served as %s; correct it (translate.relabel)", quote(c.network)))
+		c.once("network "+quote(network), fmt.Sprintf("is not a name of a network: served as %s; correct it (translate.relabel)", quote(c.network)))
 	}
 	return slices.DeleteFunc(sortedPairs(v.set), func(p pair) bool { return strings.HasPrefix(p.key, "__") })
 }

@@ -255,7 +255,7 @@ func (c *call) serviceAccount(inst *registry.Instance) string {
 	case account == "":
 		return o.ServiceAccount
 	case !isSubdomain(account):
-		c.ofInstance(inst.ID, fmt.Sprintf("has the service account %s, which is no legal name: served with %s; correct it (translate.service_account_key)", quote(account), quote(o.ServiceAccount)))
+		c.ofInstance(inst.ID, fmt.Sprintf("has the service account %s, which is not a legal name: served with %s; correct it (translate.service_account_key)", quote(account), quote(o.ServiceAccount)))
 		return o.ServiceAccount
 	}
 	return account

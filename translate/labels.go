@@ -150,9 +150,9 @@ func (l *labeler) add(from int, origin, key, value string) {
 	case k != key && v != value:
 		l.find(origin, fmt.Sprintf("neither it nor its value %s is legal in a label: served as %s=%s; correct both, or leave it out by translate.labels", quote(value), k, v))
 	case k != key:
-		l.find(origin, fmt.Sprintf("is no legal label: served as %s; rename it, or leave it out by translate.labels", k))
+		l.find(origin, fmt.Sprintf("is not a legal label: served as %s; rename it, or leave it out by translate.labels", k))
 	case v != value:
-		l.find(origin, fmt.Sprintf("the value %s is no legal label value: served as %s; correct it, or leave it out by translate.labels", quote(value), v))
+		l.find(origin, fmt.Sprintf("the value %s is not a legal label value: served as %s; correct it, or leave it out by translate.labels", quote(value), v))
 	}
 	l.candidates = append(l.candidates, candidate{pair{k, v}, from, k != key, origin})
 }

@@ -22,18 +22,18 @@ type Options struct {
 	// registry may set: owns.labels, which the bridge sends.
 	Permit []string `json:"-"`
 
-	Preset string `json:"preset,omitempty" jsonschema:"enum=consul,enum=nacos,enum=istio-consul,enum=aeraki-consul,enum=higress,enum=slime,enum=slime-gateway,enum=nacos-istio,enum=aeraki-dubbo,enum=registry-sync" jsonschema_description:"The conventions of another bridge, which hold where the other fields say nothing; see docs/migrate. Default: consul or nacos, with these adapters."`
+	Preset string `json:"preset,omitempty" jsonschema:"enum=consul,enum=nacos,enum=istio-consul,enum=aeraki-consul,enum=higress,enum=slime,enum=slime-gateway,enum=nacos-istio,enum=aeraki-dubbo,enum=registry-sync" jsonschema_description:"The conventions of another bridge, for all fields that are not set; see docs/migrate. Default: consul or nacos, with these adapters."`
 
-	Host      string `json:"host,omitempty" jsonschema_description:"Template of the service's host. What is no legal host is mended and listed. Default: {{.Name}}.{{.Registry}}, unless the adapter has its own."`
-	HostCase  string `json:"host_case,omitempty" jsonschema:"enum=lower,enum=keep" jsonschema_description:"The case of letters of hosts. lower: lower case, as DNS has it. keep: that of the template, for a mesh whose policies name hosts so: a DestinationRule or the destination of a VirtualService applies to a host with the same letters only. Default: lower; keep with the presets whose bridge keeps them."`
+	Host      string `json:"host,omitempty" jsonschema_description:"Template of the service's host. A host that is not valid is made valid and listed. Default: {{.Name}}.{{.Registry}}, unless the adapter has its own."`
+	HostCase  string `json:"host_case,omitempty" jsonschema:"enum=lower,enum=keep" jsonschema_description:"The case of the letters of hosts. lower: lower case, as usual in DNS. keep: that of the template, for a mesh whose policies use it: a DestinationRule or the destination of a VirtualService applies only to a host in the same case. Default: lower; keep with the presets whose bridge keeps them."`
 	Namespace string `json:"namespace,omitempty" jsonschema_description:"Template of the namespace of the service's resources. Default: {{.Registry}}."`
 	Name      string `json:"name,omitempty" jsonschema_description:"Template of the name of the service's ServiceEntry within its namespace. Default: the non-empty ones of name, group, namespace, partition, datacenter and PEER-peer, joined by dashes."`
 
-	Aliases []string `json:"aliases,omitempty" jsonschema_description:"Templates of further hosts of the service. Istio needs ports of HTTP or TLS for several hosts: with others the aliases are left out and listed. An empty one is none."`
+	Aliases []string `json:"aliases,omitempty" jsonschema_description:"Templates of further hosts of the service. Istio supports several hosts only on ports of HTTP or TLS: with others the aliases are left out and listed. An empty alias is ignored."`
 
 	Ports        []PortOptions `json:"ports,omitempty" jsonschema_description:"Fixes number or protocol of ports by name, for every service of the registry."`
 	FallbackPort int           `json:"fallback_port,omitempty" jsonschema:"minimum=1,maximum=65535" jsonschema_description:"Number of a service port whose instances do not agree on one (dynamic ports). Default: 80."`
-	PortPolicy   string        `json:"port_policy,omitempty" jsonschema:"enum=auto,enum=instance,enum=fixed" jsonschema_description:"What is the number of a service port. auto: that of more than half of the instances, else fallback_port. fixed: fallback_port, whatever the instances have. instance: each number that an instance has is a service port, and leads to the one port of every instance; a change of these numbers is a full push in the mesh. Numbers that ports fixes, or that the registry states for the service, win in any case. Default: auto."`
+	PortPolicy   string        `json:"port_policy,omitempty" jsonschema:"enum=auto,enum=instance,enum=fixed" jsonschema_description:"How the number of a service port is chosen. auto: that of more than half of the instances, else fallback_port. fixed: fallback_port, whatever the instances have. instance: each number that an instance has is a service port, and leads to the one port of every instance; a change of these numbers is a full push in the mesh. Numbers that ports fixes, or that the registry states for the service, win in any case. Default: auto."`
 	PortName     string        `json:"port_name,omitempty" jsonschema_description:"Template of a service port's name, over .Name (in the registry), .Number and .Protocol (lower case). Default: the name in the registry, of a port without one the protocol."`
 	ExtraPorts   []ExtraPort   `json:"extra_ports,omitempty" jsonschema_description:"Further ports of every service, each of which leads to a port of the instances."`
 
@@ -45,30 +45,30 @@ type Options struct {
 
 	Locality LocalityOptions `json:"locality,omitempty" jsonschema_description:"Where an instance's locality is found."`
 
-	Instances InstanceOptions `json:"instances,omitempty" jsonschema_description:"Which instances are served. The others count for nothing, not for the service's ports either."`
-	Relabel   RelabelOptions  `json:"relabel,omitempty" jsonschema_description:"Rules in the words of Prometheus (relabel_config), for what templates and lists cannot say."`
+	Instances InstanceOptions `json:"instances,omitempty" jsonschema_description:"Which instances are served. The others are ignored, also for the service's ports."`
+	Relabel   RelabelOptions  `json:"relabel,omitempty" jsonschema_description:"Rules as in Prometheus (relabel_config), for what templates and lists cannot express."`
 	Subsets   SubsetOptions   `json:"subsets,omitempty" jsonschema_description:"A DestinationRule for each service, with a subset for each version."`
 
-	Weights string `json:"weights,omitempty" jsonschema:"enum=exact,enum=whole,enum=none" jsonschema_description:"exact: as the registry has them, all multiplied by 100 if one is no whole number. whole: without the fraction, but at least 1. none: every instance gets the same share. An instance of weight 0 gets no traffic in any case. Default: exact."`
+	Weights string `json:"weights,omitempty" jsonschema:"enum=exact,enum=whole,enum=none" jsonschema_description:"exact: as in the registry, all multiplied by 100 if one is not a whole number. whole: without the fraction, but at least 1. none: every instance gets the same share. An instance of weight 0 gets no traffic in any case. Default: exact."`
 
-	Health     string `json:"health,omitempty" jsonschema:"enum=passing,enum=warning,enum=any" jsonschema_description:"The worst health that still takes traffic. An instance of unknown health counts as passing; a disabled one never takes any. Default: warning."`
-	Resolution string `json:"resolution,omitempty" jsonschema:"enum=auto,enum=static,enum=dns" jsonschema_description:"auto: dns if an instance's address is a host name, else static. static leaves instances with host names out. Default: auto."`
+	Health     string `json:"health,omitempty" jsonschema:"enum=passing,enum=warning,enum=any" jsonschema_description:"The worst health that still gets traffic. An instance of unknown health counts as passing; a disabled one never gets any. Default: warning."`
+	Resolution string `json:"resolution,omitempty" jsonschema:"enum=auto,enum=static,enum=dns" jsonschema_description:"auto: dns if an instance's address is a host name, else static. static leaves out instances with host names. Default: auto."`
 	Location   string `json:"location,omitempty" jsonschema:"enum=internal,enum=external" jsonschema_description:"Whether the services count as part of the mesh. Default: internal."`
 
 	ExportTo        []string `json:"export_to,omitempty" jsonschema_description:"Namespaces that see the services: a name, . (its own), * (all) or ~ (none). Default: the mesh's own default."`
-	SubjectAltNames []string `json:"subject_alt_names,omitempty" jsonschema_description:"Names of which a server certificate must carry one, if clients use TLS, besides those that the registry states of a service."`
-	ServiceAccount  string   `json:"service_account,omitempty" jsonschema_description:"Service account of every instance. Clients then use mutual TLS to it: leave it empty for instances without a sidecar. none takes back that of the preset."`
+	SubjectAltNames []string `json:"subject_alt_names,omitempty" jsonschema_description:"Names, one of which a server certificate must carry if clients use TLS, in addition to those that the registry states for a service."`
+	ServiceAccount  string   `json:"service_account,omitempty" jsonschema_description:"Service account of every instance. Clients then use mutual TLS to it: leave it empty for instances without a sidecar. none removes that of the preset."`
 	// ServiceAccountKey is looked up per instance.
-	ServiceAccountKey string `json:"service_account_key,omitempty" jsonschema_description:"Metadata key of instances that holds the service account. It wins over service_account. none takes back that of the preset."`
-	Network           string `json:"network,omitempty" jsonschema_description:"Network that the instances are in, where the mesh spans several."`
-	ClusterID         string `json:"cluster_id,omitempty" jsonschema_description:"Id of the mesh's cluster that the instances count to, as their label topology.istio.io/cluster."`
+	ServiceAccountKey string `json:"service_account_key,omitempty" jsonschema_description:"Metadata key of instances that holds the service account. It wins over service_account. none removes that of the preset."`
+	Network           string `json:"network,omitempty" jsonschema_description:"Network of the instances, if the mesh spans several."`
+	ClusterID         string `json:"cluster_id,omitempty" jsonschema_description:"ID of the mesh's cluster to which the instances belong, as their label topology.istio.io/cluster."`
 	Revision          string `json:"revision,omitempty" jsonschema_description:"Revision of istiod that the resources are for, as their label istio.io/rev. An istiod of another revision ignores them."`
 }
 
 // ExtraPort is an additional port of every service.
 type ExtraPort struct {
 	Name     string `json:"name" jsonschema:"required" jsonschema_description:"The port's name, a DNS label."`
-	Number   int    `json:"number" jsonschema:"required,minimum=1,maximum=65535" jsonschema_description:"The service port's number. Where the service has a port of this number already, that one stays alone."`
+	Number   int    `json:"number" jsonschema:"required,minimum=1,maximum=65535" jsonschema_description:"The service port's number. If the service already has a port of this number, the further one is left out."`
 	Protocol string `json:"protocol,omitempty" jsonschema_description:"The port's protocol. Default: that of the port that it leads to."`
 	To       string `json:"to,omitempty" jsonschema_description:"Name in the registry of the instances' port that it leads to. Empty: the first one by name."`
 }
@@ -76,14 +76,14 @@ type ExtraPort struct {
 // InstanceOptions selects the instances that are served.
 type InstanceOptions struct {
 	Selector     string   `json:"selector,omitempty" jsonschema_description:"Selector over the metadata of instances in the syntax of Kubernetes: version in (v1,v2),!canary,team=blue."`
-	CIDRs        []string `json:"cidrs,omitempty" jsonschema_description:"Networks, of which one has to hold the instance's address."`
-	ExcludeCIDRs []string `json:"exclude_cidrs,omitempty" jsonschema_description:"Networks that must not hold the instance's address; they win over cidrs."`
+	CIDRs        []string `json:"cidrs,omitempty" jsonschema_description:"Networks; one of them has to contain the instance's address."`
+	ExcludeCIDRs []string `json:"exclude_cidrs,omitempty" jsonschema_description:"Networks that must not contain the instance's address; they win over cidrs."`
 }
 
 // RelabelOptions holds relabeling rules in the syntax of Prometheus.
 type RelabelOptions struct {
-	Services  []RelabelRule `json:"services,omitempty" jsonschema_description:"Rules over a service. Targets: host, namespace, name; annotation.KEY of the ServiceEntry; any other is a label of the ServiceEntry. Sources: these, and __name, __group, __namespace, __partition, __datacenter, __peer, __registry, __tags (,a,b,), __meta_KEY; __instance_meta_KEY is what most instances say."`
-	Instances []RelabelRule `json:"instances,omitempty" jsonschema_description:"Rules over an instance. Targets: labels of the WorkloadEntry, and __region, __zone, __sub_zone, __network. Sources: these, those of the service that begin with __, and __id, __address, __port, __node, __cluster, __health; __meta_KEY and __tags are the instance's own. The labels that the labels block gives are there at the start."`
+	Services  []RelabelRule `json:"services,omitempty" jsonschema_description:"Rules over a service. Targets: host, namespace, name; annotation.KEY of the ServiceEntry; any other is a label of the ServiceEntry. Sources: these, and __name, __group, __namespace, __partition, __datacenter, __peer, __registry, __tags (,a,b,), __meta_KEY; __instance_meta_KEY is the value of most instances."`
+	Instances []RelabelRule `json:"instances,omitempty" jsonschema_description:"Rules over an instance. Targets: labels of the WorkloadEntry, and __region, __zone, __sub_zone, __network. Sources: these, those of the service that begin with __, and __id, __address, __port, __node, __cluster, __health; __meta_KEY and __tags are the instance's own. The labels of the labels block are there at the start."`
 }
 
 // RelabelRule is one rule, as in Prometheus' relabel_config. Names that begin
@@ -93,29 +93,29 @@ type RelabelRule struct {
 	Separator   *string  `json:"separator,omitempty" jsonschema_description:"Default: ;."`
 	Regex       *string  `json:"regex,omitempty" jsonschema_description:"Regular expression (RE2) that the whole joined value is matched with. Default: (.*)."`
 	Target      string   `json:"target,omitempty" jsonschema_description:"Name of the value that is set, or compared (keepequal, dropequal)."`
-	Replacement *string  `json:"replacement,omitempty" jsonschema_description:"What is set; $1 is the first group of regex. An empty outcome removes the target. Default: $1."`
-	Action      string   `json:"action,omitempty" jsonschema:"enum=replace,enum=keep,enum=drop,enum=keepequal,enum=dropequal,enum=lowercase,enum=uppercase,enum=labelmap,enum=labeldrop,enum=labelkeep" jsonschema_description:"replace: set target if regex matches. keep, drop: leave out what does not, or does, match. keepequal, dropequal: the same by comparing with target. lowercase, uppercase: set target. labelmap: copy each name that matches to the name that replacement gives. labeldrop, labelkeep: remove labels by name. Default: replace."`
+	Replacement *string  `json:"replacement,omitempty" jsonschema_description:"The new value; $1 is the first group of regex. An empty result removes the target. Default: $1."`
+	Action      string   `json:"action,omitempty" jsonschema:"enum=replace,enum=keep,enum=drop,enum=keepequal,enum=dropequal,enum=lowercase,enum=uppercase,enum=labelmap,enum=labeldrop,enum=labelkeep" jsonschema_description:"replace: set target if regex matches. keep, drop: leave out what does not match, or what does. keepequal, dropequal: the same by comparing with target. lowercase, uppercase: set target. labelmap: copy each name that matches to the name that replacement gives. labeldrop, labelkeep: remove labels by name. Default: replace."`
 }
 
 // SubsetOptions groups a service's instances.
 type SubsetOptions struct {
-	Key             string `json:"key,omitempty" jsonschema_description:"Label of instances by which a service's instances are grouped, such as version. Each value is the name of a subset, mended where it is no DNS label."`
+	Key             string `json:"key,omitempty" jsonschema_description:"Label of instances by which a service's instances are grouped, such as version. Each value is the name of a subset, made valid if it is not a DNS label."`
 	DestinationRule bool   `json:"destination_rule,omitempty" jsonschema_description:"Whether a DestinationRule with the subsets is made for each service; it has the name and namespace of its ServiceEntry."`
 }
 
 // PortOptions fixes a port's number or protocol.
 type PortOptions struct {
-	Name     string `json:"name,omitempty" jsonschema_description:"The port's name in the registry, made a DNS label; for a port without one, its name as it is served finds the number. Empty: the port that has no name in the registry."`
+	Name     string `json:"name,omitempty" jsonschema_description:"The port's name in the registry, made a DNS label; for a port without one, the name under which it is served. Empty: the port that has no name in the registry."`
 	Number   int    `json:"number,omitempty" jsonschema:"minimum=1,maximum=65535" jsonschema_description:"The service port's number. Default: worked out from the instances."`
 	Protocol string `json:"protocol,omitempty" jsonschema_description:"The port's protocol. Default: worked out as the protocol block says."`
 }
 
 // ProtocolOptions configures the sources of a port's protocol.
 type ProtocolOptions struct {
-	Default string   `json:"default,omitempty" jsonschema_description:"Protocol of a port of which the registry says nothing, or something unknown. Default: tcp."`
-	Keys    []string `json:"keys,omitempty" jsonschema_description:"Metadata keys that hold the protocol, best first. [none] for none. Default: [protocol]."`
-	Tags    []string `json:"tags,omitempty" jsonschema_description:"Tags that say the protocol: one that ends in =, : or | is a prefix before it, any other is a protocol's name. [none] for none. Default: [protocol=, protocol:, http, http2, grpc, grpc-web, https, tcp, tls, mongo, mysql, redis]."`
-	Guess   []string `json:"guess,omitempty" jsonschema_description:"What else a protocol is guessed from where none is said, best first. check: the registry's checks (http, grpc). name: the service's name, if it begins or ends with a protocol (orders-grpc). number: the instances' port, if it is one that is registered for a protocol. A guess is listed with what it is made from. Default: [none]."`
+	Default string   `json:"default,omitempty" jsonschema_description:"Protocol of a port for which the registry states none, or an unknown one. Default: tcp."`
+	Keys    []string `json:"keys,omitempty" jsonschema_description:"Metadata keys with the protocol, best first. [none] for none. Default: [protocol]."`
+	Tags    []string `json:"tags,omitempty" jsonschema_description:"Tags with the protocol: one that ends in =, : or | is a prefix, any other is the name of a protocol. [none] for none. Default: [protocol=, protocol:, http, http2, grpc, grpc-web, https, tcp, tls, mongo, mysql, redis]."`
+	Guess   []string `json:"guess,omitempty" jsonschema_description:"What a protocol is guessed from if none is stated, best first. check: the registry's checks (http, grpc). name: the service's name, if it begins or ends with a protocol (orders-grpc). number: the instances' port, if it is one that is registered for a protocol. A guess is listed with its source. Default: [none]."`
 }
 
 // LabelOptions configures the labels of a WorkloadEntry.
@@ -123,17 +123,17 @@ type LabelOptions struct {
 	Meta []string `json:"meta,omitempty" jsonschema_description:"Metadata keys of instances that become labels, as globs (* any run, ? one character). [none] for none. Those with a meaning to Istio need owns.labels. Default: ['*']."`
 	Tags string   `json:"tags,omitempty" jsonschema:"enum=all,enum=pairs,enum=none" jsonschema_description:"Tags of instances that become labels. pairs: those of the form k=v, k:v or k|v. all: bare ones too, with the value true. Default: all."`
 	// Illegal applies to labels from the registry.
-	Illegal string `json:"illegal,omitempty" jsonschema:"enum=mend,enum=drop" jsonschema_description:"What becomes of a key or a value that no label can have. mend: it is made legal. drop: the label is left out. Either is listed. Default: mend."`
+	Illegal string `json:"illegal,omitempty" jsonschema:"enum=mend,enum=drop" jsonschema_description:"What to do with a key or a value that is not valid in a label. mend: it is made valid. drop: the label is left out. Both are listed. Default: mend."`
 	// Separators are single characters.
-	Separators string            `json:"separators,omitempty" jsonschema_description:"Characters of which the first one in a tag parts the key from the value. Default: =:|."`
-	Cluster    string            `json:"cluster,omitempty" jsonschema_description:"Label that holds the instance's cluster, where the registry has such. none for no label. Default: cluster."`
-	Add        map[string]string `json:"add,omitempty" jsonschema_description:"Labels that every instance gets; they win over what the registry says. One with an empty value takes back what the preset adds."`
+	Separators string            `json:"separators,omitempty" jsonschema_description:"Characters of which the first one in a tag separates the key from the value. Default: =:|."`
+	Cluster    string            `json:"cluster,omitempty" jsonschema_description:"Label with the instance's cluster, if the registry has clusters. none for no label. Default: cluster."`
+	Add        map[string]string `json:"add,omitempty" jsonschema_description:"Labels that every instance gets; they win over those of the registry. An empty value removes one that the preset adds."`
 }
 
 // ServiceLabelOptions configures the labels of the ServiceEntry resource.
 type ServiceLabelOptions struct {
 	Meta []string          `json:"meta,omitempty" jsonschema_description:"Metadata keys of the service that become labels, as globs. A changed label is a full push in the mesh. Default: [none]."`
-	Add  map[string]string `json:"add,omitempty" jsonschema_description:"Labels that every ServiceEntry gets; they win over what the registry says. One with an empty value takes back what the preset adds."`
+	Add  map[string]string `json:"add,omitempty" jsonschema_description:"Labels that every ServiceEntry gets; they win over those of the registry. An empty value removes one that the preset adds."`
 }
 
 // AnnotationOptions holds annotations of the ServiceEntry resource.
@@ -144,13 +144,13 @@ type AnnotationOptions struct {
 // LocalityOptions configures sources of an instance's locality besides the
 // registry's own.
 type LocalityOptions struct {
-	Keys       []string `json:"keys,omitempty" jsonschema_description:"Metadata keys of instances that hold a whole locality, region/zone/subzone, best first. They win over the registry's own. Default: none."`
-	RegionKey  string   `json:"region_key,omitempty" jsonschema_description:"Metadata key that holds the region. It wins over the registry's own."`
-	ZoneKey    string   `json:"zone_key,omitempty" jsonschema_description:"Metadata key that holds the zone. It wins over the registry's own."`
-	SubZoneKey string   `json:"sub_zone_key,omitempty" jsonschema_description:"Metadata key that holds the sub-zone. It wins over the registry's own."`
-	Region     string   `json:"region,omitempty" jsonschema_description:"Region of an instance of which nothing else says one."`
+	Keys       []string `json:"keys,omitempty" jsonschema_description:"Metadata keys of instances with a whole locality, region/zone/subzone, best first. They win over the registry's own. Default: none."`
+	RegionKey  string   `json:"region_key,omitempty" jsonschema_description:"Metadata key with the region. It wins over the registry's own."`
+	ZoneKey    string   `json:"zone_key,omitempty" jsonschema_description:"Metadata key with the zone. It wins over the registry's own."`
+	SubZoneKey string   `json:"sub_zone_key,omitempty" jsonschema_description:"Metadata key with the sub-zone. It wins over the registry's own."`
+	Region     string   `json:"region,omitempty" jsonschema_description:"Region of an instance if nothing else states one."`
 
-	CIDRs []LocalityCIDR `json:"cidrs,omitempty" jsonschema_description:"Localities by network; of those that hold an instance's address the narrowest counts. It wins over the registry's own, and metadata wins over it."`
+	CIDRs []LocalityCIDR `json:"cidrs,omitempty" jsonschema_description:"Localities by network; the narrowest that contains the instance's address counts. They win over the registry's own, and metadata wins over them."`
 }
 
 // LocalityCIDR is the locality of a network.

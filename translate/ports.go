@@ -91,7 +91,7 @@ func namePorts(buf []namedPort, ports []registry.Port, report func(name, reason 
 				key = "port-" + strconv.Itoa(p.Number)
 				report(p.Name, fmt.Sprintf("the name has no letter or digit: served as %q; rename the port, or set translate.port_name", key))
 			case key != lower(p.Name):
-				report(p.Name, fmt.Sprintf("the name is no DNS label: served as %q; rename the port, or set translate.port_name", key))
+				report(p.Name, fmt.Sprintf("the name is not a DNS label: served as %q; rename the port, or set translate.port_name", key))
 			}
 		}
 		i := slices.IndexFunc(buf[start:], func(q namedPort) bool { return q.key == key })
@@ -400,7 +400,7 @@ func (c *call) protocols(groups []*portGroup, instances []*registry.Instance) {
 		case g.protocol == "" && said.unknown != "":
 			g.protocol = c.t.defaultProtocol
 			g.ofProtocol = Step{Rule: "translate.protocol.default", Text: "as what the registry states is unknown"}
-			c.about(subject, fmt.Sprintf("%s is no protocol that Istio knows: served as %s; correct it, or fix the protocol under translate.ports",
+			c.about(subject, fmt.Sprintf("%s is not a protocol that Istio knows: served as %s; correct it, or fix the protocol under translate.ports",
 				quote(said.unknown), wireProtocol(g.protocol)))
 		case g.protocol == "":
 			g.protocol = c.t.defaultProtocol

@@ -94,7 +94,7 @@ func list(c *call, findings []finding) []Problem {
 	if more > 0 {
 		all = append(all, Problem{
 			ID:     "service " + c.key() + " more problems",
-			Reason: fmt.Sprintf("%d more problems of this service and its instances are not listed; mend the ones that are", more),
+			Reason: fmt.Sprintf("%d more problems of this service and its instances are not listed; solve the listed ones first", more),
 		})
 	}
 	slices.SortFunc(all, func(a, b Problem) int { return cmp.Compare(a.ID, b.ID) })

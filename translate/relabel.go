@@ -66,7 +66,7 @@ func compile(field string, list []RelabelRule, facts []string, bad func(field, f
 		var err error
 		// As in Prometheus, the whole value must match.
 		if c.regex, err = regexp.Compile("^(?s:" + text(r.Regex, "(.*)") + ")$"); err != nil {
-			bad(at+".regex", "is no regular expression: %v", err)
+			bad(at+".regex", "is not a regular expression: %v", err)
 		}
 		for j, s := range r.Source {
 			if !known(s) {

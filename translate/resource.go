@@ -41,7 +41,7 @@ func Resource(res *mcp.Resource) (Encoded, error) {
 	errs := checkMetadata(metadata)
 	body, err := res.Body.UnmarshalNew()
 	if err != nil {
-		return fail(errors.Join(append(errs, fmt.Errorf("the body is no %s: %w", strings.TrimPrefix(res.Body.TypeUrl, typePrefix), err))...))
+		return fail(errors.Join(append(errs, fmt.Errorf("the body is not an %s: %w", strings.TrimPrefix(res.Body.TypeUrl, typePrefix), err))...))
 	}
 	switch body := body.(type) {
 	case *networking.ServiceEntry:
@@ -66,9 +66,9 @@ func CheckName(text string) error {
 	case !ok:
 		return errors.New("metadata.name is not namespace/name")
 	case !isDNSLabel(namespace):
-		return fmt.Errorf("metadata.name: %s is no legal namespace: use lower-case letters, digits and dashes, at most 63", quote(namespace))
+		return fmt.Errorf("metadata.name: %s is not a legal namespace: use lower-case letters, digits and dashes, at most 63", quote(namespace))
 	case !isSubdomain(name):
-		return fmt.Errorf("metadata.name: %s is no legal name: use lower-case letters, digits, dashes and dots, at most 253", quote(name))
+		return fmt.Errorf("metadata.name: %s is not a legal name: use lower-case letters, digits, dashes and dots, at most 253", quote(name))
 	}
 	return nil
 }
@@ -98,9 +98,9 @@ func checkMetadata(m *mcp.Metadata) (errs []error) {
 func checkLabels(field string, labels map[string]string) (errs []error) {
 	for _, l := range sortedPairs(labels) {
 		if !isLabelKey(l.key) {
-			errs = append(errs, fmt.Errorf("%s: %s is no legal label", field, quote(l.key)))
+			errs = append(errs, fmt.Errorf("%s: %s is not a legal label", field, quote(l.key)))
 		} else if l.value != "" && !isLabelValue(l.value) {
-			errs = append(errs, fmt.Errorf("%s: %s is no legal value of label %s", field, quote(l.value), l.key))
+			errs = append(errs, fmt.Errorf("%s: %s is not a legal value of label %s", field, quote(l.value), l.key))
 		}
 	}
 	return errs
@@ -124,7 +124,7 @@ func checkServiceEntry(e *networking.ServiceEntry) (errs []error) {
 	}
 	for _, h := range e.Hosts {
 		if !isHost(lower(strings.TrimPrefix(h, "*."))) {
-			bad("hosts: %s is no legal host", quote(h))
+			bad("hosts: %s is not a legal host", quote(h))
 		}
 	}
 	dns := e.Resolution == networking.ServiceEntry_DNS || e.Resolution == networking.ServiceEntry_DNS_ROUND_ROBIN
@@ -146,19 +146,19 @@ func checkServiceEntry(e *networking.ServiceEntry) (errs []error) {
 			continue
 		}
 		if !isDNSLabel(p.Name) {
-			bad("ports[%d].name: %s is no DNS label", i, quote(p.Name))
+			bad("ports[%d].name: %s is not a DNS label", i, quote(p.Name))
 		}
 		if names[p.Name] {
 			bad("ports[%d].name: %s is another port's name too", i, quote(p.Name))
 		}
 		if !validPort(int(p.Number)) {
-			bad("ports[%d].number: %d is no port number", i, p.Number)
+			bad("ports[%d].number: %d is not a port number", i, p.Number)
 		}
 		if numbers[p.Number] {
 			bad("ports[%d].number: %d is another port's number too", i, p.Number)
 		}
 		if p.TargetPort != 0 && !validPort(int(p.TargetPort)) {
-			bad("ports[%d].target_port: %d is no port number", i, p.TargetPort)
+			bad("ports[%d].target_port: %d is not a port number", i, p.TargetPort)
 		}
 		// Istio detects the protocol if none is given.
 		if p.Protocol != "" && !istioProtocols[lower(p.Protocol)] {
@@ -225,10 +225,10 @@ func checkWorkloadEntry(w *networking.WorkloadEntry) (errs []error) {
 	}
 	for _, name := range sortedNames(w.Ports) {
 		if !isDNSLabel(name) {
-			bad("ports: %s is no DNS label", quote(name))
+			bad("ports: %s is not a DNS label", quote(name))
 		}
 		if !validPort(int(w.Ports[name])) {
-			bad("ports: %d is no port number (%s)", w.Ports[name], quote(name))
+			bad("ports: %d is not a port number (%s)", w.Ports[name], quote(name))
 		}
 	}
 	return append(errs, checkLabels("labels", w.Labels)...)

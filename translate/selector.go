@@ -38,14 +38,14 @@ func parseSelector(text string) (selector, error) {
 	for rest := strings.TrimSpace(text); rest != ""; {
 		r, after, err := parseRequirement(rest)
 		if err != nil {
-			return nil, fmt.Errorf("%s is no selector: %w; write it like version in (v1,v2),!canary,team=blue", quote(text), err)
+			return nil, fmt.Errorf("%s is not a selector: %w; write it like version in (v1,v2),!canary,team=blue", quote(text), err)
 		}
 		out = append(out, r)
 		if after == "" {
 			break
 		}
 		if rest = strings.TrimSpace(strings.TrimPrefix(after, ",")); after[0] != ',' || rest == "" {
-			return nil, fmt.Errorf("%s is no selector: a requirement is expected, not %s", quote(text), quote(after))
+			return nil, fmt.Errorf("%s is not a selector: a requirement is expected, not %s", quote(text), quote(after))
 		}
 	}
 	return out, nil
@@ -79,7 +79,7 @@ func parseRequirement(s string) (r requirement, rest string, err error) {
 				after = "," + after
 			}
 			if value = strings.TrimSpace(value); strings.ContainsAny(value, "=!() ") {
-				return r, "", fmt.Errorf("%s is no value", quote(value))
+				return r, "", fmt.Errorf("%s is not a value", quote(value))
 			}
 			r.values, r.not = []string{value}, op.not
 			return r, after, nil

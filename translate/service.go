@@ -485,7 +485,7 @@ func (c *call) subjectAltNames() []string {
 	all := slices.Clone(c.t.o.SubjectAltNames)
 	for _, name := range c.svc.SubjectAltNames {
 		if !utf8.ValidString(name) || name == "" {
-			c.about("subjectAltName "+quote(name), "is no text: left out; correct it in the registry")
+			c.about("subjectAltName "+quote(name), "is not text: left out; correct it in the registry")
 			continue
 		}
 		all = append(all, name)

@@ -71,7 +71,7 @@ func New(registryName string, o Options) (*Translator, error) {
 	parse := func(field, text string) *template.Template {
 		tmpl, err := parseTemplate(text)
 		if err != nil {
-			bad(field, "is no usable template: %v", err)
+			bad(field, "is not a usable template: %v", err)
 		}
 		return tmpl
 	}
@@ -87,20 +87,20 @@ func New(registryName string, o Options) (*Translator, error) {
 	if o.PortName != "" {
 		var err error
 		if t.portName, err = parsePortName(o.PortName); err != nil {
-			bad("port_name", "is no usable template: %v", err)
+			bad("port_name", "is not a usable template: %v", err)
 		}
 	}
 
 	for i, p := range o.Ports {
 		field := fmt.Sprintf("ports[%d]", i)
 		if p.Name != "" && !isDNSLabel(p.Name) {
-			bad(field+".name", "%s is no DNS label; use lower-case letters, digits and dashes, at most 63", quote(p.Name))
+			bad(field+".name", "%s is not a DNS label; use lower-case letters, digits and dashes, at most 63", quote(p.Name))
 		}
 		if _, ok := t.portRules[p.Name]; ok {
 			bad(field+".name", "%s is given twice; keep one", quote(p.Name))
 		}
 		if p.Number != 0 && !validPort(p.Number) {
-			bad(field+".number", "%d is no port number; give one from 1 to 65535, or none", p.Number)
+			bad(field+".number", "%d is not a port number; give one from 1 to 65535, or none", p.Number)
 		}
 		if p.Protocol != "" {
 			if _, ok := normalProtocol(p.Protocol); !ok {
@@ -115,10 +115,10 @@ func New(registryName string, o Options) (*Translator, error) {
 	for i, p := range o.ExtraPorts {
 		field := fmt.Sprintf("extra_ports[%d]", i)
 		if !isDNSLabel(p.Name) {
-			bad(field+".name", "%s is no DNS label; use lower-case letters, digits and dashes, at most 63", quote(p.Name))
+			bad(field+".name", "%s is not a DNS label; use lower-case letters, digits and dashes, at most 63", quote(p.Name))
 		}
 		if !validPort(p.Number) {
-			bad(field+".number", "%d is no port number; give one from 1 to 65535", p.Number)
+			bad(field+".number", "%d is not a port number; give one from 1 to 65535", p.Number)
 		}
 		if p.Protocol != "" {
 			if _, ok := normalProtocol(p.Protocol); !ok {
@@ -136,7 +136,7 @@ func New(registryName string, o Options) (*Translator, error) {
 		bad("port_policy", "%s", notOneOf(o.PortPolicy, "auto", "instance", "fixed"))
 	}
 	if !validPort(o.FallbackPort) {
-		bad("fallback_port", "%d is no port number; give one from 1 to 65535", o.FallbackPort)
+		bad("fallback_port", "%d is not a port number; give one from 1 to 65535", o.FallbackPort)
 	}
 
 	var ok bool
@@ -194,7 +194,7 @@ func New(registryName string, o Options) (*Translator, error) {
 			if reason := checkLabelKey(l.key); reason != "" {
 				bad(field+"."+plain(l.key), "%s", reason)
 			} else if !isLabelValue(l.value) {
-				bad(field+"."+plain(l.key), "%s is no legal label value; use at most 63 letters, digits, - _ and ., beginning and ending with a letter or digit", quote(l.value))
+				bad(field+"."+plain(l.key), "%s is not a legal label value; use at most 63 letters, digits, - _ and ., beginning and ending with a letter or digit", quote(l.value))
 			}
 		}
 	}
@@ -207,7 +207,7 @@ func New(registryName string, o Options) (*Translator, error) {
 		case a.key == healthChecksAnnotation:
 			bad(field, "cannot be served: it makes Istio expect health from the workload; remove it")
 		case !isLabelKey(a.key):
-			bad(field, "is no legal annotation key; use at most 63 letters, digits, - _ and ., after an optional DNS name and /")
+			bad(field, "is not a legal annotation key; use at most 63 letters, digits, - _ and ., after an optional DNS name and /")
 		case !utf8.ValidString(a.value):
 			bad(field, "is not UTF-8")
 		}
@@ -237,14 +237,14 @@ func New(registryName string, o Options) (*Translator, error) {
 	}
 	for i, n := range o.SubjectAltNames {
 		if n == "" || strings.ContainsFunc(n, notPrintable) {
-			bad(fmt.Sprintf("subject_alt_names[%d]", i), "%s is no name; give a DNS name or a URI", quote(n))
+			bad(fmt.Sprintf("subject_alt_names[%d]", i), "%s is not a name; give a DNS name or a URI", quote(n))
 		}
 	}
 	if o.ServiceAccount != "" && !isSubdomain(o.ServiceAccount) {
-		bad("service_account", "%s is no name of a service account; use lower-case letters, digits, - and .", quote(o.ServiceAccount))
+		bad("service_account", "%s is not a name of a service account; use lower-case letters, digits, - and .", quote(o.ServiceAccount))
 	}
 	if o.Network != "" && !isLabelValue(o.Network) {
-		bad("network", "%s is no name of a network; use at most 63 letters, digits, - _ and .", quote(o.Network))
+		bad("network", "%s is not a name of a network; use at most 63 letters, digits, - _ and .", quote(o.Network))
 	}
 	if o.ClusterID != "" {
 		if !isLabelValue(o.ClusterID) {
@@ -254,12 +254,12 @@ func New(registryName string, o Options) (*Translator, error) {
 	}
 	if o.Revision != "" {
 		if !isLabelValue(o.Revision) {
-			bad("revision", "%s is no revision; use at most 63 letters, digits, - _ and .", quote(o.Revision))
+			bad("revision", "%s is not a revision; use at most 63 letters, digits, - _ and .", quote(o.Revision))
 		}
 		t.metadataLabels = []pair{{revisionLabel, o.Revision}}
 	}
 	if o.Subsets.Key != "" && !isLabelKey(o.Subsets.Key) {
-		bad("subsets.key", "%s is no label; use at most 63 letters, digits, - _ and ., after an optional DNS name and /", quote(o.Subsets.Key))
+		bad("subsets.key", "%s is not a label; use at most 63 letters, digits, - _ and ., after an optional DNS name and /", quote(o.Subsets.Key))
 	}
 	if o.Subsets.DestinationRule && o.Subsets.Key == "" {
 		bad("subsets.key", "is missing; name the label that tells the versions apart, or leave subsets.destination_rule out")
@@ -281,7 +281,7 @@ func (t *Translator) compileRules(bad func(field, format string, args ...any)) {
 		for i, text := range list {
 			p, err := netip.ParsePrefix(text)
 			if err != nil {
-				bad(fmt.Sprintf("%s[%d]", field, i), "%s is no network; write it like 10.1.0.0/16", quote(text))
+				bad(fmt.Sprintf("%s[%d]", field, i), "%s is not a network; write it like 10.1.0.0/16", quote(text))
 				continue
 			}
 			all = append(all, p.Masked())
@@ -295,14 +295,14 @@ func (t *Translator) compileRules(bad func(field, format string, args ...any)) {
 		field := fmt.Sprintf("locality.cidrs[%d]", i)
 		p, err := netip.ParsePrefix(l.CIDR)
 		if err != nil {
-			bad(field+".cidr", "%s is no network; write it like 10.1.0.0/16", quote(l.CIDR))
+			bad(field+".cidr", "%s is not a network; write it like 10.1.0.0/16", quote(l.CIDR))
 		}
 		if slices.ContainsFunc(t.localities, func(x locatedCIDR) bool { return err == nil && x.prefix == p.Masked() }) {
 			bad(field+".cidr", "%s is given twice; keep one", quote(l.CIDR))
 		}
 		parts := strings.Split(l.Locality, "/")
 		if len(parts) > 3 || slices.ContainsFunc(parts, func(s string) bool { return s == "" || strings.ContainsFunc(s, badInLocality) }) {
-			bad(field+".locality", "%s is no locality; write region, region/zone or region/zone/subzone", quote(l.Locality))
+			bad(field+".locality", "%s is not a locality; write region, region/zone or region/zone/subzone", quote(l.Locality))
 		}
 		parts = append(parts, "", "")
 		t.localities = append(t.localities, locatedCIDR{p.Masked(), registry.Locality{Region: parts[0], Zone: parts[1], SubZone: parts[2]}})
@@ -317,7 +317,7 @@ func (t *Translator) compileRules(bad func(field, format string, args ...any)) {
 }
 
 func unknownProtocol(p string) string {
-	return quote(p) + " is no protocol that Istio knows; use one of tcp, udp, http, http2, https, http_proxy, grpc, grpc-web, tls, mongo, redis, mysql"
+	return quote(p) + " is not a protocol that Istio knows; use one of tcp, udp, http, http2, https, http_proxy, grpc, grpc-web, tls, mongo, redis, mysql"
 }
 
 func notOneOf(value string, names ...string) string {
@@ -338,7 +338,7 @@ func checkLabelKey(key string) string {
 	case key == SelectorLabel, key == revisionLabel:
 		return "is reserved; use another label"
 	case !isLabelKey(key):
-		return quote(key) + " is no legal label; use at most 63 letters, digits, - _ and ., after an optional DNS name and /"
+		return quote(key) + " is not a legal label; use at most 63 letters, digits, - _ and ., after an optional DNS name and /"
 	}
 	return ""
 }

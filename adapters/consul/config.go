@@ -47,13 +47,13 @@ type Config struct {
 	TaggedAddress string       `json:"tagged_address,omitempty" jsonschema_description:"Tagged address to prefer (lan, wan, lan_ipv4, wan_ipv4, ... or your own). An instance without it is reached at its usual address."`
 	NodeMeta      plugin.Globs `json:"node_meta,omitempty" jsonschema_description:"Metadata keys of nodes, as globs (* any run, ? one character), that are added to the metadata of the node's instances. The service's own metadata wins. Default: none."`
 
-	Stale    bool            `json:"stale,omitempty" jsonschema_description:"Let any server answer the queries that wait, and not the leader alone. What an answer lacks is removed only after the leader was asked. Default: false."`
-	MaxStale plugin.Duration `json:"max_stale,omitempty" jsonschema_description:"With stale: how far behind the leader a server may be. Where it is more, another address is used or the leader is asked. Default: 10s."`
+	Stale    bool            `json:"stale,omitempty" jsonschema_description:"Let any server answer blocking queries, not only the leader. What an answer lacks is removed only after the leader was asked. Default: false."`
+	MaxStale plugin.Duration `json:"max_stale,omitempty" jsonschema_description:"With stale: how far behind the leader a server may be. If it is further behind, another address is used or the leader is asked. Default: 10s."`
 
 	Wait           plugin.Duration `json:"wait,omitempty" jsonschema_description:"How long one blocking query waits for a change, 10s to 10m. Default: 5m."`
-	MaxConnections int             `json:"max_connections,omitempty" jsonschema:"minimum=16" jsonschema_description:"Most connections to Consul over plain HTTP, where each query that waits takes one. Services beyond them share connections: see the registry's page. Keep it well below limits.http_max_conns_per_client of the agent, which are 200 from one address for all programs there together. Over https (HTTP/2) a few connections carry everything. Default: 128."`
-	RemoveGrace    plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, or after the agent was replaced, what is missing is kept, so that agents can register again. 0s removes at once. Default: 30s."`
-	AcceptFiltered bool            `json:"accept_filtered,omitempty" jsonschema_description:"Set it for a token that is meant to see only a part of the registry: that part then counts as the whole. Otherwise an answer that Consul filtered by ACL removes nothing and leaves the registry degraded."`
+	MaxConnections int             `json:"max_connections,omitempty" jsonschema:"minimum=16" jsonschema_description:"Highest number of connections to Consul over plain HTTP, where each blocking query occupies one. Further services share connections: see the registry's page. Keep it well below limits.http_max_conns_per_client of the agent, which are 200 from one address for all programs there together. Over https (HTTP/2) a few connections carry everything. Default: 128."`
+	RemoveGrace    plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long missing instances are kept after an outage, or after the agent was replaced, so that agents can register again. 0s removes at once. Default: 30s."`
+	AcceptFiltered bool            `json:"accept_filtered,omitempty" jsonschema_description:"Set this for a token that may see only a part of the registry on purpose: that part then counts as everything. By default an answer that Consul filtered by ACL removes nothing and leaves the registry degraded."`
 }
 
 // PeeringConfig configures the mode peering.
@@ -127,7 +127,7 @@ func (c Config) Validate() error {
 	}
 
 	if err == nil && !c.Insecure && c.Mode != modePeering && (c.Token != "" || c.TokenFile != "") && len(c.Addresses) == 0 && !target.private() {
-		bad("address", "%q is plain HTTP to another machine, where the token could be read on the way; write https://, or insecure: true if nobody is there", c.Address)
+		bad("address", "%q is plain HTTP to another machine, where the token could be read on the way; write https://, or insecure: true if you trust the network", c.Address)
 	}
 
 	names := func(field string, names []string) {
@@ -213,7 +213,7 @@ func (c Config) validateAddresses(bad func(field, format string, args ...any)) (
 		case slices.Contains(c.Addresses[:i], address):
 			bad(field, "%q is listed twice", address)
 		case !c.Insecure && c.Mode != modePeering && (c.Token != "" || c.TokenFile != "") && !t.private():
-			bad(field, "%q is plain HTTP to another machine, where the token could be read on the way; write https://, or insecure: true if nobody is there", address)
+			bad(field, "%q is plain HTTP to another machine, where the token could be read on the way; write https://, or insecure: true if you trust the network", address)
 		}
 	}
 	return first, err
@@ -301,7 +301,7 @@ func parseAddress(address, scheme string) (target, error) {
 	}
 	u, err := url.Parse(full)
 	if err != nil {
-		return target{}, fmt.Errorf("%q is no address; write http://host:port", address)
+		return target{}, fmt.Errorf("%q is not an address; write http://host:port", address)
 	}
 	switch {
 	case u.Scheme != "http" && u.Scheme != "https":
@@ -315,7 +315,7 @@ func parseAddress(address, scheme string) (target, error) {
 		return target{}, fmt.Errorf("%q has // behind its host; write http://host:port", address)
 	}
 	if n, err := strconv.ParseUint(u.Port(), 10, 16); u.Port() != "" && (err != nil || n == 0) {
-		return target{}, fmt.Errorf("%q: %s is no port; there are 1 to 65535", address, u.Port())
+		return target{}, fmt.Errorf("%q: %s is not a port; there are 1 to 65535", address, u.Port())
 	}
 	host := u.Host
 	if u.Port() == "" {

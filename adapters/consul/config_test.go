@@ -19,7 +19,7 @@ func fields(t *testing.T, err error) []string {
 	for _, e := range err.(interface{ Unwrap() []error }).Unwrap() {
 		f, ok := errors.AsType[*plugin.FieldError](e)
 		if !ok || f.Reason == "" {
-			t.Fatalf("%v is no FieldError with a reason", e)
+			t.Fatalf("%v is not a FieldError with a reason", e)
 		}
 		out = append(out, f.Field)
 	}

@@ -233,7 +233,7 @@ func (w *watch) rest(ctx context.Context) error {
 		w.s.resting.Do(func() { close(w.s.rests) })
 		if crowd.Services > crowd.Places { // else it waits until the groups are divided
 			w.s.crowding.Do(func() {
-				w.s.log.Info("more services than connections; those beyond share them", slog.String("catalog", w.s.id),
+				w.s.log.Info("more services than connections; the others share them", slog.String("catalog", w.s.id),
 					slog.Int("services", crowd.Services), slog.Int("connections", crowd.Places), slog.Int("max_connections", turns.connections))
 			})
 		}
@@ -539,6 +539,6 @@ func (s *scope) limited(f *fault, g *plan.Group, t *plan.Turn) {
 		return nil
 	})
 	if news {
-		s.log.Warn("consul refuses more connections; fewer watches hold one", slog.String("catalog", s.id), slog.Any("err", f.err))
+		s.log.Warn("consul refuses more connections; more watches share one", slog.String("catalog", s.id), slog.Any("err", f.err))
 	}
 }

@@ -357,7 +357,7 @@ func (s *scope) doubt(l listing) *fault {
 			"consul leaves out services that the token may not read, so nothing is removed; " + cure + ", or set accept_filtered if it is meant to see a part only")})
 	case servers && !l.names[serversService]:
 		return s.located(&fault{kind: faultFiltered, err: errors.New(
-			"consul's own service is missing in its listing, so services are left out without a word and nothing is removed; " + cure +
+			"consul's own service is missing in its listing, so services are left out silently, and nothing is removed; " + cure +
 				", or set accept_filtered if a part is all that is wanted")})
 	}
 	return nil

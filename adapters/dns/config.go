@@ -24,29 +24,29 @@ import (
 // to DefaultConfig.
 type Config struct {
 	Names     []Name `json:"names,omitempty" jsonschema_description:"Names to follow, each as text or as a block: web.example.org:8080, whose addresses (A, AAAA) are instances with this port, or _http._tcp.example.org, whose SRV records name hosts and ports. All are absolute; no search domain is added."`
-	NamesFile string `json:"names_file,omitempty" jsonschema_description:"YAML or JSON file with more names, a list in the form of names. It is read again when it changes. One that cannot be used changes nothing."`
+	NamesFile string `json:"names_file,omitempty" jsonschema_description:"YAML or JSON file with more names, a list in the form of names. It is read again when it changes. If it cannot be used, nothing changes."`
 
-	Servers []string   `json:"servers,omitempty" jsonschema_description:"Servers to ask, which must know the same: HOST, HOST:PORT or udp://HOST:PORT, which is asked over TCP too where an answer does not fit; tcp://HOST:PORT; tls://HOST:PORT. One is used at a time. The port is 53, for tls 853. Default: those of /etc/resolv.conf."`
+	Servers []string   `json:"servers,omitempty" jsonschema_description:"Servers to ask, all with the same data: HOST, HOST:PORT or udp://HOST:PORT, which is asked over TCP, too, if an answer does not fit; tcp://HOST:PORT; tls://HOST:PORT. One is used at a time. The port is 53, for tls 853. Default: those of /etc/resolv.conf."`
 	TLS     plugin.TLS `json:"tls,omitempty" jsonschema_description:"TLS towards servers that are written with tls://."`
 
 	Timeout  plugin.Duration `json:"timeout,omitempty" jsonschema_description:"How long one attempt to get an answer may take, 100ms to 1m. Over UDP each server has two. Default: 2s."`
 	MinTTL   plugin.Duration `json:"min_ttl,omitempty" jsonschema_description:"How long an answer is used at least, 1s to 1h, whatever its TTL. Default: 5s."`
 	MaxTTL   plugin.Duration `json:"max_ttl,omitempty" jsonschema_description:"How long an answer is used at most, 1s to 24h. Default: 5m."`
-	InFlight int             `json:"in_flight,omitempty" jsonschema:"minimum=1,maximum=1024" jsonschema_description:"How many questions may be under way at once. Default: 64."`
+	InFlight int             `json:"in_flight,omitempty" jsonschema:"minimum=1,maximum=1024" jsonschema_description:"How many queries may be under way at once. Default: 64."`
 
 	Priorities  string          `json:"priorities,omitempty" jsonschema:"enum=lowest,enum=all" jsonschema_description:"Which SRV records are instances: those of the lowest priority that has an address, or all, with their priority as metadata. Default: lowest."`
-	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long every answer must say that a name does not exist, or has no record, until what was known is removed. 0s removes at once. Default: 1m."`
+	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long every answer must say that a name does not exist, or has no record, before it is removed. 0s removes at once. Default: 1m."`
 }
 
 // Name is a name to follow.
 type Name struct {
 	Name     string            `json:"name,omitempty" jsonschema:"required" jsonschema_description:"The name, absolute."`
 	Type     string            `json:"type,omitempty" jsonschema:"enum=address,enum=a,enum=aaaa,enum=srv" jsonschema_description:"Records to ask for: address (A and AAAA), a, aaaa or srv. Default: srv for a name that begins with an underscore, otherwise address."`
-	Port     int               `json:"port,omitempty" jsonschema:"minimum=1,maximum=65535" jsonschema_description:"Port of the instances. SRV records bring their own."`
+	Port     int               `json:"port,omitempty" jsonschema:"minimum=1,maximum=65535" jsonschema_description:"Port of the instances. SRV records have their own."`
 	PortName string            `json:"port_name,omitempty" jsonschema_description:"Name of the port. Default: none, and for SRV that of the service: http of _http._tcp."`
 	Protocol string            `json:"protocol,omitempty" jsonschema_description:"Protocol of the port. Default: what its name says; udp for _udp."`
-	Service  string            `json:"service,omitempty" jsonschema_description:"Name of the service. Names with one service are its instances together. Default: the name, for SRV without _http._tcp."`
-	Metadata map[string]string `json:"metadata,omitempty" jsonschema_description:"Metadata of the instances, which translate makes labels of."`
+	Service  string            `json:"service,omitempty" jsonschema_description:"Name of the service. The instances of all names with the same service are one service. Default: the name, for SRV without _http._tcp."`
+	Metadata map[string]string `json:"metadata,omitempty" jsonschema_description:"Metadata of the instances, from which translate makes labels."`
 }
 
 // Values of Name.Type.
@@ -227,13 +227,13 @@ func checkNames(field string, others, names []Name) (errs []error) {
 func wrongName(name string) string {
 	const cure = "; write a host name, without scheme or path"
 	if name == "" {
-		return "is no name" + cure
+		return "is not a name" + cure
 	}
 	if _, err := netip.ParseAddr(strings.Trim(name, "[]")); err == nil {
 		return "is an address; addresses go into a registry of type static"
 	}
 	if _, ok := dns.IsDomainName(name); !ok || name == "." {
-		return "is no name in the DNS" + cure
+		return "is not a name in the DNS" + cure
 	}
 	for label := range strings.SplitSeq(strings.TrimSuffix(name, "."), ".") {
 		if label == "" || strings.Trim(strings.ToLower(label), "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
@@ -279,7 +279,7 @@ func parseServer(text string) (server, error) {
 		s.host = strings.TrimSuffix(strings.TrimPrefix(rest, "["), "]")
 	}
 	if n, err := strconv.Atoi(s.port); err != nil || n < 1 || n > 65535 {
-		return s, fmt.Errorf("%q is no port; give one from 1 to 65535", s.port)
+		return s, fmt.Errorf("%q is not a port; give one from 1 to 65535", s.port)
 	}
 	if _, err := netip.ParseAddr(s.host); err != nil && wrongName(s.host) != "" {
 		return s, fmt.Errorf("%q is neither an address nor a host name; write HOST:PORT", s.host)

@@ -96,7 +96,7 @@ func parseNames(b []byte) ([]Name, error) {
 	}
 	var names []Name
 	if err := json.Unmarshal(b, &names); err != nil {
-		return nil, fmt.Errorf("it is no list of names: %w", err)
+		return nil, fmt.Errorf("it is not a list of names: %w", err)
 	}
 	return names, nil
 }

@@ -99,7 +99,7 @@ func (f *follower) follow(ctx context.Context, take func(plugin.Listing)) error 
 	switch {
 	case errors.Is(err, rpctypes.ErrCompacted):
 		// Changes were missed. Nothing says that any data is lost.
-		f.env.Log.Info("the revision to go on from is compacted; everything is listed again", slog.Any("err", err))
+		f.env.Log.Info("the revision to continue from is compacted; everything is listed again", slog.Any("err", err))
 		return nil
 	case errors.Is(err, errSilent):
 		f.avoid = s.address

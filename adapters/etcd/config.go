@@ -24,10 +24,10 @@ type Config struct {
 	PasswordFile string        `json:"password_file,omitempty" jsonschema_description:"File that holds the password, read again for every connection."`
 	TLS          plugin.TLS    `json:"tls,omitempty" jsonschema_description:"TLS towards the servers, for those that are written with https://."`
 
-	Timeout     plugin.Duration `json:"timeout,omitempty" jsonschema_description:"How long a request may take, and how long nothing may be heard of a watch, 1s to 10m. Default: 10s."`
-	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage or a sudden loss what is missing is kept, so that clients can register again. 0s removes at once. Default: 1m."`
-	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that a new listing must still have to be believed at once. With less, what is missing is kept for remove_grace. 0 believes every share. Default: 0.5."`
-	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Set it if an empty listing is right. Otherwise one removes nothing."`
+	Timeout     plugin.Duration `json:"timeout,omitempty" jsonschema_description:"How long a request may take, and how long a watch may be silent, 1s to 10m. Default: 10s."`
+	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long missing instances are kept after an outage or a sudden loss, so that clients can register again. 0s removes at once. Default: 1m."`
+	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that a new listing must still have to be believed at once. With less, missing ones are kept for remove_grace. 0 believes every share. Default: 0.5."`
+	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Believe an empty listing. By default it removes nothing."`
 }
 
 // Values of Config.Layout.

@@ -44,7 +44,7 @@ func TestValidate(t *testing.T) {
 		for _, e := range c.Validate().(interface{ Unwrap() []error }).Unwrap() { //nolint:errorlint // what errors.Join returns
 			f, ok := errors.AsType[*plugin.FieldError](e)
 			if !ok {
-				t.Fatalf("%v is no FieldError", e)
+				t.Fatalf("%v is not a FieldError", e)
 			}
 			fields = append(fields, f.Field)
 		}

@@ -64,7 +64,7 @@ func unmarshal(value []byte, into any) error {
 		return fmt.Errorf("the value has %d bytes, more than %d", len(value), maxValue)
 	}
 	if v := bytes.TrimLeft(value, " \t\r\n"); len(v) == 0 || v[0] != '{' {
-		return errors.New("the value is no JSON object")
+		return errors.New("the value is not a JSON object")
 	}
 	if err := json.Unmarshal(value, into); err != nil {
 		return fmt.Errorf("the value is not as the layout has it: %w", err)
@@ -217,7 +217,7 @@ func parseKratos(key string, value []byte) (service string, _ []registry.Instanc
 	for _, endpoint := range v.Endpoints {
 		u, err := url.Parse(endpoint)
 		if err != nil || u.Hostname() == "" {
-			note = fmt.Sprintf("endpoint %.100q is no URL with a host, and is left out", endpoint)
+			note = fmt.Sprintf("endpoint %.100q is not a URL with a host, and is left out", endpoint)
 			continue
 		}
 		number, ok := portOf(u.Port())

@@ -116,7 +116,7 @@ func (f *follower) ask(ctx context.Context, server string) (plugin.Listing, erro
 		case refused && (status.Status == http.StatusForbidden || status.Status == http.StatusNotFound || status.Status == http.StatusNotImplemented):
 			// Servers may have /apps/delta disabled. If nothing else works
 			// either, the next request fails too.
-			f.env.Log.Info("the server does not tell changes; everything is asked for each time", slog.String("server", server))
+			f.env.Log.Info("the server does not report changes; everything is read each time", slog.String("server", server))
 			f.noDeltaUntil = begin.Add(time.Duration(f.config.FullInterval))
 		case err != nil:
 			return plugin.Listing{}, err

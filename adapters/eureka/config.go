@@ -20,13 +20,13 @@ type Config struct {
 	ServiceBy string           `json:"service_by,omitempty" jsonschema:"enum=app,enum=vip,enum=secure_vip" jsonschema_description:"What makes a service: app, the application's name; vip or secure_vip, each name in vipAddress or secureVipAddress of its instances. Default: app."`
 	Services  plugin.Selection `json:"services,omitempty" jsonschema_description:"Which services to follow, by name. Names of applications are in upper case."`
 	Address   string           `json:"address,omitempty" jsonschema:"enum=ip,enum=hostname" jsonschema_description:"Which address of an instance to use: ip (ipAddr) or hostname (hostName). An instance without it is reached at the other one. Default: ip."`
-	Ports     plugin.PortKeys  `json:"ports,omitempty" jsonschema_description:"More ports of an instance, out of its metadata. A value that is no port number is listed as a problem."`
+	Ports     plugin.PortKeys  `json:"ports,omitempty" jsonschema_description:"More ports of an instance, from its metadata. A value that is not a port number is listed as a problem."`
 
-	Interval     plugin.Duration `json:"interval,omitempty" jsonschema_description:"How often changes are asked for, 1s to 10m; seldomer where answers take long. Servers renew their answers every 30 s by default (responseCacheUpdateIntervalMs). Default: 10s."`
-	FullInterval plugin.Duration `json:"full_interval,omitempty" jsonschema_description:"How often everything is asked for where changes alone would do, 1m to 24h. Default: 10m."`
-	RemoveGrace  plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, a move to another server or a sudden loss what is missing is kept, so that clients can register again; they try every 30 s. 0s removes at once. Default: 2m."`
-	MinShare     float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that a whole listing must still have to be believed at once. With less, what is missing is kept for remove_grace. 0 believes every share. Default: 0.5."`
-	AcceptEmpty  bool            `json:"accept_empty,omitempty" jsonschema_description:"Set it if an empty registry is right. Otherwise one removes nothing."`
+	Interval     plugin.Duration `json:"interval,omitempty" jsonschema_description:"How often changes are asked for, 1s to 10m; less often if answers take long. Servers renew their answers every 30 s by default (responseCacheUpdateIntervalMs). Default: 10s."`
+	FullInterval plugin.Duration `json:"full_interval,omitempty" jsonschema_description:"How often everything is asked for although changes would be enough, 1m to 24h. Default: 10m."`
+	RemoveGrace  plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long missing instances are kept after an outage, a move to another server or a sudden loss, so that clients can register again; they try every 30 s. 0s removes at once. Default: 2m."`
+	MinShare     float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that a whole listing must still have to be believed at once. With less, missing ones are kept for remove_grace. 0 believes every share. Default: 0.5."`
+	AcceptEmpty  bool            `json:"accept_empty,omitempty" jsonschema_description:"Believe an empty registry. By default it removes nothing."`
 }
 
 // Values of Config.ServiceBy.

@@ -234,7 +234,7 @@ func TestEureka(t *testing.T) {
 		for what, with := range map[string]func(path, answer string) string{
 			"unexpected EOF":    func(_, answer string) string { return answer[:len(answer)/2] },
 			"invalid character": func(string, string) string { return "<html>so sorry</html>" },
-			"no list of applications; does the URL end with the path of the API": func(string, string) string { return "{}" },
+			"not a list of applications; does the URL end with the path of the API": func(string, string) string { return "{}" },
 		} {
 			r.answer(with)
 			c.AwaitDegraded(t, within, what, what)

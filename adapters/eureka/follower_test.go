@@ -181,7 +181,7 @@ func TestFetch(t *testing.T) {
 	f.want(t, "what does not fit is not gone on with", s, "/apps", "whole +WEB:a", "")
 
 	for what, answer := range map[string]func(http.ResponseWriter){
-		"status 500": status(http.StatusInternalServerError), "status 401: it wants": status(http.StatusUnauthorized), "no list of applications": body("{}"),
+		"status 500": status(http.StatusInternalServerError), "status 401: it wants": status(http.StatusUnauthorized), "not a list of applications": body("{}"),
 		"invalid character": body("<html>"), "unexpected EOF": cut(apps("WEB/a"), 100), "status 302": func(w http.ResponseWriter) {
 			w.Header().Set("Location", "http://example.org/")
 			w.WriteHeader(http.StatusFound)

@@ -69,8 +69,8 @@ type port struct {
 	enabled bool
 }
 
-// UnmarshalJSON implements json.Unmarshaler. A value that is no number becomes
-// 0, which translate reports as an invalid port.
+// UnmarshalJSON implements json.Unmarshaler. A value that is not a number
+// becomes 0, which translate reports as an invalid port.
 func (p *port) UnmarshalJSON(b []byte) error {
 	if m := plainPort.FindSubmatch(b); m != nil { // the common case
 		n, _ := strconv.Atoi(string(m[1])) // digits only; 0 on overflow
@@ -100,7 +100,7 @@ func (p *port) UnmarshalJSON(b []byte) error {
 }
 
 // errNoAnswer reports an answer that is not an application list.
-var errNoAnswer = errors.New("the answer is no list of applications; does the URL end with the path of the API, such as /eureka?")
+var errNoAnswer = errors.New("the answer is not a list of applications; does the URL end with the path of the API, such as /eureka?")
 
 // readApplications decodes an answer to /apps or /apps/delta as a stream, and
 // passes each application to take, which must not retain it. It returns the

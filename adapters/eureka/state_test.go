@@ -98,7 +98,7 @@ func TestConvert(t *testing.T) {
 		t.Errorf("by VIP (-want +got):\n%s", diff)
 	}
 	if diff := gocmp.Diff(map[string]string{
-		"service web": `instance WEB/h2:web:80 has "none" as gRPC_port in its metadata, which is no port number, so it is served without the port "grpc": ` +
+		"service web": `instance WEB/h2:web:80 has "none" as gRPC_port in its metadata, which is not a port number, so it is served without the port "grpc": ` +
 			"register it with 1 to 65535, or change config.ports",
 	}, s.problems); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
@@ -136,15 +136,15 @@ func TestNoAnswer(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                 "unexpected EOF",
 		"<html>":                           "invalid character",
-		"[]":                               "no list of applications",
-		"{}":                               "no list of applications",
-		`{"timestamp":"now","status":500}`: "no list of applications",
-		`{"applications":{}}`:              "no list of applications",
-		`{"applications":null}`:            "no list of applications",
-		`{"applications":{"apps__hashcode":"","application":7}}`:                             "no list of applications",
-		`{"applications":{"apps__hashcode":"","application":[7]}}`:                           "no list of applications",
+		"[]":                               "not a list of applications",
+		"{}":                               "not a list of applications",
+		`{"timestamp":"now","status":500}`: "not a list of applications",
+		`{"applications":{}}`:              "not a list of applications",
+		`{"applications":null}`:            "not a list of applications",
+		`{"applications":{"apps__hashcode":"","application":7}}`:                             "not a list of applications",
+		`{"applications":{"apps__hashcode":"","application":[7]}}`:                           "not a list of applications",
 		`{"applications":{"apps__hashcode":"","application":[{"instance":[]}]}}`:             "has no name",
-		`{"applications":{"apps__hashcode":"","application":[{"name":"A","instance":7}]}}`:   "no list of applications",
+		`{"applications":{"apps__hashcode":"","application":[{"name":"A","instance":7}]}}`:   "not a list of applications",
 		`{"applications":{"apps__hashcode":"","application":[{"name":"A","instance":[7]}]}}`: "cannot unmarshal",
 		springs[:len(springs)-2]: "unexpected EOF",
 		springs + "{":            "goes on",

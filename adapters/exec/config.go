@@ -16,16 +16,16 @@ import (
 // to DefaultConfig.
 type Config struct {
 	Command []string                 `json:"command,omitempty" jsonschema:"minItems=1" jsonschema_description:"The program and its arguments, without a shell. A name without a slash is looked up in PATH of env, or in the system's usual directories. Required."`
-	Env     map[string]plugin.Secret `json:"env,omitempty" jsonschema_description:"The whole environment of the program, by name: nothing of the bridge's own is passed on. A value may hold ${NAME}."`
+	Env     map[string]plugin.Secret `json:"env,omitempty" jsonschema_description:"The whole environment of the program, by name: it gets no variable of the bridge's own. A value may contain ${NAME}."`
 	Dir     string                   `json:"dir,omitempty" jsonschema_description:"Working directory of the program. Default: that of the bridge."`
 
-	Interval plugin.Duration `json:"interval,omitempty" jsonschema_description:"Start the program this often, 100ms to 24h; each run prints everything and ends. Without it the program stays and prints changes as they come."`
+	Interval plugin.Duration `json:"interval,omitempty" jsonschema_description:"Start the program this often, 100ms to 24h; each run prints everything and exits. Without it the program keeps running and prints changes as they happen."`
 	Timeout  plugin.Duration `json:"timeout,omitempty" jsonschema_description:"How long one run of a program with an interval may take, 100ms to 1h. Default: 1m."`
 	Silence  plugin.Duration `json:"silence,omitempty" jsonschema_description:"How long a program without an interval may print nothing before it counts as hung and is started again, 1s to 24h. Default: without end."`
 
-	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage what is missing is kept, at most 1h. Default: not at all."`
-	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"With an interval: share of the known instances that a run must still print to be believed at once. With less, what is missing is kept for remove_grace. 0 believes every share."`
-	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Set it if an empty listing is right. Otherwise one removes nothing."`
+	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long missing instances are kept after an outage, at most 1h. Default: not at all."`
+	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"With an interval: share of the known instances that a run must still print to be believed at once. With less, missing ones are kept for remove_grace. 0 believes every share."`
+	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Believe an empty listing. By default it removes nothing."`
 }
 
 // DefaultConfig holds the defaults that a configuration is decoded over.
@@ -51,7 +51,7 @@ func (c Config) Validate() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(string(c.Env[name]), 0) {
-			bad("env", "%q is no name of a variable, or its value has a zero byte", name)
+			bad("env", "%q is not a name of a variable, or its value has a zero byte", name)
 		}
 	}
 	within := func(field string, d plugin.Duration, least, most time.Duration) {

@@ -136,7 +136,7 @@ func decode(b []byte, into any) error {
 // parse reads a line that is not blank. An empty object says nothing.
 func parse(line []byte) (m message, err error) {
 	if line = bytes.TrimSpace(line); len(line) == 0 || line[0] != '{' {
-		return m, errors.New("it is no JSON object")
+		return m, errors.New("it is not a JSON object")
 	}
 	var said map[string]json.RawMessage
 	if err := decode(line, &said); err != nil {

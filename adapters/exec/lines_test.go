@@ -39,9 +39,9 @@ var lines = []struct {
 	{line: `{"problem": {"id": "x", "reason": "y"}}`},
 	{line: `{"problem": {"id": "x", "reason": ""}}`},
 
-	{line: `7`, bad: "no JSON object"},
-	{line: `[]`, bad: "no JSON object"},
-	{line: `null`, bad: "no JSON object"},
+	{line: `7`, bad: "not a JSON object"},
+	{line: `[]`, bad: "not a JSON object"},
+	{line: `null`, bad: "not a JSON object"},
 	{line: `{"service":`, bad: "ends too early", lax: true},
 	{line: `{"synced": true} {"synced": true}`, bad: "more behind the object", lax: true},
 	{line: `{"synced": true, "degraded": ""}`, bad: "says one thing"},

@@ -267,7 +267,7 @@ func TestBadLines(t *testing.T) {
 	// Later ones are problems, and the service stays as it was.
 	p.say(`{"service": {"name": "api", "instances": [{"id": "1", "health": "ok"}]}}`, `what is this`)
 	c.Await(t, patience, "problems", func(h *plugintest.Held) bool {
-		return strings.Contains(h.Problems["service api"], `not "ok"`) && strings.HasPrefix(h.Problems["line"], "line 6: it is no JSON object")
+		return strings.Contains(h.Problems["service api"], `not "ok"`) && strings.HasPrefix(h.Problems["line"], "line 6: it is not a JSON object")
 	})
 	has(t, c, "bad lines", "web=a, api=1")
 	p.say(`{"services": [{"name": "web", "instances": [{"id": "b"}]}, {"name": "api", "instances": 7}]}`)

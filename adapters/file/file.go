@@ -154,7 +154,7 @@ func (f *follower) step() error {
 	// published, so the listing is incomplete without it.
 	if broken := f.tree.unread(); !f.synced && len(broken) > 0 {
 		f.degraded = true
-		f.catalog.Degraded(fmt.Errorf("read %s: the first listing waits for %s, which cannot be used (the list of problems says why); mend or remove it",
+		f.catalog.Degraded(fmt.Errorf("read %s: the first listing waits for %s, which cannot be used (the list of problems says why); correct or remove it",
 			f.tree.path, strings.Join(broken, ", ")))
 		return nil
 	}

@@ -241,7 +241,7 @@ func TestBrokenFromTheStart(t *testing.T) {
 	want := view{
 		Services: map[string]string{"web": "10.0.0.1"},
 		Problems: map[string]string{
-			"file a.yaml": `a.yaml:1: services must be a list, not "1"; nothing of the file is served until it is mended`,
+			"file a.yaml": `a.yaml:1: services must be a list, not "1"; nothing of the file is served until it is corrected`,
 		},
 		Degraded: v.Degraded,
 	}

@@ -525,7 +525,7 @@ func (w *jsonWriter) scalar(n *yaml.Node) bool {
 	case "!!float":
 		var f float64
 		if err := n.Decode(&f); err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
-			w.fail(n, "%s is no finite number", quote(n.Value))
+			w.fail(n, "%s is not a finite number", quote(n.Value))
 			return false
 		}
 		w.buf = strconv.AppendFloat(w.buf, f, 'g', -1, 64)
@@ -541,7 +541,7 @@ func (w *jsonWriter) scalar(n *yaml.Node) bool {
 func (w *jsonWriter) string(s string) {
 	b, err := json.Marshal(s)
 	if err != nil {
-		panic("BUG: a string that is no JSON: " + err.Error())
+		panic("BUG: a string that is not JSON: " + err.Error())
 	}
 	w.buf = append(w.buf, b...)
 }

@@ -179,7 +179,7 @@ func TestParseErrors(t *testing.T) {
 		{"key of spec twice", entry + "  hosts: [a]\n  hosts: [b]\n", `a.yaml:6: "hosts" is there twice; the first is in line 5`},
 		{"spec no mapping", entry + "- a\n", `a.yaml:5: spec must be a mapping, not a list`},
 		{"big number", entry + "  ports: [{number: 99999999999999999999}]\n", `a.yaml:5: spec of ServiceEntry default/a: invalid value for uint32 field number: 1e+20`},
-		{"infinite number", entry + "  ports: [{number: .inf}]\n", `a.yaml:5: ".inf" is no finite number`},
+		{"infinite number", entry + "  ports: [{number: .inf}]\n", `a.yaml:5: ".inf" is not a finite number`},
 		{"tag in spec", entry + "  hosts: [!x a]\n", `a.yaml:5: the tag "!x" means nothing here; leave it out`},
 		{"cycle in spec", entry + "  subjectAltNames: &s [*s]\n", `a.yaml:5: values are nested deeper than 100`},
 		{

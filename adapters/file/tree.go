@@ -166,7 +166,7 @@ func (t *tree) readFile(root *os.Root, name string) (f *file, there bool) {
 
 var (
 	errDirectory  = errors.New("is a directory")
-	errNotRegular = errors.New("is no regular file")
+	errNotRegular = errors.New("is not a regular file")
 	errTooLarge   = fmt.Errorf("is larger than %d MiB; split it", maxSize>>20)
 )
 
@@ -282,5 +282,5 @@ func (f *file) reason(name string) string {
 	if f.good != nil {
 		return text + "; the last good content is kept"
 	}
-	return text + "; nothing of the file is served until it is mended"
+	return text + "; nothing of the file is served until it is corrected"
 }

@@ -60,7 +60,7 @@ func (w *watcher) errors() <-chan error {
 func (w *watcher) set(want map[string]func(name string) bool) (began bool, problems map[string]string) {
 	problems = map[string]string{}
 	if w.w == nil {
-		problems["watch"] = fmt.Sprintf("changes are not reported, only looked for every %v: %v; raise fs.inotify.max_user_instances", rescan, w.err)
+		problems["watch"] = fmt.Sprintf("changes are not reported, but only found every %v: %v; raise fs.inotify.max_user_instances", rescan, w.err)
 		return false, problems
 	}
 	active := w.w.WatchList()
@@ -90,7 +90,7 @@ func (w *watcher) set(want map[string]func(name string) bool) (began bool, probl
 		if err := w.w.Add(dir); err != nil {
 			if !errors.Is(err, fs.ErrNotExist) {
 				problems["watch "+dir] = fmt.Sprintf(
-					"changes in the directory are not reported, only looked for every %v: %v; let the bridge read it, or raise fs.inotify.max_user_watches", rescan, err)
+					"changes in the directory are not reported, but only found every %v: %v; let the bridge read it, or raise fs.inotify.max_user_watches", rescan, err)
 			}
 			continue
 		}

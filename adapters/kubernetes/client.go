@@ -146,7 +146,7 @@ func (c *client) list(ctx context.Context, s source, options metav1.ListOptions)
 	case err != nil:
 		return nil, err
 	case !strings.HasSuffix(p.Kind, "List") || p.ResourceVersion == "":
-		return nil, fmt.Errorf("the answer to %s is no list with a revision, but of kind %q", s.path, plugin.Excerpt(p.Kind))
+		return nil, fmt.Errorf("the answer to %s is not a list with a revision, but of kind %q", s.path, plugin.Excerpt(p.Kind))
 	case p.Continue != "" && p.Continue == options.Continue:
 		return nil, fmt.Errorf("the server lists %s in a circle", s.path)
 	}

@@ -97,7 +97,7 @@ func readKubeconfig(file, context string) (*cluster, error) {
 		return nil, err
 	}
 	if len(b) > maxKubeconfig {
-		return nil, fmt.Errorf("%s is longer than %d KiB, which is no kubeconfig", file, maxKubeconfig>>10)
+		return nil, fmt.Errorf("%s is longer than %d KiB, which is too long for a kubeconfig", file, maxKubeconfig>>10)
 	}
 	k, err := parseKubeconfig(b, context, file)
 	if err != nil {
@@ -112,7 +112,7 @@ func parseKubeconfig(b []byte, context, file string) (*cluster, error) {
 	all, err := clientcmd.Load(b)
 	if err != nil {
 		// The error may quote what is no YAML, and so a token.
-		return nil, errors.New("it is no kubeconfig: no YAML of the expected form")
+		return nil, errors.New("it is not a kubeconfig: no YAML of the expected form")
 	}
 	for _, c := range all.Clusters {
 		c.LocationOfOrigin = file

@@ -17,26 +17,26 @@ import (
 // Config is the config block of a registry of type kubernetes. Missing fields
 // default to DefaultConfig.
 type Config struct {
-	Follow string `json:"follow,omitempty" jsonschema:"enum=services,enum=exports,enum=imports,enum=istio" jsonschema_description:"What of the cluster is followed: services, with their endpoints; exports, those that a ServiceExport of their name exports; imports, ServiceImports, with the endpoints that were brought into the cluster; or istio, Istio's own kinds, which are published as they are. Default: services."`
+	Follow string `json:"follow,omitempty" jsonschema:"enum=services,enum=exports,enum=imports,enum=istio" jsonschema_description:"What to follow in the cluster: services, with their endpoints; exports, those that a ServiceExport of their name exports; imports, ServiceImports, with the endpoints that another program wrote into the cluster; or istio, Istio's own kinds, which are published as they are. Default: services."`
 
 	KubeconfigFile string     `json:"kubeconfig_file,omitempty" jsonschema_description:"Kubeconfig with the server and the user, read again for every session. Default: none; server, token_file and tls hold, whose defaults are those of a pod in the cluster."`
 	Context        string     `json:"context,omitempty" jsonschema_description:"Context of the kubeconfig. Default: its current one."`
 	Contexts       []string   `json:"contexts,omitempty" jsonschema_description:"Several contexts of the kubeconfig in place of context, each a cluster of its own. A service that several have under one namespace and name is one service with the endpoints of all."`
-	Exec           string     `json:"exec,omitempty" jsonschema_description:"Path of the program that a user of the kubeconfig may get tokens of, as for EKS, GKE and AKS: /usr/local/bin/aws-iam-authenticator. Its name must be that of the kubeconfig's. Default: none."`
+	Exec           string     `json:"exec,omitempty" jsonschema_description:"Path of the program from which a user of the kubeconfig may get tokens, as for EKS, GKE and AKS: /usr/local/bin/aws-iam-authenticator. Its name must be that of the kubeconfig's. Default: none."`
 	Server         string     `json:"server,omitempty" jsonschema_description:"URL of the API server. Default: https://kubernetes.default.svc."`
 	TokenFile      string     `json:"token_file,omitempty" jsonschema_description:"File that holds the token of a service account, read again once a minute, and when the server refuses it. Default: that of the pod, unless tls has a client certificate."`
 	TLS            plugin.TLS `json:"tls,omitempty" jsonschema_description:"TLS towards the server. Default: the authority that the pod is given."`
 
-	Namespaces []string         `json:"namespaces,omitempty" jsonschema_description:"Namespaces to follow, each with requests of its own, for which a Role in each suffices. Default: all, which takes a ClusterRole."`
+	Namespaces []string         `json:"namespaces,omitempty" jsonschema_description:"Namespaces to follow, each with its own requests, for which a Role in each is enough. Default: all, which takes a ClusterRole."`
 	Labels     string           `json:"labels,omitempty" jsonschema_description:"Selector by labels of Services, of ServiceImports, or of the resources of Istio, as kubectl has it: app in (a,b),!canary. Default: all."`
 	Select     plugin.Selection `json:"select,omitempty" jsonschema_description:"Which of them to follow, by namespace/name."`
-	Pods       Pods             `json:"pods,omitempty" jsonschema_description:"What endpoints get of their pods, which are then watched too. Default: nothing."`
+	Pods       Pods             `json:"pods,omitempty" jsonschema_description:"What endpoints get from their pods, which are then watched, too. Default: nothing."`
 	Revision   string           `json:"revision,omitempty" jsonschema_description:"For follow: istio, the revision (label istio.io/rev) whose resources are published, and those without the label. Default: all."`
 
 	Timeout     plugin.Duration `json:"timeout,omitempty" jsonschema_description:"How long a request may take, and how long a server may be silent on an open connection, 1s to 10m. Default: 30s."`
-	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage or a sudden loss what is missing is kept. 0s removes at once. Default: 1m."`
-	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that a new listing must still have to be believed at once. With less, what is missing is kept for remove_grace. 0 believes every share. Default: 0.5."`
-	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Set it if a cluster without any endpoint, or without any resource of Istio, is right. Otherwise one removes nothing."`
+	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long missing instances are kept after an outage or a sudden loss. 0s removes at once. Default: 1m."`
+	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that a new listing must still have to be believed at once. With less, missing ones are kept for remove_grace. 0 believes every share. Default: 0.5."`
+	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Believe a cluster without any endpoint, or without any resource of Istio. By default it removes nothing."`
 }
 
 // Pods is what endpoints get of their pods.
@@ -108,7 +108,7 @@ func (c Config) Validate() error {
 		}
 	}
 	if c.Exec != "" && !filepath.IsAbs(c.Exec) {
-		bad("exec", "%q is no absolute path", c.Exec)
+		bad("exec", "%q is not an absolute path", c.Exec)
 	}
 	if c.Server != "" {
 		errs = append(errs, checkServer("server", c.Server)...)
@@ -117,7 +117,7 @@ func (c Config) Validate() error {
 	for i, ns := range c.Namespaces {
 		at := fmt.Sprintf("namespaces[%d]", i)
 		if !isName.MatchString(ns) {
-			bad(at, "%q is no name of a namespace; for patterns use select", ns)
+			bad(at, "%q is not a name of a namespace; for patterns use select", ns)
 		} else if slices.Contains(c.Namespaces[:i], ns) {
 			bad(at, "%q is listed twice", ns)
 		}

@@ -56,7 +56,7 @@ var kubeconfigs = []struct{ name, user, context, want string }{
 	{"data", "{client-certificate-data: " + base64.StdEncoding.EncodeToString([]byte("c")) + ", client-key-data: " + base64.StdEncoding.EncodeToString([]byte("k")) + "}", "", "data c k"},
 	{"half a pair", "{client-certificate: c.crt}", "", "client-key"},
 	{"half of the data", "{client-key-data: aw==}", "", "go together"},
-	{"no base64", "{client-key-data: '!'}", "", "no kubeconfig"},
+	{"no base64", "{client-key-data: '!'}", "", "not a kubeconfig"},
 	{"a password", "{username: ann, password: secret}", "", "service account"},
 	{"another context", "{}", "four", "four"},
 	{"no user", "{}", "two", `none`},
@@ -94,8 +94,8 @@ func TestKubeconfig(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"": "current-context", "{": "no kubeconfig", "token: secret: more": "no kubeconfig",
-		strings.Replace(kubeconfigText, "https://", "", 1): "no URL",
+		"": "current-context", "{": "not a kubeconfig", "token: secret: more": "not a kubeconfig",
+		strings.Replace(kubeconfigText, "https://", "", 1): "not a URL",
 	} {
 		_, file := kubeconfigOf(t, "")
 		text = strings.Replace(text, "USER", "{}", 1)
@@ -234,7 +234,7 @@ func TestResource(t *testing.T) {
 		"of a newer Istio": {`{"spec":{"hosts":["a"],"new":{"b":1}}}`, `{"hosts":["a"]}`, `unknown field "new"`},
 		"no spec":          {`{"spec":7}`, "", "kept"},
 		"another type":     {`{"spec":{"hosts":7}}`, "", "kept"},
-		"no object":        {`{`, "", "no object"},
+		"no object":        {`{`, "", "not an object"},
 	} {
 		res, note := resource(key, x.text)
 		if res.Metadata.Name != "shop/web" || !strings.Contains(note, x.note) || (note == "") != (x.note == "") {

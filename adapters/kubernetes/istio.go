@@ -212,7 +212,7 @@ func resource(key registry.Key, text string) (_ *mcp.Resource, note string) {
 	}
 	var o kept
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
-		return res, fmt.Sprintf("it is no object: %v", err)
+		return res, fmt.Sprintf("it is not an object: %v", err)
 	}
 	res.Metadata.Labels, res.Metadata.Annotations = o.Labels, o.Annotations
 	if created, err := time.Parse(time.RFC3339, o.Created); err == nil {

@@ -102,7 +102,7 @@ func (c *client) served(ctx context.Context, group string, paths map[string]stri
 			return fmt.Errorf("which kinds there are: %w", err)
 		}
 		if list.Kind != "APIResourceList" {
-			return fmt.Errorf("the answer to %s is no list of kinds, but of kind %q", base, plugin.Excerpt(list.Kind))
+			return fmt.Errorf("the answer to %s is not a list of kinds, but of kind %q", base, plugin.Excerpt(list.Kind))
 		}
 		for _, r := range list.APIResources {
 			name := name(version, r.Kind)

@@ -92,7 +92,7 @@ func (r *run) session(ctx context.Context, k *cluster, c *client, f follower, ta
 			continue // the feeds say so
 		}
 		if !slices.Equal(found, f.sources()) {
-			r.log.Info("the cluster has other kinds than before; everything is listed again", slog.Int("kinds", len(found)))
+			r.log.Info("the kinds of the cluster have changed; everything is listed again", slog.Int("kinds", len(found)))
 			return nil
 		}
 	}
@@ -215,7 +215,7 @@ func (f *feed) failed(ctx context.Context, err error) {
 	case ctx.Err() != nil:
 		return
 	case expired(err):
-		f.session.log.Info("the revision to go on from has expired; the resource is listed again", slog.String("resource", f.path), slog.Any("err", err))
+		f.session.log.Info("the revision to continue from has expired; the resource is listed again", slog.String("resource", f.path), slog.Any("err", err))
 		return
 	case apierrors.IsUnauthorized(err):
 		select {

@@ -120,7 +120,7 @@ func (a *Adapter) Run(ctx context.Context, catalog plugin.Catalog) error {
 			failures = 0
 		}
 		if reset, ok := errors.AsType[*errReset](err); ok {
-			r.log.Info("the server sent us away", slog.String("to", reset.to))
+			r.log.Info("the server asked for a connection to another one", slog.String("to", reset.to))
 			if reset.to != "" {
 				r.servers.recommend(reset.to)
 			}

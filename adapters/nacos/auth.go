@@ -313,7 +313,7 @@ func parseLogin(status int, body []byte) (token string, ttl time.Duration, err e
 	case status != http.StatusOK:
 		return "", 0, fmt.Errorf("status %d %q", status, plugin.Excerpt(saying(body)))
 	case err != nil:
-		return "", 0, fmt.Errorf("the answer is no JSON: %w", err)
+		return "", 0, fmt.Errorf("the answer is not JSON: %w", err)
 	case answer.AccessToken == "":
 		return "", 0, errors.New("the answer holds no accessToken")
 	case answer.TokenTTL < 1 || answer.TokenTTL > 1e9:

@@ -122,7 +122,7 @@ func TestLogin(t *testing.T) {
 		body, want string
 	}{
 		{http.StatusForbidden, "unknown user!", `user "u": status 403 "unknown user!"`},
-		{http.StatusOK, "<html>", "no JSON"},
+		{http.StatusOK, "<html>", "not JSON"},
 		{http.StatusOK, "{}", "no accessToken"},
 		{http.StatusNotFound, "", "context path"},
 	} {

@@ -17,8 +17,8 @@ import (
 type Config struct {
 	Servers        []string `json:"servers,omitempty" jsonschema:"minItems=1" jsonschema_description:"Servers of one Nacos cluster: host, host:port or http(s)://host:port/context, with the port of the HTTP API (default 8848). One is used at a time."`
 	ContextPath    string   `json:"context_path,omitempty" jsonschema_description:"Context path of the HTTP API, of a server that names none. / for none. Default: /nacos."`
-	GRPCPortOffset int      `json:"grpc_port_offset,omitempty" jsonschema:"minimum=-65535,maximum=65535" jsonschema_description:"What is added to a server's port for gRPC. Default: 1000."`
-	Protocol       string   `json:"protocol,omitempty" jsonschema:"enum=auto,enum=grpc,enum=http" jsonschema_description:"grpc: pushed by the server. http: polled, for 1.x. auto: grpc, and http for as long as the servers answer that only. Default: auto."`
+	GRPCPortOffset int      `json:"grpc_port_offset,omitempty" jsonschema:"minimum=-65535,maximum=65535" jsonschema_description:"Number that is added to a server's port for gRPC. Default: 1000."`
+	Protocol       string   `json:"protocol,omitempty" jsonschema:"enum=auto,enum=grpc,enum=http" jsonschema_description:"grpc: the server pushes changes. http: polling, for 1.x. auto: grpc, or http while the servers answer only that. Default: auto."`
 
 	Username      string        `json:"username,omitempty" jsonschema_description:"User to log in as. It needs read on the namespaces that are followed."`
 	Password      plugin.Secret `json:"password,omitempty" jsonschema_description:"The user's password, usually as ${NAME} from the environment."`
@@ -28,7 +28,7 @@ type Config struct {
 	TokenFile     string        `json:"token_file,omitempty" jsonschema_description:"File that holds the access token. It is read again when it changes, and when the server refuses it."`
 	AccessKey     plugin.Secret `json:"access_key,omitempty" jsonschema_description:"Access key of a cloud's Nacos. Requests are then signed."`
 	SecretKey     plugin.Secret `json:"secret_key,omitempty" jsonschema_description:"Secret key that belongs to access_key."`
-	SecurityToken plugin.Secret `json:"security_token,omitempty" jsonschema_description:"Security token, where access_key is a temporary one. It ends with it and is not renewed; prefer the files."`
+	SecurityToken plugin.Secret `json:"security_token,omitempty" jsonschema_description:"Security token, if access_key is a temporary one. It expires with it and is not renewed; prefer the files."`
 	// Temporary keys are replaced while the adapter runs.
 	AccessKeyFile     string    `json:"access_key_file,omitempty" jsonschema_description:"File that holds the access key. This file and the next two are read again when they change, and when the server refuses a request."`
 	SecretKeyFile     string    `json:"secret_key_file,omitempty" jsonschema_description:"File that holds the secret key."`
@@ -37,7 +37,7 @@ type Config struct {
 	TLS               TLSConfig `json:"tls,omitempty" jsonschema_description:"TLS towards the servers: for gRPC if grpc is true, for the HTTP API of servers that are written with https://."`
 
 	Namespaces []string     `json:"namespaces,omitempty" jsonschema_description:"Ids of the namespaces to follow, or [\"*\"] for all, which needs the right to list them. Default: [public]."`
-	Groups     plugin.Globs `json:"groups,omitempty" jsonschema_description:"Groups to follow, by name or glob (* any run, ? one character). Names alone spare the server's list of everything. Default: [\"*\"]."`
+	Groups     plugin.Globs `json:"groups,omitempty" jsonschema_description:"Groups to follow, by name or glob (* any run, ? one character). With names only, the server does not have to list everything. Default: [\"*\"]."`
 	// Groups of the AI registry hold endpoints of tools and agents, which the
 	// clients of that registry look up there.
 	ExcludeGroups plugin.Globs     `json:"exclude_groups,omitempty" jsonschema_description:"Groups not to follow, by name or glob. Default: [mcp-endpoints, agent-endpoints], in which the AI registry of Nacos 3 keeps the endpoints of tools and agents; [] for none."`
@@ -45,13 +45,13 @@ type Config struct {
 
 	Dubbo           bool            `json:"dubbo,omitempty" jsonschema_description:"Follow the services of Dubbo as those of its interfaces, with the hosts and ports that they have from ZooKeeper, and leave out what its consumers register. It needs one namespace. Default: false, services by their names in Nacos."`
 	ClusterLocality string          `json:"cluster_locality,omitempty" jsonschema:"enum=none,enum=region,enum=zone,enum=sub_zone" jsonschema_description:"Part of the locality that an instance's cluster names: region; zone, which needs translate.locality.region too; sub_zone, which needs a region and a zone too (translate.locality.zone_key). The cluster DEFAULT names none. Default: none; the cluster is a label in any case."`
-	Ports           plugin.PortKeys `json:"ports,omitempty" jsonschema_description:"More ports of an instance, out of its metadata. A value that is no port number is listed as a problem."`
+	Ports           plugin.PortKeys `json:"ports,omitempty" jsonschema_description:"More ports of an instance, from its metadata. A value that is not a port number is listed as a problem."`
 
-	ListInterval plugin.Duration `json:"list_interval,omitempty" jsonschema_description:"How often services are listed where the server does not tell of them, 500ms to 10m. Sooner after a change, seldomer where a list takes long. Default: 5s."`
+	ListInterval plugin.Duration `json:"list_interval,omitempty" jsonschema_description:"How often services are listed if the server does not announce them, 500ms to 10m. Sooner after a change, less often if a list takes long. Default: 5s."`
 	PollInterval plugin.Duration `json:"poll_interval,omitempty" jsonschema_description:"How often each service is asked for over HTTP, 1s to 10m. Default: 10s."`
 	InFlight     int             `json:"in_flight,omitempty" jsonschema:"minimum=1,maximum=256" jsonschema_description:"How many subscriptions or queries may be under way at once. Default: 16."`
-	RemoveGrace  plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage, or a move to another server, what is missing is kept, so that clients can register again. 0s removes at once. Default: 1m."`
-	AcceptEmpty  bool            `json:"accept_empty,omitempty" jsonschema_description:"Set it if a namespace without any service is right. Otherwise one that lists nothing counts only if the server says that it exists, which not every user may ask."`
+	RemoveGrace  plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long missing instances are kept after an outage, or a move to another server, so that clients can register again. 0s removes at once. Default: 1m."`
+	AcceptEmpty  bool            `json:"accept_empty,omitempty" jsonschema_description:"Believe a namespace without any service. By default an empty list counts only if the server says that the namespace exists, which not every user may ask."`
 }
 
 // TLSConfig configures TLS to Nacos.

@@ -420,7 +420,7 @@ func TestEmptyNamespaceGroups(t *testing.T) {
 		},
 		"refused":       {403, `{"status":403,"error":"Forbidden"}`, false, "name the groups under config.groups", ""},
 		"an error page": {200, `<html>`, false, "", `list the services of namespace ""`},
-		"no list":       {200, `{}`, false, "", "the answer is no list"},
+		"no list":       {200, `{}`, false, "", "the answer is not a list"},
 		"broken":        {500, `{}`, false, "", "status 500"},
 	} {
 		t.Run(name, func(t *testing.T) {

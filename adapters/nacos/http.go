@@ -151,7 +151,7 @@ func (h *httpAPI) getOnce(ctx context.Context, path, resource string, query url.
 		Message string `json:"message"`
 	}
 	if err := json.Unmarshal(body, &envelope); err != nil {
-		return used, fmt.Errorf("%s: the answer is no JSON: %w", path, err)
+		return used, fmt.Errorf("%s: the answer is not JSON: %w", path, err)
 	}
 	if envelope.Code != nil && *envelope.Code != 0 && *envelope.Code != http.StatusOK {
 		return used, &errStatus{path: path, status: *envelope.Code, text: envelope.Message}
@@ -276,7 +276,7 @@ func (h *httpAPI) emptyGroups(ctx context.Context) ([]string, error) {
 }
 
 // errNoList reports an answer in JSON that is not a list.
-var errNoList = errors.New("the answer is no list")
+var errNoList = errors.New("the answer is not a list")
 
 // listGroupPage requests one page of a group's services, counted from 1.
 func (h *httpAPI) listGroupPage(ctx context.Context, namespace, group string, page, size int) (names []string, total int, err error) {

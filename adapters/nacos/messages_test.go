@@ -80,7 +80,7 @@ func FuzzServerRequest(f *testing.F) {
 		}
 		r.receive(d, session, typ, req, err)
 		if ack := encodeAck(typ, req.RequestID); !json.Valid(ack.GetBody().GetValue()) {
-			t.Errorf("the answer is no JSON: %q", ack.GetBody().GetValue())
+			t.Errorf("the answer is not JSON: %q", ack.GetBody().GetValue())
 		}
 		if got := catalog.Held.Instances["public/G/web"]; len(got) == 0 {
 			t.Error("a message alone removed the instances of a service")

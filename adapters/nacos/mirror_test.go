@@ -572,7 +572,7 @@ func TestEverythingRefused(t *testing.T) {
 	}
 }
 
-// TestPortsOfMetadata shows that a configured port whose metadata is no port
+// TestPortsOfMetadata shows that a configured port whose metadata is not a port
 // number is listed.
 func TestPortsOfMetadata(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -588,7 +588,7 @@ func TestPortsOfMetadata(t *testing.T) {
 			{[]string{"0"}, `has "0" as gRPC_port`},
 			{[]string{"70000"}, `has "70000" as gRPC_port`},
 			{[]string{""}, `has "" as gRPC_port`},
-			{[]string{"90", "x", "y"}, `instance 10.0.0.2:80 has "x" as gRPC_port in its metadata, which is no port number, so it is served without the port "grpc": ` +
+			{[]string{"90", "x", "y"}, `instance 10.0.0.2:80 has "x" as gRPC_port in its metadata, which is not a port number, so it is served without the port "grpc": ` +
 				`register it with 1 to 65535, or change config.ports (and 1 more like it)`},
 			{[]string{"80"}, ""},
 		} {
@@ -652,7 +652,7 @@ func TestNamespaces(t *testing.T) {
 		"it does not":          {200, `{"code":200,"data":[{"namespace":"other"}]}`, false, "does not exist; write its id"},
 		"refused":              {403, `{"code":403}`, false, "cannot be asked"},
 		"refused in envelope":  {200, `{"code":403,"message":"no"}`, false, "cannot be asked"},
-		"an error page":        {200, `<html>login</html>`, false, "no JSON"},
+		"an error page":        {200, `<html>login</html>`, false, "not JSON"},
 		"no such API":          {404, ``, false, "cannot be asked"},
 		"refused, but allowed": {403, ``, true, ""},
 	} {

@@ -389,7 +389,7 @@ func (m *mirror) answerLocked(s *service, a answer, confirmed bool) {
 	var problems []string
 	if s.protected = a.protected; s.protected {
 		m.queue.add(s, time.Now().Add(plugin.Jitter(time.Duration(m.config.PollInterval))))
-		problems = append(problems, "protectThreshold is reached: too few instances are healthy, so nacos counts all of them as healthy; mend the instances, or lower the threshold")
+		problems = append(problems, "protectThreshold is reached: too few instances are healthy, so nacos counts all of them as healthy; repair the instances, or lower the threshold")
 	}
 	if a.problem != "" {
 		problems = append(problems, a.problem)

@@ -33,7 +33,7 @@ func parseServer(address, contextPath string, offset int) (server, error) {
 	}
 	u, err := url.Parse(full)
 	if err != nil {
-		return server{}, fmt.Errorf("%q is no address; write host:port, or http://host:port", address)
+		return server{}, fmt.Errorf("%q is not an address; write host:port, or http://host:port", address)
 	}
 	switch {
 	case u.Scheme != "http" && u.Scheme != "https":

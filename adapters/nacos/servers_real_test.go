@@ -119,7 +119,7 @@ func protect(t *testing.T, server *testnacos.Server) {
 	c.awaitService(t, "healthy", web, passing(2))
 	protected := func() bool {
 		p := c.Held.Problems["service "+web]
-		return strings.Contains(p, "protectThreshold is reached") && strings.Contains(p, "mend the instances, or lower the threshold")
+		return strings.Contains(p, "protectThreshold is reached") && strings.Contains(p, "repair the instances, or lower the threshold")
 	}
 	mended := func() bool { return len(c.Held.Problems) == 0 }
 	c.await(t, "no problem", mended)

@@ -21,17 +21,17 @@ import (
 type Config struct {
 	Services         int               `json:"services,omitempty" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Number of services at the start. Default: 10."`
 	Instances        int               `json:"instances,omitempty" jsonschema:"minimum=0,maximum=100000" jsonschema_description:"Number of instances of each service at the start. Changes keep every service within a fifth of it, but at least one, either way. Default: 3."`
-	ChangesPerSecond float64           `json:"changes_per_second,omitempty" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Changes in a second, over the whole registry; may be a fraction. 0: nothing changes. Default: 1."`
+	ChangesPerSecond float64           `json:"changes_per_second,omitempty" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Changes per second, over the whole registry; may be a fraction. 0: nothing changes. Default: 1."`
 	Seed             uint64            `json:"seed,omitempty" jsonschema_description:"Seed of everything that is drawn: the same configuration and seed give the same world and the same changes in the same order. Default: 1."`
-	Changes          *Changes          `json:"changes,omitempty" jsonschema_description:"How often each kind of change is drawn, relative to the others. A kind that is not named in a block that is given is never drawn. Default: instance_added 20, instance_removed 20, health 30, weight 15, port 5, label 10."`
-	Protocols        *Protocols        `json:"protocols,omitempty" jsonschema_description:"How often each protocol is drawn for a service, relative to the others. A protocol that is not named in a block that is given is never drawn. Default: http 6, grpc 3, tcp 1."`
+	Changes          *Changes          `json:"changes,omitempty" jsonschema_description:"How often each kind of change is drawn, relative to the others. If the block is given, kinds that it does not name are never drawn. Default: instance_added 20, instance_removed 20, health 30, weight 15, port 5, label 10."`
+	Protocols        *Protocols        `json:"protocols,omitempty" jsonschema_description:"How often each protocol is drawn for a service, relative to the others. If the block is given, protocols that it does not name are never drawn. Default: http 6, grpc 3, tcp 1."`
 	CIDR             string            `json:"cidr,omitempty" jsonschema_description:"Network that the instances' addresses are taken from, in order; no two instances share one. Default: 10.0.0.0/8."`
 	Zones            []string          `json:"zones,omitempty" jsonschema_description:"Localities that instances are spread over, each region, region/zone or region/zone/subzone. Default: sim-1/sim-1a, sim-1/sim-1b, sim-1/sim-1c."`
 	Meta             map[string]string `json:"meta,omitempty" jsonschema_description:"Metadata of every instance, besides version, which the change label rewrites. Default: none."`
-	Flags            []string          `json:"flags,omitempty" jsonschema_description:"Load flags of nacos-istio, as on its command line: --mockServiceCount=1000. They stand for services, instances, changes_per_second, changes and protocols. Default: none."`
+	Flags            []string          `json:"flags,omitempty" jsonschema_description:"Load flags of nacos-istio, as on its command line: --mockServiceCount=1000. They replace services, instances, changes_per_second, changes and protocols. Default: none."`
 
-	ChangesTotal int64 `json:"changes_total,omitempty" jsonschema:"minimum=0" jsonschema_description:"Changes after which nothing changes any more. 0: there is no end. Default: 0."`
-	Stamp        bool  `json:"stamp,omitempty" jsonschema_description:"Give an instance that is added or changed the metadata changed-at, the time of the change in nanoseconds since 1970, so that whoever receives it knows how long it took. Two worlds with it are not the same. Default: false."`
+	ChangesTotal int64 `json:"changes_total,omitempty" jsonschema:"minimum=0" jsonschema_description:"Number of changes after which nothing changes any more. 0: no limit. Default: 0."`
+	Stamp        bool  `json:"stamp,omitempty" jsonschema_description:"Give an instance that is added or changed the metadata changed-at, the time of the change in nanoseconds since 1970, so that whoever receives it knows how long that took. With it, two worlds are never the same. Default: false."`
 
 	// By flags only.
 	prefix string // of services' names; the number follows behind a dot
@@ -102,7 +102,7 @@ type Changes struct {
 	Port            float64 `json:"port,omitempty" jsonschema:"minimum=0" jsonschema_description:"An instance moves to another port, 20000 to 29999."`
 	Label           float64 `json:"label,omitempty" jsonschema:"minimum=0" jsonschema_description:"An instance gets another value of the metadata key version, v1 to v5."`
 	ServiceAdded    float64 `json:"service_added,omitempty" jsonschema:"minimum=0" jsonschema_description:"A service appears, with all its instances."`
-	ServiceRemoved  float64 `json:"service_removed,omitempty" jsonschema:"minimum=0" jsonschema_description:"A service goes, with all its instances."`
+	ServiceRemoved  float64 `json:"service_removed,omitempty" jsonschema:"minimum=0" jsonschema_description:"A service disappears, with all its instances."`
 }
 
 // Protocols holds the relative frequencies of the protocols of services.

@@ -409,7 +409,7 @@ func TestValidateReturnsEverythingAtOnce(t *testing.T) {
 					got = append(got, strings.TrimSuffix(line, "\n"))
 				}
 				if _, ok := errors.AsType[*plugin.FieldError](err); !ok {
-					t.Errorf("%v is no FieldError", err)
+					t.Errorf("%v is not a FieldError", err)
 				}
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {

@@ -24,7 +24,7 @@ type Config struct {
 // Service is a service.
 type Service struct {
 	Name      string            `json:"name,omitempty" jsonschema:"required" jsonschema_description:"Its name, which is its host too unless translate says otherwise."`
-	Ports     []Port            `json:"ports,omitempty" jsonschema_description:"Ports of the endpoints that name none."`
+	Ports     []Port            `json:"ports,omitempty" jsonschema_description:"Ports of endpoints without their own."`
 	Metadata  map[string]string `json:"metadata,omitempty" jsonschema_description:"Metadata of the service."`
 	Endpoints []Endpoint        `json:"endpoints,omitempty" jsonschema_description:"Its endpoints, each as text, ADDRESS or ADDRESS:PORT, or as a block. None: the service has no endpoints."`
 	Instances []Endpoint        `json:"instances,omitempty" jsonschema_description:"The same as endpoints, as other adapters say it. Not together with it."`
@@ -49,9 +49,9 @@ type Port struct {
 type Endpoint struct {
 	Address  string            `json:"address,omitempty" jsonschema:"required" jsonschema_description:"IP address or host name."`
 	Ports    []Port            `json:"ports,omitempty" jsonschema_description:"Its ports. Default: those of the service."`
-	ID       string            `json:"id,omitempty" jsonschema_description:"What tells it from the others of the service. Default: the address, with the first of its own ports."`
-	Metadata map[string]string `json:"metadata,omitempty" jsonschema_description:"Its metadata, which translate makes labels of."`
-	Weight   *float64          `json:"weight,omitempty" jsonschema:"minimum=0" jsonschema_description:"Its share of the traffic, relative to the others; 0 is none. Default: 1."`
+	ID       string            `json:"id,omitempty" jsonschema_description:"Its ID, unique within the service. Default: the address, with the first of its own ports."`
+	Metadata map[string]string `json:"metadata,omitempty" jsonschema_description:"Its metadata, from which translate makes labels."`
+	Weight   *float64          `json:"weight,omitempty" jsonschema:"minimum=0" jsonschema_description:"Its share of the traffic, relative to the others; 0 means none. Default: 1."`
 	Locality string            `json:"locality,omitempty" jsonschema_description:"Where it runs: region, region/zone or region/zone/subzone."`
 	Disabled bool              `json:"disabled,omitempty" jsonschema_description:"It is out of service."`
 }
@@ -100,7 +100,7 @@ func (c Config) Validate() error {
 		for i, p := range ports {
 			at := fmt.Sprintf("%s[%d]", at, i)
 			if p.Number < 1 || p.Number > math.MaxUint16 {
-				bad(at+".number", "%d is no port; give one from 1 to 65535", p.Number)
+				bad(at+".number", "%d is not a port; give one from 1 to 65535", p.Number)
 			} else if numbers[p.Number] {
 				bad(at+".number", "%d is listed twice", p.Number)
 			}

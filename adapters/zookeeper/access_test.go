@@ -145,7 +145,7 @@ func TestTLS(t *testing.T) {
 	c.AwaitDegraded(t, within, "the right certificate", "")
 }
 
-// TestOld follows a server that has no watches that stay.
+// TestOld follows a server that has no persistent watches.
 func TestOld(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()

@@ -122,7 +122,7 @@ func (f *follower) open(ctx context.Context, address string) (*reading, error) {
 	}
 	r, err := f.read(ctx, address, !f.old[address])
 	if errors.Is(err, codeUnimplemented) && !f.old[address] {
-		f.env.Log.Info("the server is older than 3.6 and has no watches that stay; each node is watched", slog.String("server", address))
+		f.env.Log.Info("the server is older than 3.6 and has no persistent watches; each node is watched", slog.String("server", address))
 		f.old[address] = true
 		r, err = f.read(ctx, address, false)
 	}

@@ -16,7 +16,7 @@ import (
 // default to DefaultConfig.
 type Config struct {
 	Servers  []string         `json:"servers,omitempty" jsonschema:"minItems=1" jsonschema_description:"Servers of one ZooKeeper, as host:port. One is used at a time. Required."`
-	Chroot   string           `json:"chroot,omitempty" jsonschema_description:"Path below which everything is, as in connection strings of ZooKeeper's own clients. Default: /."`
+	Chroot   string           `json:"chroot,omitempty" jsonschema_description:"Path below which everything is, as in the connection strings of ZooKeeper's own clients. Default: /."`
 	Hosts    []string         `json:"hosts,omitempty" jsonschema:"uniqueItems=true" jsonschema_description:"What gets a host: interfaces, those of Dubbo; applications, those of Dubbo's application level, Spring Cloud and Curator. Default: both."`
 	Dubbo    string           `json:"dubbo,omitempty" jsonschema_description:"Path of Dubbo's registry, which is its group. Default: /dubbo."`
 	Apps     string           `json:"applications,omitempty" jsonschema_description:"Path of the applications: the base path of Curator's service discovery, spring.cloud.zookeeper.discovery.root. Default: /services."`
@@ -30,9 +30,9 @@ type Config struct {
 	TLS          TLSConfig     `json:"tls,omitempty" jsonschema_description:"TLS towards the servers (their secureClientPort)."`
 
 	Timeout     plugin.Duration `json:"timeout,omitempty" jsonschema_description:"How long a connection may take, how long nothing may be heard of a server, and the timeout of the session, 1s to 10m. Default: 10s."`
-	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage or a sudden loss what is missing is kept, so that providers can register again. 0s removes at once. Default: 1m."`
-	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that must still be there after a new session to be believed at once. With less, what is missing is kept for remove_grace. 0 believes every share. Default: 0.5."`
-	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Set it if an empty registry is right. Otherwise one removes nothing."`
+	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long missing instances are kept after an outage or a sudden loss, so that providers can register again. 0s removes at once. Default: 1m."`
+	MinShare    float64         `json:"min_share,omitempty" jsonschema:"minimum=0,maximum=1" jsonschema_description:"Share of the known instances that must still be there after a new session to be believed at once. With less, missing ones are kept for remove_grace. 0 believes every share. Default: 0.5."`
+	AcceptEmpty bool            `json:"accept_empty,omitempty" jsonschema_description:"Believe an empty registry. By default it removes nothing."`
 }
 
 // TLSConfig configures TLS to ZooKeeper.
@@ -92,11 +92,11 @@ func (c Config) Validate() error {
 		n, notNumber := strconv.Atoi(port)
 		switch {
 		case strings.Contains(s, "/"):
-			bad(at, "%q is no host:port; a path has its place in chroot", s)
+			bad(at, "%q is not host:port; a path has its place in chroot", s)
 		case strings.Contains(s, ","):
 			bad(at, "%q is more than one server; write each as an entry of its own", s)
 		case err != nil || host == "" || notNumber != nil || n < 1 || n > 65535:
-			bad(at, "%q is no host:port, such as zookeeper.example.org:2181", s)
+			bad(at, "%q is not host:port, such as zookeeper.example.org:2181", s)
 		case slices.Contains(c.Servers[:i], s):
 			bad(at, "%q is listed twice", s)
 		}
@@ -151,7 +151,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// badPath reports whether a text is no absolute path. "/" alone is one.
+// badPath reports whether a text is not an absolute path. "/" alone is one.
 func badPath(p string) bool {
 	if p == "/" {
 		return false

@@ -64,7 +64,7 @@ func parseInstance(id string, data []byte) (found, error) {
 		return found{}, fmt.Errorf("its data has %d bytes, more than %d", len(data), maxValue)
 	}
 	if v := bytes.TrimLeft(data, " \t\r\n"); len(v) == 0 || v[0] != '{' {
-		return found{}, errors.New("its data is no JSON object, as Curator's service discovery writes it")
+		return found{}, errors.New("its data is not a JSON object, as Curator's service discovery writes it")
 	}
 	var c curator
 	if err := json.Unmarshal(data, &c); err != nil {
@@ -87,7 +87,7 @@ func parseInstance(id string, data []byte) (found, error) {
 			continue
 		}
 		if *p.number < 0 || *p.number > math.MaxUint16 {
-			return found{}, fmt.Errorf("%d is no port", *p.number)
+			return found{}, fmt.Errorf("%d is not a port", *p.number)
 		}
 		f.in.Ports = append(f.in.Ports, registry.Port{Name: p.name, Number: *p.number, Protocol: p.name})
 	}

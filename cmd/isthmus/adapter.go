@@ -47,7 +47,7 @@ func newAdapter() *cobra.Command {
 	return &cobra.Command{
 		Use:   "adapter NAME",
 		Short: "Run a built-in adapter as a plugin; the bridge does this for each registry",
-		Long: "Run a built-in adapter as a plugin; the bridge does this for each registry.\n\nThere are " +
+		Long: "Run a built-in adapter as a plugin; the bridge does this for each registry.\n\nThe built-in adapters are " +
 			strings.Join(names, ", ") + ".",
 		Args: usageArgs(func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {

@@ -27,11 +27,11 @@ func newBench() *cobra.Command {
 		Short: "Measure how long a change takes, and what it costs",
 		Long: `Measure how long a change takes from a registry to a sink, and what it costs.
 
-A scenario starts 'isthmus serve' with a registry, sim or the one that it is
-named after, and sinks that connect to it. Each change carries the time at which
-it was made. Flags change what a scenario does. The figures are the medians of
-the runs; for comparison there is a bare ping-pong of gRPC messages of 100 bytes
-between two processes at the same pace, at most 1,000 a second.`,
+A scenario starts 'isthmus serve' with a registry, sim or the one in its name,
+and sinks that connect to it. Each change carries the time at which it was made.
+Flags change what a scenario does. The figures are the medians of the runs; for
+comparison there is a bare ping-pong of gRPC messages of 100 bytes between two
+processes at the same pace, at most 1,000 a second.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -52,9 +52,9 @@ func newCompare() *cobra.Command {
 	var xds, legacy string
 	output := &oneOf{"text", []string{"text", "json"}}
 	cmd := &cobra.Command{
-		Use: "compare", Short: "The scenario change, in turns with other servers that do the same", Args: usageArgs(cobra.NoArgs),
-		Long: `The scenario change, in turns with other servers that do the same. 'make
-bench-compare' builds them and runs this.`,
+		Use: "compare", Short: "Run the scenario change, alternately with other servers", Args: usageArgs(cobra.NoArgs),
+		Long: `Run the scenario change, alternately with other servers. 'make bench-compare'
+builds them and runs this.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.Validate(); err != nil {
 				return usageError(cmd, err)
@@ -90,10 +90,10 @@ bench-compare' builds them and runs this.`,
 func sizeFlags(f *pflag.FlagSet, o *bench.Options, output *oneOf) {
 	f.IntVar(&o.Services, "services", o.Services, "how many services")
 	f.IntVar(&o.Instances, "instances", o.Instances, "how many instances each service has")
-	f.Float64Var(&o.Rate, "rate", o.Rate, "changes in a second")
+	f.Float64Var(&o.Rate, "rate", o.Rate, "changes per second")
 	f.IntVar(&o.Sinks, "sinks", o.Sinks, "how many sinks")
 	f.DurationVar(&o.Duration, "duration", o.Duration, "how long changes go on")
-	f.IntVar(&o.Runs, "runs", 3, "how many runs the figures are the medians of")
+	f.IntVar(&o.Runs, "runs", 3, "how many runs; the figures are their medians")
 	f.Var(output, "output", "how the result is printed")
 }
 
@@ -158,7 +158,7 @@ func newScenario(s bench.Scenario) *cobra.Command {
 	f.Int("mock-service-count", 0, "as in nacos-istio: number of services")
 	f.Int("mock-avg-endpoint-count", 20, "as in nacos-istio: instances of each service; every 10,000th has 20,000")
 	f.Int64("mock-push-delay", 10, "as in nacos-istio: `milliseconds` from one change to the next")
-	f.String("mock-service-name-prefix", "mock.service", "as in nacos-istio: how names of services begin")
+	f.String("mock-service-name-prefix", "mock.service", "as in nacos-istio: prefix of the names of services")
 	f.Bool("mock-test-incremental", false, "as in nacos-istio: change a share of the services each time")
 	f.Int("mock-incremental-ratio", 0, "as in nacos-istio: that share, in percent")
 	return cmd

@@ -43,12 +43,12 @@ func newCheck() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "check --call HOST",
-		Short: "Follow one host from its registry to a call, and say where it stops",
-		Long: `Follow one host from its registry to a call, and say where it stops. Each hop is asked in turn: whether a registry has an instance
-that is fit for traffic, whether the bridge serves it, whether each sink acknowledged it, with --istiod whether istiod has it, and with --proxy
-whether a call through that proxy or gateway is answered.
+		Short: "Find out where a call to a host fails, from its registry to the proxy",
+		Long: `Find out where a call to a host fails. Each hop is checked in turn: whether a registry has an instance that gets traffic,
+whether the bridge serves it, whether each sink acknowledged it, with --istiod whether istiod has it, and with --proxy whether a call
+through that proxy or gateway is answered.
 
-The exit code is 1 if it stops anywhere.`,
+The exit code is 1 if a hop fails.`,
 		Example: `  isthmus check --call web.example.org
   isthmus check --call web.example.org --istiod 127.0.0.1:15014 --proxy 127.0.0.1:8080`,
 		Args: usageArgs(cobra.NoArgs),
@@ -57,9 +57,9 @@ The exit code is 1 if it stops anywhere.`,
 	f.StringVar(&c.host, "call", "", "the `HOST` to call, as clients in the mesh do")
 	f.StringVarP(&c.address, "address", "a", config.Default.Listen.Admin.Address, "admin `ADDRESS` of the bridge, host:port or unix:PATH")
 	f.StringVar(&c.istiod, "istiod", "", "debug `ADDRESS` of istiod, host:port with port 15014 or 8080")
-	f.StringVar(&c.proxy, "proxy", "", "`ADDRESS` of a proxy or gateway that takes HTTP for the host, as host:port")
+	f.StringVar(&c.proxy, "proxy", "", "`ADDRESS` of a proxy or gateway that accepts HTTP for the host, as host:port")
 	f.StringVar(&c.path, "path", "/", "`PATH` of the call")
-	f.DurationVar(&timeout, "timeout", 30*time.Second, "how long all of it may take")
+	f.DurationVar(&timeout, "timeout", 30*time.Second, "how long all checks may take together")
 	f.VarP(output, "output", "o", "format of the result")
 	c.client.flags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -191,7 +191,7 @@ func sinksHop(e *admin.Explanation) hop {
 			acked++
 		case "not in its view", "by name", "not asked":
 		default:
-			return hop{Hop: "sinks", Text: fmt.Sprintf("%s: %s%s", cmp.Or(s.Node, s.Address), s.State, strings.TrimSuffix(": "+s.LastNack, ": ")), Cure: "isthmus doctor --config FILE --address " + "ADMIN looks at the sinks more closely."}
+			return hop{Hop: "sinks", Text: fmt.Sprintf("%s: %s%s", cmp.Or(s.Node, s.Address), s.State, strings.TrimSuffix(": "+s.LastNack, ": ")), Cure: "isthmus doctor --config FILE --address " + "ADMIN checks the sinks, too."}
 		}
 	}
 	if acked == 0 {

@@ -75,13 +75,13 @@ func newDemo() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&xdsAddress, "xds", config.Default.Listen.XDS[0].Address, "`ADDRESS` of the xDS server; port 0 takes any free one")
-	f.StringVar(&adminAddress, "admin", config.Default.Listen.Admin.Address, "`ADDRESS` of the admin pages; port 0 takes any free one")
+	f.StringVar(&xdsAddress, "xds", config.Default.Listen.XDS[0].Address, "`ADDRESS` of the xDS server; port 0 means any free one")
+	f.StringVar(&adminAddress, "admin", config.Default.Listen.Admin.Address, "`ADDRESS` of the admin pages; port 0 means any free one")
 	f.IntVar(&services, "services", 50, "how many services")
 	f.IntVar(&instances, "instances", 5, "how many instances each service has")
-	f.Float64Var(&rate, "changes-per-second", 2, "how often something changes")
-	f.Uint64Var(&seed, "seed", 1, "what the generated world grows from: equal seeds give equal worlds")
-	f.Var(level, "log-level", "least level that is logged")
+	f.Float64Var(&rate, "changes-per-second", 2, "changes per second")
+	f.Uint64Var(&seed, "seed", 1, "seed of the generated services: equal seeds give equal services and changes")
+	f.Var(level, "log-level", "lowest level that is logged")
 	return cmd
 }
 

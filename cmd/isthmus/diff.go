@@ -27,13 +27,13 @@ func newDiff() *cobra.Command {
 		Short: "Compare what two bridges serve, by meaning",
 		Long: `Compare two sources by what clients of the mesh see: hosts, ports, endpoints, weights, labels and localities.
 A source is a file (from kubectl get serviceentries -A -o yaml, or isthmus dump), the address of an xDS server as host:port, or mcp://host:port
-for the legacy Mesh Configuration Protocol. Names of resources, order and the scale of weights mean nothing.
+for the legacy Mesh Configuration Protocol. Names of resources, order and the scale of weights are ignored.
 
-Each difference is a line: what differs, the rule that made it where that can be told, and the field of the configuration that decides it.
-The last line sums up.
+Each difference is a line: what differs, the rule behind it if that is known, and the field of the configuration that changes it.
+The last line is a summary.
 
-With --watch both are followed until SIGINT or SIGTERM, for a shadow run next to the old bridge. A difference is printed once it has lasted for
---settle, with + before it, and with - when it is over; one that is over sooner is the time that a change takes.
+With --watch both are followed until SIGINT or SIGTERM, for a shadow run next to the old bridge. A difference is printed with + once it has
+lasted for --settle, and with - when it is over; a shorter one is only the time that a change takes.
 
 Exit codes: 0 equal, 6 different (with --watch: at the end), 5 a source did not answer, 2 wrong usage.`,
 		Example: `  isthmus diff --old nacos.example.org:18848 --new 127.0.0.1:15051
@@ -110,8 +110,8 @@ Exit codes: 0 equal, 6 different (with --watch: at the end), 5 a source did not 
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&older, "old", "", "`SOURCE` as it is: a file or an address")
-	f.StringVar(&newer, "new", "", "`SOURCE` as it will be: a file or an address")
+	f.StringVar(&older, "old", "", "the old `SOURCE`: a file or an address")
+	f.StringVar(&newer, "new", "", "the new `SOURCE`: a file or an address")
 	oldClient.flagsOf("old", f)
 	newClient.flagsOf("new", f)
 	f.BoolVar(&follow, "watch", false, "follow both and print differences that last")

@@ -29,7 +29,7 @@ func newDocs() *cobra.Command {
 		Use:   "docs",
 		Short: "Print the reference of the configuration, or a schema of it for editors",
 		Long: `Print the reference of the configuration as Markdown or, with --schema, a JSON Schema of it for editors. Adapters describe their own
-fields: the built-in ones and, with --plugin-dir, the executables isthmus-adapter-TYPE in a directory, which are started for it and
+fields: the built-in ones and, with --plugin-dir, the executables isthmus-adapter-TYPE in a directory. They are started for that, and
 contact no registry.`,
 		Example: `  isthmus docs --plugin-dir /opt/isthmus/plugins > configuration.md
   isthmus docs --plugin-dir /opt/isthmus/plugins --schema > isthmus.schema.json`,
@@ -48,7 +48,7 @@ contact no registry.`,
 	cmd.Flags().BoolVar(&asSchema, "schema", false, "print a JSON Schema of the configuration file")
 	cmd.Flags().StringVar(&dir, "dir", "", "write the pages of the reference into `DIR`: configuration.md, adapters.md, translate.md")
 	cmd.MarkFlagsMutuallyExclusive("schema", "dir")
-	cmd.Flags().StringVar(&pluginDir, "plugin-dir", "", "`DIR` with executables isthmus-adapter-TYPE, to be described too")
+	cmd.Flags().StringVar(&pluginDir, "plugin-dir", "", "`DIR` with executables isthmus-adapter-TYPE, to describe them, too")
 	return cmd
 }
 
@@ -161,7 +161,7 @@ Every field of the block ` + "`registries[].config`" + `, which is the adapter's
 	b.WriteString(docsHead + `# translate
 
 Every field of the block ` + "`registries[].translate`" + `: how services of a registry
-become resources. Adapters that speak of services take it.
+become resources. Adapters that publish services have it.
 
 `)
 	var all []*schema

@@ -38,18 +38,18 @@ func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor --config FILE",
 		Short: "Find what keeps registries, the bridge and istiod from working together",
-		Long: `Find what keeps registries, the bridge and istiod from working together. Each finding says what follows from it, and which line to change.
+		Long: `Find what keeps registries, the bridge and istiod from working together. Each finding states its effect, and which line to change.
 
-The registries of the configuration are followed by their own plugins until each has listed what it holds, or has said why it cannot: whether
-they are reached, tokens, TLS, permissions, what is left out, and how near the limits are. A bridge that runs at the admin address of the
-configuration is asked what is wrong with it. No port is opened and
-nothing is changed, so it can run next to a bridge with the same configuration.
+It follows the registries of the configuration with their own plugins until each has listed everything, or has said why it cannot. This checks
+whether they can be reached, tokens, TLS, permissions, what is left out, and how near the limits are. If a bridge runs at the admin address of
+the configuration, it is asked what is wrong with it. No port is opened and nothing is changed, so you can run this next to a bridge with
+the same configuration.
 
-With --mesh-config the mesh configuration in FILE is checked: istiod's own, the ConfigMap of it, or the meshConfig of an IstioOperator or of Helm values.
-With --istiod the istiod at that debug port is asked about it: port 15014, or 8080. With --address the bridge is asked which sinks there are
-and what they acknowledged; with both, what istiod rejected of what it was sent is found, which istiod acknowledges all the same.
+--mesh-config checks the mesh configuration in FILE: istiod's own, its ConfigMap, or the meshConfig of an IstioOperator or of Helm values.
+--istiod asks a running istiod for its own, at its debug port 15014 or 8080. --address asks a bridge which sinks it has and what they
+acknowledged. With the last two together it also finds resources that istiod rejected, as istiod acknowledges these, too.
 
-The exit code is 1 if something is found; notes do not count.`,
+The exit code is 1 if it finds something; notes do not count.`,
 		Example: `  isthmus doctor --config isthmus.yaml
   kubectl -n istio-system get configmap istio -o yaml | isthmus doctor --config isthmus.yaml --mesh-config -
   kubectl -n istio-system port-forward deploy/istiod 15014 &
@@ -208,7 +208,7 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 			check, field, change := causeOf(at, why)
 			add(check, doctor.Failure, field, "it cannot be followed: "+why, change)
 		case !r.Synced:
-			add("registry-slow", doctor.Failure, at+".config", "it has not listed what it holds in time, and gives no reason: "+r.Sentence, "")
+			add("registry-slow", doctor.Failure, at+".config", "it has not been listed in time, and gives no reason: "+r.Sentence, "")
 		case r.Error != "":
 			check, field, change := causeOf(at, r.Error)
 			add(check, doctor.Failure, field, "it was listed, and cannot be followed: "+r.Error, change)
@@ -255,8 +255,8 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 		x, hosts := between[0], slices.CompactFunc(slices.Clone(between), func(a, b state.Conflict) bool { return a.Host == b.Host }) // sorted by host
 		report.Add("", doctor.Finding{
 			Check: "conflict", Severity: doctor.Warning, Subject: "registries",
-			Problem: fmt.Sprintf("several registries have %s that no rule of conflicts is for, the first: %s is served from %s, and what %s has is shadowed", doctor.Count(len(hosts), "host", "hosts"), x.Host, x.Owner, x.Registry),
-			Change:  fmt.Sprintf("conflicts: [{hosts: [%q], policy: merge}], or policy: priority if it is meant", x.Host),
+			Problem: fmt.Sprintf("several registries have %s without a rule in conflicts, the first: %s is served from %s, and that of %s is shadowed", doctor.Count(len(hosts), "host", "hosts"), x.Host, x.Owner, x.Registry),
+			Change:  fmt.Sprintf("conflicts: [{hosts: [%q], policy: merge}], or policy: priority if that is intended", x.Host),
 		})
 	}
 	if len(own) > 0 {
@@ -307,9 +307,9 @@ func unstated(ctx context.Context, report *doctor.Report, cfg *config.Config, s 
 		}
 		report.Add("", doctor.Finding{
 			Check: "registry-protocol", Severity: doctor.Note, Subject: "registry " + name,
-			Problem: fmt.Sprintf("of the first %s, %d with a port whose protocol nothing states; if it is not the default, routing by path, retries and metrics of HTTP do not work. The first: %s",
+			Problem: fmt.Sprintf("of the first %s, %d have a port whose protocol nothing states; if it is not the default, routing by path, retries and metrics of HTTP do not work. The first: %s",
 				doctor.Count(looked[name], "service", "services"), len(list), list[0]),
-			Change: fmt.Sprintf("registries[%d].translate.protocol: default, or keys and tags that state it; isthmus explain HOST says it of one host", i),
+			Change: fmt.Sprintf("registries[%d].translate.protocol: default, or keys and tags that state it; isthmus explain HOST shows it for a host", i),
 		})
 	}
 }

@@ -36,20 +36,20 @@ func newDump() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dump --config FILE",
 		Short: "Print what would be served, as YAML for kubectl",
-		Long: `Start the registries of a configuration, wait until each has listed what it holds, print what would be served, and end.
+		Long: `Start the registries of a configuration, wait until each has listed everything, print what would be served, and exit.
 
-The output is one YAML document per resource, ordered, for 'kubectl apply -f -' in a cluster that has the namespaces. No port is opened, so it can
-run next to a bridge with the same configuration.
+The output is one YAML document per resource, sorted, for 'kubectl apply -f -' in a cluster that has the namespaces. No port is opened, so you
+can run this next to a bridge with the same configuration.
 
 A registry that is not required and cannot be reached is left out; standard error says so.
 
-What is not served as the registry has it is listed on standard error with the reason. The exit code is 0 then too.
-With --for kubernetes it prints what ambient needs of these services in Kubernetes, beside the xDS listener that istiod follows: a stub for each, which is a
+Standard error lists what cannot be served as the registry has it, with the reason. The exit code is 0 then, too.
+--for kubernetes prints what ambient needs of these services in Kubernetes, next to the xDS listener that istiod follows: a stub for each, which is a
 ServiceEntry with its host, address and ports, the label of a waypoint, and no endpoints. It changes when a service does, never when an instance does.
 
-With --rejected all that is printed is this list, as YAML on standard output, with what is skipped: instances
-that fail their check, are disabled or have weight 0, and what a filter leaves out. Each item has registry, id, the field of
-the configuration that would change it (none where only the registry can), and reason.`,
+--rejected prints only the list on standard error, as YAML on standard output, together with what is skipped: instances that fail their
+check, are disabled or have weight 0, and what a filter leaves out. Each item has registry, id, the field of the
+configuration that would change it (none if only the registry can), and reason.`,
 		Example: `  isthmus dump --config isthmus.yaml | kubectl apply -f -
   isthmus dump --config isthmus.yaml --for kubernetes --waypoint istio-ingress/shared`,
 		Args: usageArgs(cobra.NoArgs),
@@ -57,8 +57,8 @@ the configuration that would change it (none where only the registry can), and r
 	file := requireConfig(cmd)
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the registries")
 	cmd.Flags().BoolVar(&rejected, "rejected", false, "print what is left out or altered, instead of what would be served")
-	cmd.Flags().StringVar(&host, "host", "", "print the ServiceEntries of hosts that fit this `PATTERN`, such as *.example.org, and their WorkloadEntries, nothing else")
-	cmd.Flags().Var(consumer, "for", "print the objects that consumers need which read nothing but Kubernetes, instead of what istiod receives")
+	cmd.Flags().StringVar(&host, "host", "", "print only the ServiceEntries of hosts that match this `PATTERN`, such as *.example.org, and their WorkloadEntries")
+	cmd.Flags().Var(consumer, "for", "print the objects for consumers that read only Kubernetes, instead of what istiod receives")
 	cmd.Flags().StringVar(&waypoint, "waypoint", waypoint, "with --for, the waypoint of the services: its `NAME`, or NAMESPACE/NAME if it is in another namespace than the service")
 	cmd.Flags().VarP(output, "output", "o", "format: YAML documents for kubectl, or one JSON object on each line")
 	cmd.Flags().Var(wanted, "shape", "print services with their endpoints, or with a WorkloadEntry for each")
@@ -67,7 +67,7 @@ the configuration that would change it (none where only the registry can), and r
 			return usageError(cmd, fmt.Errorf("--timeout %s: must be more than 0", timeout))
 		}
 		if _, err := path.Match(host, ""); err != nil {
-			return usageError(cmd, fmt.Errorf("--host %s: is no pattern: %w", host, err))
+			return usageError(cmd, fmt.Errorf("--host %s: is not a pattern: %w", host, err))
 		}
 		only, err := consumerOf(waypoint)
 		if err != nil {

@@ -27,10 +27,10 @@ func newExplain() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "explain HOST",
-		Short: "Say why a host is served as it is, or not at all",
-		Long: `Follow one host from the registries to the sinks: its instances as each registry states them, the rules that decided
-about each by the name of their field in the configuration, what is served, and which sink has acknowledged it. HOST may
-also be the name of a service in its registry, or of a ServiceEntry.`,
+		Short: "Explain why a host is served as it is, or not at all",
+		Long: `Follow one host from the registries to the sinks: its instances as each registry states them, for each the fields of the
+configuration that decided about it, what is served, and which sinks have acknowledged it. HOST may also be the name of a
+service in its registry, or of a ServiceEntry.`,
 		Example: "  isthmus explain web.example.org --address " + config.Default.Listen.Admin.Address,
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

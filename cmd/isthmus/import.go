@@ -16,16 +16,16 @@ const maxImport = 16 << 20
 func newImport() *cobra.Command {
 	return &cobra.Command{
 		Use:   "import FILE",
-		Short: "Turn another bridge's configuration into one of isthmus",
+		Short: "Convert another bridge's configuration to one of isthmus",
 		Long: `Read the configuration of another bridge and print one of isthmus for the same registries, with the preset that keeps hosts, ports
-and labels as they are. FILE - is standard input. It knows:
+and labels. FILE - is standard input. It reads:
 
   McpBridge objects of Higress
   the configuration of slime's meshregistry (NacosSource, EurekaSource, ZookeeperSource)
-  application.properties of a Nacos with its module istio
-  consul2istio's flags: a command line, or a Deployment that has it
+  application.properties of a Nacos with its istio module
+  consul2istio's flags: a command line, or its Deployment
 
-What has no equal is a comment with its line. Secrets are not copied: variables of the environment stand for them.`,
+What has no equivalent becomes a comment with its line. Secrets are not copied: environment variables take their place.`,
 		Example: `  kubectl get mcpbridge -n higress-system default -o yaml | isthmus import - > isthmus.yaml
   isthmus validate --config isthmus.yaml`,
 		Args: usageArgs(cobra.ExactArgs(1)),

@@ -212,7 +212,7 @@ func TestLastGoodState(t *testing.T) {
 	if diff := cmp.Diff(before, fresh.have); diff != "" {
 		t.Errorf("versions of a new sink (-want +got):\n%s", diff)
 	}
-	p.find(p.stderr, `msg="the registry can not be followed; what is known is served" registry=dc1`)
+	p.find(p.stderr, `msg="the registry cannot be followed; what is known is served" registry=dc1`)
 	readyz := func(what string, status int, says func(body string) bool) {
 		t.Helper()
 		testwait.Eventually(t, patience, "/readyz to say "+what, func() (string, bool) {
@@ -269,7 +269,7 @@ func TestLastGoodState(t *testing.T) {
 	w.breakAll()
 	w.configure("", "dc1")
 	p = w.serve()
-	p.find(p.stderr, `msg="the configuration does not have the registry any more: what was kept of it is not served, and is deleted" .*registry=dc2`)
+	p.find(p.stderr, `msg="the registry is no longer in the configuration: its saved state is not served, and is deleted" .*registry=dc2`)
 	if ops := w.sink().until(4); slices.ContainsFunc(ops, func(op string) bool { return strings.Contains(op, "dc2") }) || len(ops) != 4 {
 		t.Errorf("without dc2 a new sink got %q", ops)
 	}

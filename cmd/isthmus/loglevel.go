@@ -20,9 +20,9 @@ func newLogLevel() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "loglevel LEVEL",
 		Short: "Change the log level of a running bridge",
-		Long: `Change the log level of a running bridge: ` + strings.Join(levels, ", ") + `. It holds until the bridge ends or loads its configuration again.
+		Long: `Change the log level of a running bridge: ` + strings.Join(levels, ", ") + `. It applies until the bridge exits or loads its configuration again.
 
-Plugins log at the level at which they were started: those that start later log at the new one.`,
+A plugin logs at the level that applied when it was started.`,
 		Example: `  isthmus loglevel debug --address 127.0.0.1:15080`,
 		Args: usageArgs(func(cmd *cobra.Command, args []string) error {
 			if err := cobra.ExactArgs(1)(cmd, args); err != nil {

@@ -108,7 +108,7 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "isthmus",
 		Short: "A bridge from service registries to an Istio mesh",
-		Long: `Isthmus follows service registries and serves what they hold to istiod as ServiceEntry and WorkloadEntry
+		Long: `Isthmus follows service registries and serves their services to istiod as ServiceEntry and WorkloadEntry
 resources. To see it at work, run:
 
   isthmus demo`,
@@ -182,7 +182,7 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 
 // requireConfig adds the required flag --config and returns its value.
 func requireConfig(cmd *cobra.Command) *string {
-	file := cmd.Flags().StringP("config", "c", "", "the configuration `FILE`; docs/configuration.md says what is in it")
+	file := cmd.Flags().StringP("config", "c", "", "the configuration `FILE`; see docs/configuration.md")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if *file == "" {
 			return usageError(cmd, errors.New("--config FILE is missing"))

@@ -112,6 +112,6 @@ func TestFeed(t *testing.T) {
 		t.Errorf("feed of many = %q, want %q", out.String(), want)
 	}
 	if _, err := w.Write([]byte("garbage\n")); err == nil {
-		t.Error("a line that is no JSON was taken")
+		t.Error("a line that is not JSON was taken")
 	}
 }

@@ -13,7 +13,7 @@ func newMan() *cobra.Command {
 	return &cobra.Command{
 		Use:     "man DIR",
 		Short:   "Write the manual pages of all commands to a directory",
-		Long:    `Write the manual pages of all commands to a directory, as isthmus.1, isthmus-serve.1 and so on. They have no date, so that equal programs write equal pages.`,
+		Long:    `Write the manual pages of all commands to a directory, as isthmus.1, isthmus-serve.1 and so on. They contain no date, so that the same program always writes the same pages.`,
 		Example: `  isthmus man /usr/local/share/man/man1`,
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

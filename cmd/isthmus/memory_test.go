@@ -69,7 +69,7 @@ registries:
 				}
 				_ = b.log.Close()
 			}()
-			b.find(`msg="what limits follow from is the memory that there is" memory=1073741824 from=\S+ .*limits.plugin_memory=268435456`)
+			b.find(`msg="limits follow from the available memory" memory=1073741824 from=\S+ .*limits.plugin_memory=268435456`)
 			b.admin = b.find(`msg=serving xds=\S+ admin=(\S+)`)[1]
 			b.find(`msg="listing complete" registry=flood`)
 			b.find(`msg="listing complete" registry=small`)

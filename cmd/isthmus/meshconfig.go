@@ -20,21 +20,21 @@ func newMeshConfig() *cobra.Command {
 	var instances int
 	cmd := &cobra.Command{
 		Use:   "meshconfig --config FILE",
-		Short: "Print the configSources with which istiod follows the bridge",
-		Long: `Print the block of the mesh configuration with which istiod follows the bridge of a configuration: k8s:// first, without which istiod reads no
-Istio resources from Kubernetes, and the xDS listener with its TLS, or all of them where their views share what is served. istiod reads the block at its start.
+		Short: "Print the configSources that make istiod follow the bridge",
+		Long: `Print the part of istiod's mesh configuration that makes it follow the bridge: k8s:// first, without which istiod reads no Istio resources from
+Kubernetes, and the xDS listener with its TLS, or several of them if their views divide what is served. istiod reads this only at its start.
 
-It is part of meshConfig in an IstioOperator or in Helm values, and of the key mesh in the ConfigMap istio of istio-system. A listener that
-only the machine itself reaches is printed as it is; for one on all addresses --host says which name istiod dials.
+Put it into meshConfig of an IstioOperator or of Helm values, or into the key mesh of the ConfigMap istio in istio-system. If a listener is on
+all addresses, --host says which name istiod connects to; the address of a loopback listener is printed as it is.
 
-With TLS the mode is SIMPLE, from Istio 1.26 on: earlier versions, and the other modes, dial in plaintext.`,
+With TLS the mode is SIMPLE, which needs Istio 1.26: earlier versions, and all other modes, connect in plaintext.`,
 		Example: `  isthmus meshconfig --config isthmus.yaml --host isthmus.isthmus-system.svc --ca-file ca.pem`,
 		Args:    usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)
-	cmd.Flags().StringVar(&host, "host", "", "`NAME` under which istiod reaches the bridge, such as that of its Service")
+	cmd.Flags().StringVar(&host, "host", "", "`NAME` by which istiod reaches the bridge, such as that of its Service")
 	cmd.Flags().StringVar(&ca, "ca-file", "", "PEM `FILE` of the authority of the listener's certificate (default: the certificate itself, if it is its own authority)")
-	cmd.Flags().IntVar(&instances, "instances", 0, "`NUMBER` of instances that the registries have: say how many shards they want")
+	cmd.Flags().IntVar(&instances, "instances", 0, "`NUMBER` of instances in all registries, to propose a number of shards")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if instances < 0 {
 			return usageError(cmd, fmt.Errorf("--instances %d: must not be below 0", instances))

@@ -20,7 +20,7 @@ import (
 func newPlugin() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plugin",
-		Short: "Help authors of adapters",
+		Short: "Tools for authors of adapters",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 
@@ -37,14 +37,15 @@ func newPluginCheck() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "check PATH [ARG]...",
-		Short: "Check that an executable keeps the contract of adapters",
-		Long: `Check that an executable, in any language, keeps the contract between the bridge and its adapters. It is started as the bridge starts it,
-several times, and must be able to follow a registry with the block of --config. That takes some 20 seconds.
+		Short: "Check that an executable conforms to the contract of adapters",
+		Long: `Check that an executable, in any language, conforms to the contract between the bridge and its adapters. It is started several times, as the
+bridge starts it, and must be able to follow a registry with the block of --config. That takes about 20 seconds.
 
-Each part of the contract is a line: PASS, WARN with what is mostly not meant, FAIL with what is wrong and the cure, or SKIP for what builds
-on a part that failed, or what only a test can show that changes the registry (plugintest.Conformance, in Go). It ends within a minute. docs/plugin-protocol.md explains the contract.
+Each part of the contract is a line: PASS, WARN with what is probably not intended, FAIL with what is wrong and the cure, or SKIP if it depends
+on a part that failed, or on a test that changes the registry (plugintest.Conformance, in Go). It takes at most a minute.
+docs/plugin-protocol.md explains the contract.
 
-Exit codes: 0 nothing failed, 1 something did, 2 wrong usage, 3 the adapter refuses the block of --config or --translate.`,
+Exit codes: 0 nothing failed, 1 something did, 2 wrong usage, 3 the adapter rejects the block of --config or --translate.`,
 		Example: `  isthmus plugin check ./isthmus-adapter-json --config '{"url": "http://127.0.0.1:8000/services.json"}'
   isthmus plugin check isthmus adapter file --config '{"path": "./mesh"}'
   isthmus plugin check --config '{}' -- python3 -u adapter.py`,

@@ -132,7 +132,7 @@ func TestProtect(t *testing.T) {
 			await(t, admin+"/api/v1/removals", fmt.Sprintf(`"total": %d`, 2*left))
 		}
 		write(20)
-		p.find(p.stderr, `level=INFO msg="the registry has everything again whose removal was paused"`)
+		p.find(p.stderr, `level=INFO msg="the registry has everything again; no removal is paused any more"`)
 		await(t, admin+"/api/v1/registries", `"phase": "live"`)
 		await(t, admin+"/readyz", `^ready\n$`)
 		await(t, admin+"/api/v1/registries", `"services": 20,\s*"instances": 20,`)
@@ -247,7 +247,7 @@ func TestRestartAgainstEmptyRegistries(t *testing.T) {
 	}
 	// One is back, and one is meant to be empty.
 	w.write("dc2", "services.yaml", fileServices(small))
-	p.find(p.stderr, `msg="the registry has everything again whose removal was paused" registry=dc2`)
+	p.find(p.stderr, `msg="the registry has everything again; no removal is paused any more" registry=dc2`)
 	d := start(t, "accept", "dc1", "--address", w.api) // the former name
 	if code := d.wait(); code != exitOK || !strings.Contains(strings.Join(append(d.stdout.seen, d.stderr.seen...), "\n"), "isthmus removals allow") {
 		t.Errorf("accept ended with %d and wrote %q, %q", code, d.stdout.seen, d.stderr.seen)
@@ -293,7 +293,7 @@ registries:
 	admin := "http://" + at[2]
 	p.findAll(p.stderr,
 		`level=WARN msg="the registry is optional and its first listing is not complete; its types are served without it" registry=extra`,
-		`level=WARN msg="types wait for a required registry; nothing of them is served to a sink that connects" registry=files waiting_since=\S+ waiting="?\[`)
+		`level=WARN msg="types wait for a required registry; sinks that connect get nothing of them" registry=files waiting_since=\S+ waiting="?\[`)
 	await(t, admin+"/readyz", `^registry files: the first listing is not complete: degraded: .*; waiting for it: .* since \S+Z\n`)
 	await(t, admin+"/metrics", `(?m)^isthmus_waiting\{collection="networking.istio.io/ServiceEntry"\} 1$`)
 	_, body := get(t, admin+"/api/v1/registries")

@@ -78,7 +78,7 @@ func (f *fileWatch) run(ctx context.Context, changed func()) {
 	var events chan fsnotify.Event
 	var errs chan error
 	if w, err := fsnotify.NewWatcher(); err != nil {
-		f.log.Warn("changes of the configuration file are not reported, only looked for", "every", lookEvery, "err", err)
+		f.log.Warn("the system does not report changes of the configuration file; it is looked at again and again", "every", lookEvery, "err", err)
 	} else {
 		defer w.Close()
 		f.w, events, errs = w, w.Events, w.Errors

@@ -433,7 +433,7 @@ func TestReloadRefused(t *testing.T) {
 				a.Problems[0].Field != tt.field || !strings.Contains(a.Problems[0].Reason, tt.reason) || a.Problems[0].Line == 0 || a.Problems[0].File != r.file {
 				t.Errorf("%d %+v", code, a)
 			}
-			line := r.find(r.stderr, `level=ERROR msg="the configuration was not reloaded; the one before stays in force" trigger=API (.*)`)[1]
+			line := r.find(r.stderr, `level=ERROR msg="the configuration was not reloaded; the previous one stays in force" trigger=API (.*)`)[1]
 			if !strings.Contains(line, tt.reason) || strings.Contains(line, "hush") {
 				t.Errorf("the log has %s", line)
 			}

@@ -19,9 +19,9 @@ import (
 func newRemovals() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "removals",
-		Short: "List, allow or keep back removals that look like an accident",
+		Short: "List removals that look like an accident, and allow or keep them",
 		Long: `A removal that would take most of a registry at once looks like an accident. The bridge pauses it: what the registry no longer has is still
-served, until somebody decides or the time is over. Each replica has its own list, so run the command once for each.`,
+served, until you decide or protect.hold is over. Each replica has its own list, so run the command once for each.`,
 		Example: `  isthmus removals list
   isthmus removals allow dc1
   isthmus removals keep dc1`,

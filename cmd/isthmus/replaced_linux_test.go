@@ -93,7 +93,7 @@ registries:
 	}
 	replace("resolv.conf", "nameserver 127.0.0.2\n")
 	replace("hosts", "127.0.0.1 localhost registry.test\n::1 localhost\n")
-	p.find(p.stderr, `level=INFO msg="the plugin is renewed" registry=names .*/etc/(resolv\.conf|hosts) was replaced`)
+	p.find(p.stderr, `level=INFO msg="the plugin is replaced" registry=names .*/etc/(resolv\.conf|hosts) was replaced`)
 	for len(polled) > 0 {
 		<-polled
 	}

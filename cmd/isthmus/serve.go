@@ -22,27 +22,28 @@ import (
 func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve --config FILE",
-		Short: "Follow the registries of a configuration and serve what they hold",
-		Long: `Follow the registries of a configuration and serve what they hold, until SIGINT or SIGTERM.
+		Short: "Follow registries and serve their services",
+		Long: `Follow the registries of a configuration and serve their services, until SIGINT or SIGTERM.
 
-The ports are open first, so that an istiod that starts meanwhile waits instead of giving up. Then every plugin is asked about its
-configuration; if one refuses it, the problems are listed as 'isthmus validate' does, and the program ends.
+The ports open first, so that an istiod that starts at the same time waits instead of exiting. Then every plugin checks its
+configuration; if one rejects it, the problems are listed as 'isthmus validate' does, and the program exits.
 
 A registry that cannot be reached does not end the program: the log and the admin page say so, and the bridge keeps trying. Until its
-first listing is complete, sinks are kept waiting for the types that it may have, those of the other registries included: to serve a
-part would remove the rest from the mesh. With 'required: false' they do not wait for a registry that cannot be reached. Once it has
-listed, its last state is served, whatever happens to it; a listing that would leave less than half of it pauses the removals, see 'isthmus removals'.
+first listing is complete, sinks wait for the types that it may have, also from other registries: serving only a part would remove
+the rest from the mesh. With 'required: false' they do not wait for a registry that cannot be reached. Once a registry has been listed,
+its last state is served, whatever happens to it. If it loses more than half of its services at once, the removal is paused; see
+'isthmus removals'.
 
-What is served is kept on disk (state.dir) as the last good state. After a restart it is served at once, each registry until its own first
-listing is complete.
+The last good state is on disk (state.dir). After a restart it is served at once, for each registry until its own first listing is
+complete.
 
 The configuration is loaded again when its file changes, at SIGHUP, and at POST /api/v1/reload. Registries and listeners that stay the
-same go on as they are. If anything is wrong with the new one, the old one stays in force as a whole, and the log says why.
+same are not disturbed. If anything is wrong with the new one, the old one stays in force as a whole, and the log says why.
 
-With --shards the process follows and serves only the services whose host is in these shards, so that several processes share what is
-too much for one; docs/views.md says which host is in which shard.
+With --shards the process follows and serves only the services whose host is in these shards, so that several processes share a
+catalog that is too large for one; see docs/views.md.
 
-At SIGINT or SIGTERM new streams are refused, and those that there are end one after the other within the time of 'drain'.`,
+At SIGINT or SIGTERM new streams are refused, and open ones end one after the other within the time of 'drain'.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)
@@ -65,7 +66,7 @@ At SIGINT or SIGTERM new streams are refused, and those that there are end one a
 		log := cfg.Log.LoggerAt(cmd.ErrOrStderr(), level)
 		dir, err := cfg.StateDir()
 		if err != nil {
-			log.Error("there is no place for the last good state, so that none is kept: name a directory in state.dir, or state: {dir: \"\"}", "err", err)
+			log.Error("there is no directory for the last good state, so none is kept: set state.dir, or state: {dir: \"\"}", "err", err)
 		}
 		if dir != "" && !own.All() {
 			// Each part of a registry has a last good state of its own: one of
@@ -99,7 +100,7 @@ func newServer(cfg config.Config, o server.Options) (*server.Server, error) {
 	if _, set := os.LookupEnv("GOMEMLIMIT"); !set && memory > 0 {
 		debug.SetMemoryLimit(int64(config.BridgeShare(memory)))
 	}
-	o.Log.Info("what limits follow from is the memory that there is", "memory", memory, "from", from, "limits", cfg.Fit(memory))
+	o.Log.Info("limits follow from the available memory", "memory", memory, "from", from, "limits", cfg.Fit(memory))
 	return server.New(cfg, o)
 }
 

@@ -29,17 +29,17 @@ import (
 func newValidate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate --config FILE",
-		Short: "Check a configuration, with the help of each registry's adapter",
-		Long: `Check a configuration. Each registry's plugin is started and asked about its block; no registry is contacted. FILE may be - for standard input.
+		Short: "Check a configuration, including the blocks of each adapter",
+		Long: `Check a configuration. Each registry's plugin is started and checks its block; no registry is contacted. FILE may be - for standard input.
 
 Every problem is one line, FILE:LINE:COLUMN: FIELD: what is wrong and how to correct it, and the line of the file with a mark. The exit code is then 3.
-With --output json standard output has an object instead: valid, and the problems, each with file, line, column, field and reason. All problems are
-reported at once: those of the file and those that the plugins find. A plugin that cannot be asked is a problem too.
+--output json prints an object instead: valid, and the problems, each with file, line, column, field and reason. All problems are
+reported at once: those of the file and those that the plugins find. A plugin that does not answer is a problem, too.
 
-With --against ADDRESS a running bridge is asked what a reload of it would change: registries, listeners and fields by name. ADDRESS is
-that of its admin port; the text of FILE is sent there. The bridge compares it with the file that it loaded last, and changes nothing.
-The exit code is 0 if nothing would change, 6 if something would, 3 if a reload would be refused as it needs a restart, and 1 if the
-bridge cannot be asked.`,
+--against ADDRESS asks a running bridge what a reload of FILE would change: registries, listeners and fields by name. ADDRESS is that
+of its admin port; the text of FILE is sent there. The bridge compares it with the file that it loaded last, and changes nothing. The
+exit code is 0 if nothing would change, 6 if something would, 3 if a reload would be refused as it needs a restart, and 1 if the
+bridge does not answer.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	file := requireConfig(cmd)

@@ -31,11 +31,11 @@ func newVerify() *cobra.Command {
 		Short: "Judge a recorded or a live stream against the guarantees",
 		Long: `Judge what a server sends against the guarantees of docs/guarantees.md.
 
-FILE is a recording that isthmus watch --record wrote. For an ADDRESS the program connects as four sinks, two of each variant of xDS, and judges
+FILE is a recording of isthmus watch --record. For an ADDRESS the program connects as four sinks, two of each variant of xDS, and judges
 until SIGINT or SIGTERM. --truth names a file of the same format with what the registry had; without it the guarantees on removals, stale data
 and convergence are judged only as far as the sinks can be compared with each other.
 
-Each violation is a line; the last line sums up. Exit codes: 0 nothing violated, 6 something was, 1 the recording cannot be read, 2 wrong usage.`,
+Each violation is a line; the last line is a summary. Exit codes: 0 no violation, 6 a violation, 1 the recording cannot be read, 2 wrong usage.`,
 		Example: `  isthmus watch --address 127.0.0.1:15051 --record stream.jsonl
   isthmus verify stream.jsonl --truth registry.jsonl
   isthmus verify 127.0.0.1:15051`,

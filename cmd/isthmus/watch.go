@@ -80,21 +80,21 @@ func newWatch() *cobra.Command {
 		Short: "Connect as a sink and print each change as one line",
 		Long: `Connect as a sink and print each change as one line, until SIGINT or SIGTERM. A stream that breaks is opened again.
 
-In text the first response of a type is one line if it has many resources. A line of a change has the hosts and what changed: addresses, ports
-and weights. Health has no field in Istio: an instance that does not pass its check is removed. On a terminal upserts are green and removals
-red, unless NO_COLOR is set. What is not served yet, because a registry has not been listed, is reported on standard error.
+As text the first response of a type is one line if it has many resources. The line of a change has the hosts and what changed: addresses, ports
+and weights. Istio has no field for health: an instance that fails its check is removed. On a terminal upserts are green and removals red,
+unless NO_COLOR is set. If a type is not served yet, because a registry has not been listed, standard error says so.
 
 With --output json a line is an object:
-  time        when the response came in, RFC 3339 with nanoseconds
+  time        when the response arrived, RFC 3339 with nanoseconds
   push        the number of the response, from 1
   collection  such as networking.istio.io/WorkloadEntry
   name        namespace/name
   version     of the content; equal versions mean equal content
-  op          upsert or remove; for sotw worked out from the state before
+  op          upsert or remove; for sotw computed from the previous state
   resource    with --body, the resource as protobuf JSON
 
-A server of the legacy protocol tells a sink's version by all that it asks for, and gives each version what it can take.
---protocol mcp alone asks for serviceentries and gets what a tool gets; with --profile it asks for the same as that Pilot, and gets the same.`,
+A server of the legacy protocol recognizes a sink's version by the collections that it asks for, and sends each version what it supports.
+--protocol mcp alone asks for serviceentries and is served as a tool; with --profile it asks for the same as that Pilot, and gets the same.`,
 		Example: `  isthmus watch --address 127.0.0.1:15051 --protocol delta
   isthmus watch --address 127.0.0.1:15051 --protocol sotw --output json --body --type networking.istio.io/v1/ServiceEntry
   isthmus watch --address 127.0.0.1:15051 --protocol mcp --profile pilot-1.8 --incremental
@@ -165,15 +165,15 @@ A server of the legacy protocol tells a sink's version by all that it asks for, 
 	f.Var(protocol, "protocol", "state of the world, changes only, or the legacy protocol of Istio 1.1 to 1.8")
 	f.Var(profile, "profile", "with --protocol mcp: ask for what the sink `NAME` asks for: "+strings.Join(profile.allowed, ", "))
 	f.BoolVar(&incremental, "incremental", false, "with --protocol mcp: permit incremental responses")
-	f.StringVar(&listen, "listen", "", "with --protocol mcp: wait at `ADDRESS` to be dialled (reverse mode)")
+	f.StringVar(&listen, "listen", "", "with --protocol mcp: wait at `ADDRESS` for a bridge that connects (reverse mode)")
 	f.VarP(output, "output", "o", "format of the lines")
-	f.Var(shape, "shape", "how services are wanted: with their endpoints, or with a WorkloadEntry for each (default: inline for sotw, workload for delta)")
-	f.BoolVar(&body, "body", false, "print the resources themselves too")
-	f.BoolVar(&only, "changes-only", false, "omit what is there at the beginning")
-	f.StringVar(&host, "host", "", "print ServiceEntries of hosts that fit this `PATTERN`, such as *.example.org, and their WorkloadEntries")
-	f.StringVar(&space, "namespace", "", "print resources of namespaces that fit this `PATTERN`; it is the name of the registry unless translate.namespace says otherwise")
-	f.StringVar(&registry, "registry", "", "print resources of registries that fit this `PATTERN`; a ServiceEntry that several registries share is the first one's")
-	f.StringVar(&record, "record", "", "write all that is sent and received to `FILE`, for isthmus verify")
+	f.Var(shape, "shape", "ask for services with their endpoints, or with a WorkloadEntry for each (default: inline for sotw, workload for delta)")
+	f.BoolVar(&body, "body", false, "print the resources themselves, too")
+	f.BoolVar(&only, "changes-only", false, "omit the initial state")
+	f.StringVar(&host, "host", "", "print ServiceEntries of hosts that match this `PATTERN`, such as *.example.org, and their WorkloadEntries")
+	f.StringVar(&space, "namespace", "", "print resources of namespaces that match this `PATTERN`; it is the name of the registry unless translate.namespace says otherwise")
+	f.StringVar(&registry, "registry", "", "print resources of registries that match this `PATTERN`; a ServiceEntry that several registries share belongs to the first")
+	f.StringVar(&record, "record", "", "write everything that is sent and received to `FILE`, for isthmus verify")
 	f.StringArrayVar(&types, "type", nil, "type `URL` to subscribe to, may be given several times (default: ServiceEntry and WorkloadEntry of networking.istio.io/v1; serviceentries for mcp)")
 	return cmd
 }

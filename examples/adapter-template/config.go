@@ -14,7 +14,7 @@ type config struct {
 	plugin.HTTP
 
 	Interval    plugin.Duration `json:"interval,omitempty" jsonschema_description:"How often the document is read. Default: 10s."`
-	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long after an outage what is missing is kept. Default: 30s."`
+	RemoveGrace plugin.Duration `json:"remove_grace,omitempty" jsonschema_description:"How long missing instances are kept after an outage. Default: 30s."`
 }
 
 var defaults = config{

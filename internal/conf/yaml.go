@@ -448,7 +448,7 @@ func (r *reader) scalar(n *yaml.Node, path string, integer bool) {
 	case "!!float":
 		var f float64
 		if n.Decode(&f) != nil || math.IsInf(f, 0) || math.IsNaN(f) {
-			r.problem(n, path, "%s is no number that can be used here", n.Value)
+			r.problem(n, path, "%s is not a number that can be used here", n.Value)
 			r.b.WriteString("null")
 			return
 		}

@@ -146,7 +146,7 @@ func CheckSinks(before, later Sinks, after time.Duration) []Finding {
 			tooLarge = true
 			found = append(found, Finding{
 				Check: "sink-size", Severity: Failure, Subject: "sinks",
-				Problem: fmt.Sprintf("a response is larger than the %d bytes that a sink receives (%s grows): it ends the stream and comes back for the same, again and again", maxOld, metric),
+				Problem: fmt.Sprintf("a response is larger than the %d bytes that a sink accepts (%s grows): it ends the stream and asks for the same again, over and over", maxOld, metric),
 				Change:  splitSinks,
 			})
 		}
@@ -173,13 +173,13 @@ func checkSink(s, earlier *Sink, after time.Duration) (found []Finding) {
 		old := sub.State == stateSent && (slices.Contains(oldProfiles, s.Profile) && sub.Bytes > maxOld || sub.Oversize)
 		switch {
 		case old:
-			add("sink-size", Failure, fmt.Sprintf("a response of %s has %d bytes, and it receives at most %d: it ends the stream and comes back for the same, again and again", sub.TypeURL, sub.Bytes, maxOld), splitSinks)
+			add("sink-size", Failure, fmt.Sprintf("a response of %s has %d bytes, and it accepts at most %d: it ends the stream and asks for the same again, over and over", sub.TypeURL, sub.Bytes, maxOld), splitSinks)
 		case sub.Waiting == waitingPenalty:
-			add("sink-size", Failure, fmt.Sprintf("it ended the stream over a response of %s that is larger than the %d bytes that it receives, and comes back for the same, again and again", sub.TypeURL, maxOld), splitSinks)
+			add("sink-size", Failure, fmt.Sprintf("it ended the stream over a response of %s that is larger than the %d bytes that it accepts, and asks for the same again, over and over", sub.TypeURL, maxOld), splitSinks)
 		case sub.State == stateSent && stuck:
 			add("sink-ack", Failure, fmt.Sprintf("it has not acknowledged %s within %s: it hangs, or cannot be reached any more", sub.TypeURL, after), "")
 		case (sub.State == stateWaiting || sub.State == stateHeld) && sub.Waiting == "":
-			add("sink-held", Failure, fmt.Sprintf("%s is held, as a registry has not completed its first listing; istiod is not ready before it is answered", sub.TypeURL),
+			add("sink-held", Failure, fmt.Sprintf("%s waits, as a registry has not completed its first listing; istiod does not become ready before it is answered", sub.TypeURL),
 				"what /readyz of the bridge names, or required: false for that registry")
 		}
 		if sub.LastNack != "" {

@@ -87,7 +87,7 @@ func ReadMesh(name string, data []byte) (*Mesh, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if len(doc.Content) == 0 || doc.Content[0].Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("%s: is no mesh configuration: a YAML mapping is needed", name)
+		return nil, fmt.Errorf("%s: is not a mesh configuration: a YAML mapping is needed", name)
 	}
 	m.root = doc.Content[0]
 	if text := at(m.root, "data", "mesh"); text != nil && text.Kind == yaml.ScalarNode {
@@ -230,10 +230,10 @@ func (m *Mesh) checkTLS(s source, b Bridge, v Version, add add) {
 	}
 	switch {
 	case mode == "MUTUAL" || mode == "ISTIO_MUTUAL":
-		add("mesh-tls-mode", Failure, where, fmt.Sprintf("mode %s is not implemented for config sources: istiod dials %s in plaintext without a word", mode, s.address), "mode: SIMPLE")
+		add("mesh-tls-mode", Failure, where, fmt.Sprintf("mode %s is not implemented for config sources: istiod dials %s in plaintext silently", mode, s.address), "mode: SIMPLE")
 		return
 	case mode != "SIMPLE" && b.TLS:
-		add("mesh-tls-missing", Failure, where, fmt.Sprintf("the bridge takes TLS only, and istiod dials %s in plaintext", s.address), "tlsSettings as isthmus meshconfig prints them")
+		add("mesh-tls-missing", Failure, where, fmt.Sprintf("the bridge accepts TLS only, and istiod dials %s in plaintext", s.address), "tlsSettings as isthmus meshconfig prints them")
 		return
 	case mode != "SIMPLE":
 		return
@@ -246,7 +246,7 @@ func (m *Mesh) checkTLS(s source, b Bridge, v Version, add add) {
 		add("mesh-tls-version", Failure, where, fmt.Sprintf("istiod 1.%d ignores tlsSettings and dials in plaintext; TLS works from 1.%d on", v.Minor, firstTLS),
 			"upgrade istiod, or remove tls from a listener of the bridge that only istiod reaches (allow: [{peer: {cidr: BLOCK}}])")
 	} else if v.Minor == 0 {
-		add("mesh-tls-version", Note, where, fmt.Sprintf("an istiod before 1.%d ignores tlsSettings and dials in plaintext; which version this one is is not known", firstTLS), "")
+		add("mesh-tls-version", Note, where, fmt.Sprintf("an istiod before 1.%d ignores tlsSettings and dials in plaintext; its version is not known", firstTLS), "")
 	}
 	if b.ClientCertificate {
 		add("mesh-tls-client", Failure, where, "the bridge requires client certificates, and istiod presents none in any mode", b.ClientAuthField+": request")
@@ -261,7 +261,7 @@ func (m *Mesh) checkAuthority(s source, b Bridge, where *yaml.Node, add add) {
 	}
 	pool := x509.NewCertPool()
 	if s.tls.CA != "" && !pool.AppendCertsFromPEM([]byte(s.tls.CA)) {
-		add("mesh-tls-ca", Failure, where, "caCertificates has to be the text of certificates in PEM, not a path: with this istiod ends at its start",
+		add("mesh-tls-ca", Failure, where, "caCertificates has to be the text of certificates in PEM, not a path: with this istiod exits at its start",
 			"caCertificates as isthmus meshconfig prints them")
 		return
 	}

@@ -17,8 +17,8 @@ func TestParseProvider(t *testing.T) {
 		"dubbo://a:1":         "it names no interface",
 		"dubbo://a/i":         "it has no port",
 		"dubbo://:1/i":        "it has no address",
-		"dubbo://a:70000/i":   `"70000" is no port`,
-		"10.0.0.1:20880":      "it is no URL",
+		"dubbo://a:70000/i":   `"70000" is not a port`,
+		"10.0.0.1:20880":      "it is not a URL",
 		"dubbo://a:1/i?&=x&y": "{{i  } dubbo a 1 map[y:]}",
 	} {
 		p, err := ParseProvider(text)

@@ -73,7 +73,7 @@ func nameOf(path string, params map[string]string) Name {
 func parse(text string) (scheme, host string, port int, path string, params map[string]string, err error) {
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok || scheme == "" {
-		return "", "", 0, "", nil, errors.New("it is no URL")
+		return "", "", 0, "", nil, errors.New("it is not a URL")
 	}
 	rest, query, _ := strings.Cut(rest, "?")
 	host, path, _ = strings.Cut(rest, "/")
@@ -83,7 +83,7 @@ func parse(text string) (scheme, host string, port int, path string, params map[
 	if h, p, err := net.SplitHostPort(host); err == nil {
 		n, err := strconv.Atoi(p)
 		if err != nil || n < 0 || n > math.MaxUint16 {
-			return "", "", 0, "", nil, fmt.Errorf("%.50q is no port", p)
+			return "", "", 0, "", nil, fmt.Errorf("%.50q is not a port", p)
 		}
 		host, port = h, n
 	}
@@ -163,7 +163,7 @@ func Meta(params map[string]string) map[string]string {
 const usual = 100
 
 // weight returns the weight that the parameters state, in shares of the usual
-// one, or nil. bad is a value that is no weight.
+// one, or nil. bad is a value that is not a weight.
 func weight(params map[string]string) (w *float64, bad string) {
 	text := params["weight"]
 	if text == "" {
@@ -220,7 +220,7 @@ func Instances(all []Provider) (instances []registry.Instance, problem string) {
 			}
 			w, bad := weight(p.Params)
 			if bad != "" && problem == "" {
-				problem = fmt.Sprintf("the weight %.50q of %s is no number from 0 on, and counts as %d", bad, id, usual)
+				problem = fmt.Sprintf("the weight %.50q of %s is not a number from 0 on, and counts as %d", bad, id, usual)
 			}
 			here = append(here, registry.Instance{
 				ID: id, Address: p.Address, Ports: []registry.Port{port}, Meta: Meta(p.Params), Weight: w, Disabled: disabled(p.Params),

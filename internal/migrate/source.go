@@ -61,11 +61,11 @@ func Open(name string, dial ...grpc.DialOption) (*Source, error) {
 		}
 		return s, nil
 	case err == nil:
-		return nil, fmt.Errorf("%s: is no file; give a file, or an address as host:port", name)
+		return nil, fmt.Errorf("%s: is not a file; give a file, or an address as host:port", name)
 	}
 	o := s.options(io.Discard)
 	if err := o.Validate(); err != nil {
-		return nil, fmt.Errorf("%s: there is no such file, and it is no address: %w", name, err)
+		return nil, fmt.Errorf("%s: there is no such file, and it is not an address: %w", name, err)
 	}
 	return s, nil
 }

@@ -137,7 +137,7 @@ func (o Options) Validate() error {
 	check(o.Shape == "" || o.Shape == "inline" || o.Shape == "workload", "--shape %s: must be inline or workload", o.Shape)
 	for _, p := range []struct{ flag, pattern string }{{"--host", o.Host}, {"--namespace", o.Namespace}, {"--registry", o.Registry}} {
 		_, err := path.Match(p.pattern, "")
-		check(err == nil, `%s %s: is no pattern: a [ needs its ], and a \ something behind it`, p.flag, p.pattern)
+		check(err == nil, `%s %s: is not a pattern: a [ needs its ], and a \ something behind it`, p.flag, p.pattern)
 	}
 	for i, t := range o.Types {
 		if o.Protocol == "mcp" {

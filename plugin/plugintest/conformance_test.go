@@ -522,7 +522,7 @@ func TestConformanceFindsFaults(t *testing.T) {
 		"no-namespace":       {"everything is sent, then synced", `"namespace/name"`},
 		"no-create-time":     {"everything is sent, then synced", "create_time"},
 		"host":               {"everything is sent, then synced", "web_1.example.org"},
-		"port":               {"everything is sent, then synced", "no port"},
+		"port":               {"everything is sent, then synced", "not a port"},
 		"orphan":             {"everything is sent, then synced", "ns/nobody"},
 		"body":               {"everything is sent, then synced", "ServiceEntry"},
 		"ownerless":          {"everything is sent, then synced", `no service has an endpoint, and the WorkloadEntry "ns/web-1" belongs to none`},

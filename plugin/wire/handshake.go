@@ -90,7 +90,7 @@ var ErrVersion = errors.New("the plugin speaks another version of the contract")
 func ParseHandshake(line string) (Endpoint, error) {
 	e, err := parseHandshake(strings.Split(strings.TrimSpace(line[:min(len(line), maxHandshake)]), "|"))
 	if err != nil {
-		return Endpoint{}, fmt.Errorf("the first line on its standard output, %s, is no handshake for this bridge: %w", quote(strings.TrimRight(line, "\r\n")), err)
+		return Endpoint{}, fmt.Errorf("the first line on its standard output, %s, is not a handshake for this bridge: %w", quote(strings.TrimRight(line, "\r\n")), err)
 	}
 	return e, nil
 }

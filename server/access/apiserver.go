@@ -84,7 +84,7 @@ func readKubeconfig(file string) (*kubeconfig, error) {
 	all, err := clientcmd.Load(text)
 	if err != nil {
 		// The error would repeat a part of the file, which holds secrets.
-		return nil, fmt.Errorf("%s is no kubeconfig", file)
+		return nil, fmt.Errorf("%s is not a kubeconfig", file)
 	}
 	k := new(kubeconfig)
 	if of := all.Contexts[all.CurrentContext]; of != nil {

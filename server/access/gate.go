@@ -41,7 +41,7 @@ const (
 	reasonReview    = "review" // of a token, which could not be made
 	reasonBusy      = "busy"   // with passwords of the same address
 
-	reasonHost = "host" // of a request, which is no name of the listener
+	reasonHost = "host" // of a request, which is not a name of the listener
 )
 
 // Actions of those that are refused, as the audit has them. Requests have their
@@ -172,7 +172,7 @@ func (g *Gate) field() string {
 // a minute.
 func (g *Gate) checkFiles(p *Policy) {
 	if err := p.fault(); err != nil && g.files.Allow("") {
-		g.log.Error("renewed files of a listener cannot be used; those read before stay in use, and what is gone admits nobody", "err", err)
+		g.log.Error("renewed files of a listener cannot be used; those read before stay in use, and a missing one admits nobody", "err", err)
 	}
 }
 
@@ -537,7 +537,7 @@ func (g *Gate) Handler(next http.Handler, open func(path string) bool) http.Hand
 		}
 		if !p.ofListener(r.Host) {
 			const cure = "name it in hosts of listen.admin, if the listener is reached by it"
-			why := "the Host " + clip.Text(r.Host, maxPath) + " is no name of this listener"
+			why := "the Host " + clip.Text(r.Host, maxPath) + " is not a name of this listener"
 			g.refuse(reasonHost, c.identity(nil), r.RemoteAddr, action, why, cure)
 			http.Error(w, why+"; "+cure, http.StatusMisdirectedRequest)
 			return

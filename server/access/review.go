@@ -223,9 +223,9 @@ func readReview(code int, text []byte, token, audience string) (string, error) {
 	case code != http.StatusOK && code != http.StatusCreated:
 		return "", fmt.Errorf("%d %s: %s", code, http.StatusText(code), clip.Text(strings.ReplaceAll(answer.Message, token, "<secret>"), maxMessage))
 	case err != nil:
-		return "", fmt.Errorf("the answer is no TokenReview: %w", err)
+		return "", fmt.Errorf("the answer is not a TokenReview: %w", err)
 	case answer.Kind != "TokenReview":
-		return "", errors.New("the answer is no TokenReview")
+		return "", errors.New("the answer is not a TokenReview")
 	case !answer.Status.Authenticated:
 		return "", nil
 	case !slices.Contains(answer.Status.Audiences, audience):

@@ -306,11 +306,11 @@ func TestKubeconfigs(t *testing.T) {
 		{`{server: "http://a"}`, `{token: canary-9f1c}`, "must be https"},
 		{`{server: "https://a", insecure-skip-tls-verify: true}`, `{token: canary-9f1c}`, "insecure-skip-tls-verify"},
 		{`{server: "https://a", certificate-authority: none.pem}`, `{token: canary-9f1c}`, "none.pem"},
-		{`{server: "https://a", certificate-authority-data: "!"}`, `{token: canary-9f1c}`, "is no kubeconfig"},
+		{`{server: "https://a", certificate-authority-data: "!"}`, `{token: canary-9f1c}`, "is not a kubeconfig"},
 		{`{server: "https://a"}`, `{client-certificate-data: Y2FuYXJ5LTlmMWM=, client-key-data: Y2FuYXJ5LTlmMWM=}`, "client-certificate"},
 		{`{server: "https://a"}`, `{exec: {command: canary-9f1c}}`, "exec"},
 		{`{server: "https://a"}`, `{tokenFile: none}`, "none"},
-		{`[canary-9f1c`, `{}`, "is no kubeconfig"},
+		{`[canary-9f1c`, `{}`, "is not a kubeconfig"},
 	} {
 		write(c.cluster, c.user)
 		_, err := newReviewer(config.TokenReview{Kubeconfig: file})

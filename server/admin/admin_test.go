@@ -369,7 +369,7 @@ func TestPage(t *testing.T) {
 	s := New(&world{overview: Overview{
 		Version: "1.2.3", Started: now.Add(-3 * time.Hour), Revision: 77, NotReady: []string{"registry dc1: <b>"},
 		Registries: []Registry{{
-			Plugin: Plugin{Registry: "dc1", Adapter: "consul", Phase: supervisor.PhaseDegraded, Sentence: "It can not be followed.", Since: now.Add(-5 * time.Minute), LastError: "<script>alert(1)</script>", LastErrorAt: now, LastHeard: now.Add(-6 * time.Minute)},
+			Plugin: Plugin{Registry: "dc1", Adapter: "consul", Phase: supervisor.PhaseDegraded, Sentence: "It cannot be followed.", Since: now.Add(-5 * time.Minute), LastError: "<script>alert(1)</script>", LastErrorAt: now, LastHeard: now.Add(-6 * time.Minute)},
 			Served: Served{ListingSince: now.Add(-7 * time.Minute), ProblemCount: 61, SkippedCount: 61}, Problems: problems, Skipped: []state.Problem{{ID: "instance web/1", Reason: "fails its check"}},
 		}, {Plugin: Plugin{Registry: "dc2", Phase: supervisor.PhaseLive}}},
 		Sinks: []stream.Status{
@@ -391,7 +391,7 @@ func TestPage(t *testing.T) {
 		header = h
 		all += body
 	}
-	for _, want := range []string{"Not ready", "instance web/1", "Skipped: 61", "dc1: &lt;b&gt;", "1.2.3, up 3 h, revision 77", "degraded", "It can not be followed.", "5 min", "listing incomplete for 7 min", "Last heard from</dt><dd>6 min ago", "Last heard from</dt><dd>not told", "&lt;script&gt;", "service s49", "11 more are in the", "61: no address", "sidecar~1", "abc", "def", "1.2 MB", "Last response", "no &lt;i&gt;", "3 stale nonces", "incremental", "too large", "waits for istio/serviceentries", "has asked for nothing yet"} {
+	for _, want := range []string{"Not ready", "instance web/1", "Skipped: 61", "dc1: &lt;b&gt;", "1.2.3, up 3 h, revision 77", "degraded", "It cannot be followed.", "5 min", "listing incomplete for 7 min", "Last heard from</dt><dd>6 min ago", "Last heard from</dt><dd>not told", "&lt;script&gt;", "service s49", "11 more are in the", "61: no address", "sidecar~1", "abc", "def", "1.2 MB", "Last response", "no &lt;i&gt;", "3 stale nonces", "incremental", "too large", "waits for istio/serviceentries", "has asked for nothing yet"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("the pages lack %q", want)
 		}

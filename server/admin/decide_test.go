@@ -16,8 +16,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
-// A decision is taken from who says that he speaks JSON and is no web page of
-// another origin; whoever else asks changes nothing.
+// A decision needs a request of type JSON that no page of another origin sends;
+// any other changes nothing.
 func TestDecide(t *testing.T) {
 	const asJSON = "application/json"
 	for name, tt := range map[string]struct {

@@ -100,7 +100,7 @@ type Reload struct {
 	Time     time.Time       `json:"time"`
 	Trigger  string          `json:"trigger"`            // "SIGHUP", "file" or "API"
 	Result   string          `json:"result"`             // "success" or "failure"
-	Problems []ConfigProblem `json:"problems,omitempty"` // why the one before stays in force
+	Problems []ConfigProblem `json:"problems,omitempty"` // why the previous one stays in force
 }
 
 // ConfigProblem is something that is wrong with a configuration.

@@ -106,7 +106,7 @@ func (l *List) Set(now time.Time, found []Condition) {
 			c.Since = first
 		}
 		if !known && c.Kind.definition().Logged {
-			l.log.Warn("a condition needs somebody", "condition", c.Kind, "subject", c.Subject, "problem", c.Problem, "affects", c.Affects, "cure", c.Cure, "see", c.Link)
+			l.log.Warn("a condition needs attention", "condition", c.Kind, "subject", c.Subject, "problem", c.Problem, "affects", c.Affects, "cure", c.Cure, "see", c.Link)
 		}
 	}
 	for key := range l.since {

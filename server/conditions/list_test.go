@@ -69,7 +69,7 @@ func TestList(t *testing.T) {
 	if d := cmp.Diff([]string{"types-waiting 02:04:05", "sink-lags 03:04:05", "sink-lags 03:04:05"}, got); d != "" {
 		t.Errorf("conditions (-want +got):\n%s", d)
 	}
-	if n := strings.Count(log.String(), "a condition needs somebody"); n != 2 {
+	if n := strings.Count(log.String(), "a condition needs attention"); n != 2 {
 		t.Errorf("%d lines, want one for each slow sink:\n%s", n, log.String())
 	}
 	if err := testutil.GatherAndCompare(reg, strings.NewReader(""), "isthmus_none"); err != nil {

@@ -35,21 +35,21 @@ const MaxSize = 4 << 20
 type Config struct {
 	Listen     Listen     `json:"listen" doc:"Where the bridge listens."`
 	Registries []Registry `json:"registries" doc:"The registries that are followed, at least one. Each has a plugin process of its own."`
-	Conflicts  []Conflict `json:"conflicts" doc:"What becomes of hosts that several registries, or several services of one registry, have. The first rule that fits a host holds. Without one the policy is priority."`
+	Conflicts  []Conflict `json:"conflicts" doc:"What to do with hosts that several registries, or several services of one registry, have. The first rule that matches a host applies. Without one the policy is priority."`
 	Addresses  Addresses  `json:"addresses" doc:"The virtual addresses of hosts, by which proxies tell apart hosts that speak raw TCP on one port, and answer DNS."`
-	Mesh       Mesh       `json:"mesh" doc:"What the bridge has to know of the mesh, to keep registries from what is not theirs."`
+	Mesh       Mesh       `json:"mesh" doc:"What the bridge has to know of the mesh, to keep registries from publishing what is not theirs."`
 	PluginDir  string     `json:"plugin_dir" doc:"Directory of executables named isthmus-adapter-TYPE, for registries whose type is not built in. A relative path starts at the working directory of the bridge."`
 	Profile    string     `json:"profile" doc:"Name of the profile that every sink gets. Empty: the profile is found by what a sink asks for, which is right unless a sink was built from changed sources; for istiod 1.23 name istio-1.23, see istiod.md."`
 	Log        Log        `json:"log" doc:"The log, which goes to standard error."`
 	State      State      `json:"state" doc:"The last good state, which is kept on disk and served after a restart until the registries are followed again; see docs/operate/state.md."`
 	Audit      Audit      `json:"audit" doc:"The record of who changed something by listen.admin, and of who was refused at a listener."`
 	Admin      Admin      `json:"admin" doc:"The admin pages and API."`
-	Limits     Limits     `json:"limits" doc:"Bounds that keep a registry run wild from using up the machine."`
+	Limits     Limits     `json:"limits" doc:"Limits that keep a runaway registry from using up the machine."`
 	Telemetry  Telemetry  `json:"telemetry" doc:"Export of traces and metrics to an OpenTelemetry collector. Off without an address."`
 	MCP        MCP        `json:"mcp" doc:"The legacy Mesh Configuration Protocol of Istio 1.1 to 1.8."`
 	Sinks      []Sink     `json:"sinks" doc:"Sinks of the legacy protocol that the bridge dials (reverse mode)."`
 	Consumers  Consumers  `json:"consumers" doc:"Who is written to, as programs that do not ask the bridge. Nobody by default."`
-	Drain      Duration   `json:"drain" doc:"How long the end of the bridge may take the streams of its sinks, 0s to 10m: they are ended one after the other, spread over it. The end takes up to 10 seconds more, and Kubernetes ends a pod after 30 unless told otherwise."`
+	Drain      Duration   `json:"drain" doc:"How long a bridge that stops takes to end the streams of its sinks, 0s to 10m: one after the other, spread over that time. It exits up to 10 seconds later, and Kubernetes ends a pod after 30 by default."`
 
 	file     string
 	text     []byte
@@ -61,7 +61,7 @@ type Config struct {
 // Listen configures the addresses of the bridge. Port 0 selects a free port,
 // which is logged.
 type Listen struct {
-	XDS   Listeners `json:"xds" doc:"The xDS server (SotW and delta): an address as host:port or unix:PATH, a block with one, or a list of either. Port 0 takes any free one."`
+	XDS   Listeners `json:"xds" doc:"The xDS server (SotW and delta): an address as host:port or unix:PATH, a block with one, or a list of either. Port 0 means any free one."`
 	Admin Listener  `json:"admin" doc:"Health checks, metrics, API and pages: an address, or a block with one."`
 	MCP   Listener  `json:"mcp" doc:"A port of its own for the legacy Mesh Configuration Protocol: an address, or a block with one. Empty: it is served on the ports of xds."`
 }
@@ -70,10 +70,10 @@ type Listen struct {
 type Listener struct {
 	Address     string      `json:"address" doc:"Address, as host:port, or unix:PATH for a socket that the user and the group of the bridge may use."`
 	TLS         ListenerTLS `json:"tls" doc:"TLS. Its files may be renewed at any time, and are read again then. Plaintext is refused."`
-	Allow       []Allow     `json:"allow" doc:"Who may use the listener: those whom a rule fits, and nobody else. Without rules everyone may read."`
+	Allow       []Allow     `json:"allow" doc:"Who may use the listener: whoever matches a rule, and nobody else. Without rules everyone may read."`
 	TokenReview TokenReview `json:"token_review" doc:"How tokens of peer.service_account are checked."`
 	View        View        `json:"view" doc:"What the listener serves; see docs/views.md. Without it everything. Not for listen.admin."`
-	Hosts       []string    `json:"hosts" doc:"For listen.admin: names, or patterns such as *.example.org, that it is reached by, as the Host of a request. Always known are addresses, names without a dot, those of Services of a cluster (NAME.NAMESPACE.svc), that of address, and those of the certificate. Requests for others are refused, as a page of somebody else's may send them."`
+	Hosts       []string    `json:"hosts" doc:"For listen.admin: names, or patterns such as *.example.org, by which it is reached, as the Host of a request. Always permitted are addresses, names without a dot, those of Services of a cluster (NAME.NAMESPACE.svc), that of address, and those of the certificate. Requests for others are refused, as a foreign web page may send them."`
 	MaxAge      Duration    `json:"max_age" doc:"Greatest age of a connection that was let in by a certificate, token or password: it ends then, or up to a fifth earlier, so that its credential is checked again. Streams that no credential let in, such as istiod's, have none. At least 1m. Default: 1h."`
 	Insecure    bool        `json:"insecure" doc:"Accept that everyone who reaches the address may use it, or reads what is sent. An address that is not loopback needs tls, allow, or this."`
 }
@@ -94,7 +94,7 @@ type ListenerTLS struct {
 	ClientCRLFile string `json:"client_crl_file" doc:"PEM file of lists of certificates (CRL) that authorities of client_ca_file revoked. Each list is signed by one of these."`
 	ClientAuth    string `json:"client_auth" doc:"none; request: the certificate of a client that has one is verified; require: each client must have one. Default: require with client_ca_file or workload_api, else none."`
 	WorkloadAPI   string `json:"workload_api" doc:"Address of a SPIFFE Workload API, such as unix:///run/spire/agent.sock, that the certificate and the authorities of clients come from, in place of the files."`
-	MinVersion    string `json:"min_version" doc:"Least version of TLS, 1.2 or 1.3. Default: 1.2."`
+	MinVersion    string `json:"min_version" doc:"Minimum version of TLS, 1.2 or 1.3. Default: 1.2."`
 }
 
 // TokenReview configures how the tokens of service accounts are checked: by a
@@ -129,9 +129,9 @@ func (t ListenerTLS) Enabled() bool { return t != ListenerTLS{} }
 
 // Allow is a rule of a listener.
 type Allow struct {
-	Peer Peer   `json:"peer" doc:"Whom the rule fits: who meets all that is given here."`
-	Role string `json:"role" doc:"With listen.admin: read, or operate, which may also accept, refuse and reload. Default: operate."`
-	View View   `json:"view" doc:"What whom the rule fits receives of the listener's own view. The first rule that fits decides. Without it all of that. Not for listen.admin."`
+	Peer Peer   `json:"peer" doc:"Whom the rule matches: whoever meets all conditions given here."`
+	Role string `json:"role" doc:"With listen.admin: read, or operate, which may also change something: decide on removals, reload, set the log level. Default: operate."`
+	View View   `json:"view" doc:"The part of the listener's own view that callers of this rule receive. The first rule that matches decides. Empty: all of it. Not for listen.admin."`
 }
 
 // View selects what is served. A field that is not given selects everything.
@@ -163,8 +163,8 @@ type Peer struct {
 	CIDR           string `json:"cidr" doc:"The address it calls from is in this block, such as 10.1.0.0/16, or is this one."`
 	SPIFFE         string `json:"spiffe" doc:"The SPIFFE ID in its certificate fits this pattern: * stands for one segment of the path or a part of it, as in spiffe://cluster.local/ns/istio-system/sa/*. Needs client_ca_file or workload_api."`
 	SAN            string `json:"san" doc:"A name in its certificate fits this pattern, such as *.example.org. Needs client_ca_file or workload_api."`
-	SNI            string `json:"sni" doc:"The server name that it asks for in the TLS handshake fits this pattern. Needs tls. It tells listeners' users apart and proves nothing."`
-	TokenFile      string `json:"token_file" doc:"It sends one of the bearer tokens of this file, which has one on a line. The file may be renewed at any time."`
+	SNI            string `json:"sni" doc:"The server name that it asks for in the TLS handshake fits this pattern. Needs tls. It distinguishes clients and proves nothing."`
+	TokenFile      string `json:"token_file" doc:"It sends one of the bearer tokens of this file, one per line. The file may be renewed at any time."`
 	ServiceAccount string `json:"service_account" doc:"It sends a token of a service account of Kubernetes that fits this pattern, NAMESPACE/NAME, such as tools/* for all of a namespace; see token_review."`
 	PasswordFile   string `json:"password_file" doc:"With listen.admin: it sends the name and password of a user of this file, which htpasswd -B writes. The file may be renewed at any time."`
 }
@@ -184,9 +184,9 @@ type Registry struct {
 	Plugin    Plugin          `json:"plugin" doc:"The process of the adapter: what is started, and what it may do."`
 
 	Required    bool     `json:"required" doc:"Whether the types of the registry wait until its first listing is complete, however long that takes. With false they are served without it once it is shown that it cannot be reached, or sync_timeout has passed; what it lists later is added."`
-	SyncTimeout Duration `json:"sync_timeout" doc:"How long a first listing may take, counted from the start of the bridge. After it a registry that is not required is no longer waited for; of a required one the log says that it holds its types, and nothing else changes."`
+	SyncTimeout Duration `json:"sync_timeout" doc:"How long a first listing may take, counted from the start of the bridge. After it a registry that is not required is no longer waited for; for a required one the log says that its types wait, and nothing else changes."`
 	Protect     Protect  `json:"protect" doc:"Which removals look like an accident and are paused; see docs/operate/removals.md."`
-	Owns        Owns     `json:"owns" doc:"What the registry may say. What it says of others is refused and listed; see docs/security.md."`
+	Owns        Owns     `json:"owns" doc:"What the registry may publish. Everything else is rejected and listed; see docs/security.md."`
 }
 
 // Owns configures what a registry may say.
@@ -260,14 +260,14 @@ type State struct {
 
 // Log configures the log.
 type Log struct {
-	Level  string `json:"level" doc:"Least level that is logged: debug, info, warn or error."`
+	Level  string `json:"level" doc:"Lowest level that is logged: debug, info, warn or error."`
 	Format string `json:"format" doc:"text or json."`
 }
 
 // Admin configures the admin pages and API.
 type Admin struct {
 	Pprof       bool `json:"pprof" doc:"Whether /debug/pprof is there."`
-	GuardProbes bool `json:"guard_probes" doc:"Whether the rules of listen.admin hold for /healthz and /readyz, too. /readyz names registries and what is wrong with them."`
+	GuardProbes bool `json:"guard_probes" doc:"Whether the rules of listen.admin apply to /healthz and /readyz, too. /readyz names registries and what is wrong with them."`
 }
 
 // Telemetry configures the export to an OpenTelemetry collector.
@@ -281,9 +281,9 @@ type Telemetry struct {
 
 // Limits are bounds. Each is positive, unless it says what 0 means.
 type Limits struct {
-	ResourcesPerRegistry int `json:"resources_per_registry" doc:"How many resources one registry may have. What comes above is left out and listed. By default at most one for each 10240 bytes of memory that the registry has a share of."`
-	ServicesPerRegistry  int `json:"services_per_registry" doc:"How many services, which are ServiceEntries, are among these. A service takes several times as much as an instance, and a mesh much more. What comes above is left out and listed, with its instances. By default at most one for each 24576 bytes of memory that the registry has a share of."`
-	BytesPerRegistry     int `json:"bytes_per_registry" doc:"How many bytes the resources of one registry may have together, as its plugin encodes them; one instance has some 300. What comes above is left out and listed; nothing that is served is removed for it. The bridge takes about three times as much memory, besides 1 kB for each resource. By default at most a 24th of the memory that the registry has a share of."`
+	ResourcesPerRegistry int `json:"resources_per_registry" doc:"How many resources one registry may have. What exceeds that is left out and listed. By default at most one for each 10240 bytes of memory that the registry has a share of."`
+	ServicesPerRegistry  int `json:"services_per_registry" doc:"How many services, which are ServiceEntries, are among these. A service takes several times as much as an instance, and a mesh much more. What exceeds that is left out and listed, with its instances. By default at most one for each 24576 bytes of memory that the registry has a share of."`
+	BytesPerRegistry     int `json:"bytes_per_registry" doc:"How many bytes the resources of one registry may have together, as its plugin encodes them; one instance has some 300. What exceeds that is left out and listed; nothing that is served is removed for it. The bridge takes about three times as much memory, besides 1 kB for each resource. By default at most a 24th of the memory that the registry has a share of."`
 	ConnectionsPerPeer   int `json:"connections_per_peer" doc:"How many connections one IP address may have, on all ports together. More are closed at once."`
 	Streams              int `json:"streams" doc:"How many streams all sinks may have together. More are refused with ResourceExhausted. One that asks for twenty names takes some 20 kB. By default at most a sixteenth of the memory, at 20 KiB each."`
 	RequestBytes         int `json:"request_bytes" doc:"How many bytes of requests may be in memory before they are handled, on all ports together. Beyond it connections of the IP address that takes most are closed. One request may have 67108864 (64 MiB). By default at most a sixteenth of the memory."`
@@ -291,14 +291,14 @@ type Limits struct {
 	ResponseBytes        int `json:"response_bytes" doc:"How many bytes of responses may be in memory until they are sent. Half is for pages that sinks share; of the rest first responses may take half, and an IP address or a verified identity half of that. Others wait for their turn, and connections that do not read what others wait for are closed. By default at most a sixteenth of the memory."`
 	PluginMemory         int `json:"plugin_memory" jsonschema_extras:"x-zero=true" doc:"How many bytes of memory one plugin process may take, on Linux. One that needs more ends, is started again after a pause, and is shown with the reason; what it had listed stays. It holds 1,000,000 instances in some 1 GB. 0: no bound. By default at most half of the memory that the registry has a share of, and at least 134217728 (128 MiB)."`
 	PluginFiles          int `json:"plugin_files" jsonschema_extras:"x-zero=true" doc:"How many files, sockets among them, one plugin process may have open, on Linux. 0: no bound but that of the bridge."`
-	Tombstones           int `json:"tombstones" doc:"How many removed names each collection remembers, so that a delta sink that comes back within them gets exactly what it lacks. One costs some 150 bytes."`
+	Tombstones           int `json:"tombstones" doc:"How many removed names each collection remembers, so that a delta sink that reconnects in time gets exactly what it lacks. One costs some 150 bytes."`
 }
 
 // MCP configures the legacy Mesh Configuration Protocol.
 type MCP struct {
 	Profile          string `json:"profile" doc:"Name of the profile that every sink of the legacy protocol gets. Empty: the profile is found by what a sink asks for."`
 	SyntheticEntries bool   `json:"synthetic_entries" doc:"Whether Pilot 1.4 and 1.5 get ServiceEntries on their stream for synthetic ones, and not on their main stream."`
-	FullState        bool   `json:"full_state" doc:"Whether every response holds all of a collection, even if a sink permits incremental ones."`
+	FullState        bool   `json:"full_state" doc:"Whether every response contains all of a collection, even if a sink permits incremental ones."`
 }
 
 // Sink is a sink that the bridge dials.

@@ -314,7 +314,7 @@ f:4:65: listen.xds.tls.min_version: must be "1.2" or "1.3"
 f:6:7: listen.xds.allow[0].peer: fits everyone; name a cidr, spiffe, san, sni, token_file or service_account, or leave allow out
 f:7:15: listen.xds.allow[1].peer.cidr: must be a block of addresses such as 10.1.0.0/16 or fd00::/8, or one address
 f:7:34: listen.xds.allow[1].peer.spiffe: must begin with spiffe://, such as spiffe://cluster.local/ns/istio-system/sa/istiod
-f:7:52: listen.xds.allow[1].peer.san: is no pattern: a [ needs its ], and a \ something behind it
+f:7:52: listen.xds.allow[1].peer.san: is not a pattern: a [ needs its ], and a \ something behind it
 f:7:62: listen.xds.allow[1].peer.password_file: is for listen.admin; sinks send a token: token_file
 f:7:85: listen.xds.allow[1].role: is for listen.admin; everyone who may use this listener may read
 f:8:26: listen.admin.tls.client_ca_file: is missing; client_auth require needs the authorities of the clients
@@ -333,7 +333,7 @@ registries: [{name: a, type: sim}]
 f:4:21: listen.xds.allow[0].peer.service_account: a token would be sent in plaintext; give the listener tls, or write insecure: true
 f:5:33: listen.admin.token_review: is not used, as no rule in allow has a service_account
 f:6:47: listen.mcp.allow[0].peer.service_account: must be NAMESPACE/NAME, such as istio-system/istiod, or tools/* for all of a namespace
-f:6:82: listen.mcp.allow[1].peer.service_account: is no pattern: a [ needs its ], and a \ something behind it`},
+f:6:82: listen.mcp.allow[1].peer.service_account: is not a pattern: a [ needs its ], and a \ something behind it`},
 		{"views of nothing", `registries: [{name: one, type: sim}, {name: two, type: sim}]
 listen:
   admin: {address: localhost:1, view: {registries: [one]}}
@@ -356,7 +356,7 @@ f:6:67: listen.xds[0].view.hosts: is an empty list, which selects nothing; leave
 f:6:78: listen.xds[0].view.collections: is an empty list, which selects nothing; leave it out for everything
 f:7:48: listen.xds[1].view.registries[0]: no registry has this name; did you mean two?
 f:7:67: listen.xds[1].view.namespaces[0]: must be lower-case letters, digits and dashes
-f:7:79: listen.xds[1].view.hosts[0]: is no pattern; *.service.consul fits every host of that domain
+f:7:79: listen.xds[1].view.hosts[0]: is not a pattern; *.service.consul fits every host of that domain
 f:7:99: listen.xds[1].view.collections[0]: no kind of resource is called so; did you mean networking.istio.io/ServiceEntry?
 f:7:134: listen.xds[1].view.shard: shard 16 is out of range: of 16 there are 0 to 15
 f:8:6: listen.xds[2].address: is the same as listen.xds[1].address; they need a port each
@@ -405,7 +405,7 @@ f:1:84: registries[0].config.c[0]: ${ begins the name of an environment variable
 f:1:1: x: unknown field; there are listen, registries, conflicts, addresses, mesh, plugin_dir, profile, log, state, audit, admin, limits, telemetry, mcp, sinks, consumers, drain
 f:2:44: registries[0].config: merge keys (<<) are not supported; write the fields out
 f:2:52: registries[0].config: a key must be a plain word
-f:2:63: registries[0].config.n: .inf is no number that can be used here
+f:2:63: registries[0].config.n: .inf is not a number that can be used here
 f:2:72: registries[0].config.b: !!binary is not supported; write text`},
 		{"no plugin", "plugin_dir: /nowhere\nregistries: [{name: a, type: zoo, plugin: {sha256: xyz}}]", `
 f:2:24: registries[0].type: no adapter of this name is built in (consul, file, nacos, sim), and there is no /nowhere/isthmus-adapter-zoo
@@ -442,7 +442,7 @@ conflicts:
 - {hosts: [x], policy: merge, weights: {old: 1001}}
 - {hosts: [x], registry: od, policy: isolate}
 - {hosts: [x], registry: old, policy: merge, weights: {old: 1}}`, `
-f:3:29: conflicts[0].hosts[1]: [a is no pattern: a [ needs its ], and a \ something behind it; *.example.org fits every host of that domain
+f:3:29: conflicts[0].hosts[1]: [a is not a pattern: a [ needs its ], and a \ something behind it; *.example.org fits every host of that domain
 f:3:35: conflicts[0].hosts[2]: a/b fits no host, as none has a slash or a space
 f:3:42: conflicts[0].hosts[3]: is empty; write "*" for every host
 f:3:81: conflicts[0].weights.nwe: no registry has this name; did you mean new?
@@ -461,15 +461,15 @@ registries:
 f:1:8: mesh.cluster_domain: must be a domain such as cluster.local
 f:1:32: mesh.root_namespace: must be a namespace such as istio-system
 f:3:45: registries[0].owns.collections[0]: fits none of networking.istio.io/DestinationRule, networking.istio.io/EnvoyFilter, networking.istio.io/Gateway, networking.istio.io/ProxyConfig, networking.istio.io/ServiceEntry, networking.istio.io/Sidecar, networking.istio.io/VirtualService, networking.istio.io/WorkloadEntry, networking.istio.io/WorkloadGroup, security.istio.io/AuthorizationPolicy, security.istio.io/PeerAuthentication, security.istio.io/RequestAuthentication
-f:3:96: registries[0].owns.hosts[0]: is no pattern; *.service.consul fits every host of that domain
-f:3:102: registries[0].owns.hosts[1]: is no pattern; *.service.consul fits every host of that domain
+f:3:96: registries[0].owns.hosts[0]: is not a pattern; *.service.consul fits every host of that domain
+f:3:102: registries[0].owns.hosts[1]: is not a pattern; *.service.consul fits every host of that domain
 f:3:120: registries[0].owns.namespaces[0]: must be lower-case letters, digits and dashes, or * for any run of them
 f:3:143: registries[0].owns.addresses[0]: must be a block of addresses such as 10.1.0.0/16 or fd00::/8, or one address
-f:3:166: registries[0].owns.labels[0]: is no pattern; security.istio.io/tlsMode fits that label`},
+f:3:166: registries[0].owns.labels[0]: is not a pattern; security.istio.io/tlsMode fits that label`},
 		{"addresses 10.0.0.1/8", "addresses: {cidr: '10.0.0.1/8'}\nregistries: [{name: a, type: sim}]", `
 f:1:13: addresses.cidr: is an address in a network; write 10.0.0.0/8 for the network`},
 		{"addresses 10.0.0.0", "addresses: {cidr: '10.0.0.0'}\nregistries: [{name: a, type: sim}]", `
-f:1:13: addresses.cidr: is no network; write it like 10.64.0.0/10`},
+f:1:13: addresses.cidr: is not a network; write it like 10.64.0.0/10`},
 		{"addresses 10.0.0.0/25", "addresses: {cidr: '10.0.0.0/25'}\nregistries: [{name: a, type: sim}]", `
 f:1:13: addresses.cidr: has fewer than 256 addresses; choose a wider network`},
 		{"addresses 240.0.0.0/4", "addresses: {cidr: '240.0.0.0/4'}\nregistries: [{name: a, type: sim}]", `

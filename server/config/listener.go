@@ -183,7 +183,7 @@ func (d *decoder) allow(at string, admin bool, l *Listener, a *Allow) {
 	}
 	for _, f := range []struct{ name, pattern string }{{"spiffe", p.SPIFFE}, {"san", p.SAN}, {"sni", p.SNI}, {"service_account", p.ServiceAccount}} {
 		_, err := path.Match(f.pattern, "")
-		d.check(err == nil, peer+"."+f.name, `is no pattern: a [ needs its ], and a \ something behind it`)
+		d.check(err == nil, peer+"."+f.name, `is not a pattern: a [ needs its ], and a \ something behind it`)
 	}
 	d.check(p.SPIFFE == "" || strings.HasPrefix(p.SPIFFE, "spiffe://"), peer+".spiffe", "must begin with spiffe://, such as spiffe://cluster.local/ns/istio-system/sa/istiod")
 	verifies := l.TLS.Verifies()

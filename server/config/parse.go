@@ -334,11 +334,11 @@ func (d *decoder) owns(at string, o *Owns) {
 	check("collections", o.Collections, func(text string) bool {
 		return slices.ContainsFunc(all, func(name string) bool { return MatchName(text, name) })
 	}, "fits none of %s", strings.Join(all, ", "))
-	check("hosts", o.Hosts, func(string) bool { return true }, "is no pattern; *.service.consul fits every host of that domain")
+	check("hosts", o.Hosts, func(string) bool { return true }, "is not a pattern; *.service.consul fits every host of that domain")
 	check("namespaces", o.Namespaces, func(text string) bool {
 		return len(text) <= maxName && label.MatchString(strings.ReplaceAll(text, "*", "x"))
 	}, "must be lower-case letters, digits and dashes, or * for any run of them")
-	check("labels", o.Labels, func(string) bool { return true }, "is no pattern; security.istio.io/tlsMode fits that label")
+	check("labels", o.Labels, func(string) bool { return true }, "is not a pattern; security.istio.io/tlsMode fits that label")
 	for i, a := range o.Addresses {
 		_, err := ParseCIDR(a)
 		d.check(err == nil, fmt.Sprintf("%s.addresses[%d]", at, i), "must be a block of addresses such as 10.1.0.0/16 or fd00::/8, or one address")
@@ -363,7 +363,7 @@ func (d *decoder) conflict(at string, r *Conflict) {
 		item := fmt.Sprintf("%s[%d]", hosts, i)
 		_, err := path.Match(h, "")
 		d.check(h != "", item, `is empty; write "*" for every host`)
-		d.check(err == nil, item, `%s is no pattern: a [ needs its ], and a \ something behind it; *.example.org fits every host of that domain`, h)
+		d.check(err == nil, item, `%s is not a pattern: a [ needs its ], and a \ something behind it; *.example.org fits every host of that domain`, h)
 		d.check(!strings.ContainsAny(h, "/ "), item, "%s fits no host, as none has a slash or a space", h)
 	}
 	policies := []string{"priority", "isolate", "merge"}
@@ -416,7 +416,7 @@ func (d *decoder) addresses(a *Addresses) {
 	}
 	p, err := netip.ParsePrefix(a.CIDR)
 	if err != nil {
-		d.check(false, at, "is no network; write it like 10.64.0.0/10")
+		d.check(false, at, "is not a network; write it like 10.64.0.0/10")
 		return
 	}
 	d.check(p == p.Masked(), at, "is an address in a network; write %s for the network", p.Masked())
@@ -437,7 +437,7 @@ func lookError(err error) string {
 	case errors.Is(err, syscall.ENOTDIR):
 		return err.Error() + "; plugin_dir must be the directory that has the executable"
 	default:
-		return err.Error() + "; mend plugin_dir, or move the executable to another"
+		return err.Error() + "; correct plugin_dir, or move the executable to another"
 	}
 }
 

@@ -37,7 +37,7 @@ func (d *decoder) view(at string, admin bool, v, of *View) {
 		}},
 		{"hosts", v.Hosts, nil, func(h string) string {
 			if _, err := path.Match(h, ""); h == "" || err != nil {
-				return "is no pattern; *.service.consul fits every host of that domain"
+				return "is not a pattern; *.service.consul fits every host of that domain"
 			}
 			return ""
 		}},

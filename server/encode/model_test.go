@@ -334,7 +334,7 @@ func TestParseBroken(t *testing.T) {
 		{"name twice", "ns/web", with(named("ns/web"), encoded(t, &mcp.Metadata{Name: "ns/web"}))},
 		{"time twice", "ns/web", with(named("ns/web"), encoded(t, &mcp.Metadata{CreateTime: &timestamppb.Timestamp{Seconds: 1}}))},
 		{"unknown field", "ns/web", appendString(slices.Clone(web), 3, "x")},
-		{"label that is no text", "ns/web", with(named("ns/web"), appendMapEntry(nil, metadataLabels, "a", "\xff"))},
+		{"label that is not text", "ns/web", with(named("ns/web"), appendMapEntry(nil, metadataLabels, "a", "\xff"))},
 		{"long namespace", strings.Repeat("n", 64) + "/a", testresource.Encode(named(strings.Repeat("n", 64)+"/a"), entry("a"))},
 		{"long name", "n/" + strings.Repeat("a", 254), testresource.Encode(named("n/"+strings.Repeat("a", 254)), entry("a"))},
 	} {

@@ -310,7 +310,7 @@ func reason(err error) string {
 	case errors.Is(err, syscall.EROFS):
 		cure = "; name a directory that can be written to in state.dir"
 	case errors.Is(err, syscall.ENOTDIR):
-		cure = "; something on the way is no directory: name another one in state.dir"
+		cure = "; something on the way is not a directory: name another one in state.dir"
 	}
 	return err.Error() + cure
 }
@@ -346,9 +346,9 @@ func (s *Store) restore(path string) (used *contents, err error) {
 		switch {
 		case known[r.Name]:
 		case !configured:
-			s.log.Warn("the configuration does not have the registry any more: what was kept of it is not served, and is deleted", "registry", r.Name)
+			s.log.Warn("the registry is no longer in the configuration: its saved state is not served, and is deleted", "registry", r.Name)
 		case adapter != r.Type:
-			s.log.Warn("the registry has another type: what was kept of it is not served, and is deleted", "registry", r.Name, "type", adapter, "was", r.Type)
+			s.log.Warn("the registry has another type: its saved state is not served, and is deleted", "registry", r.Name, "type", adapter, "was", r.Type)
 		case r.AsOf.IsZero():
 			s.log.Info("the registry had not completed a first listing; nothing of it is restored", "registry", r.Name)
 		default:
@@ -368,7 +368,7 @@ func (s *Store) restore(path string) (used *contents, err error) {
 			"published", r.Published, "age", time.Since(at).Round(time.Second))
 		if r.LeftOut > 0 {
 			s.rotate = true
-			s.log.Warn("not all of the registry is restored: it is beyond limits of the registry, or its service is missing",
+			s.log.Warn("a part of the registry is not restored: it exceeds limits of the registry, or its service is missing",
 				"registry", r.Registry, "left_out", r.LeftOut)
 		}
 	}
@@ -404,7 +404,7 @@ func (s *Store) restoreOf(frames [][]byte, registries []state.SavedRegistry) (re
 			return restored, read, err
 		}
 		s.metrics.errors.WithLabelValues("read").Inc()
-		s.log.Warn("not all of the registry is restored: what was saved of it meets a defect of the bridge", "registry", of.Registry)
+		s.log.Warn("a part of the registry is not restored: its saved state meets a defect of the bridge", "registry", of.Registry)
 		n := slices.IndexFunc(registries, func(r state.SavedRegistry) bool { return r.Name == of.Registry })
 		registries[n], s.rotate = state.SavedRegistry{}, true
 	}

@@ -28,7 +28,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 func (m *metrics) count(u *subscription, profile string) {
 	name := u.Name
 	if collections[name] == "" && name != syntheticEntries {
-		name = "other" // clients choose the name, so it is no label
+		name = "other" // clients choose the name, so it is not a label
 	}
 	m.Count(&u.Subscription, name, profile)
 	u.OnAck("mcp", m.Acked)

@@ -116,7 +116,7 @@ func (s *Server) establish(st grpc.ServerStream) error {
 	return err
 }
 
-var errMalformed = errors.New("a request is no istio.mcp.v1alpha1.RequestResources")
+var errMalformed = errors.New("a request is not an istio.mcp.v1alpha1.RequestResources")
 
 // serve runs one stream until it ends. asked reports whether the sink
 // subscribed to anything.

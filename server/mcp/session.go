@@ -373,7 +373,7 @@ func (s *session) messageLocked(u *subscription, r *view.Response, now time.Time
 	}
 	s.metrics.Oversize.WithLabelValues().Inc()
 	if u.Warn() {
-		s.log.Warn("response is larger than a Pilot accepts unless told otherwise: raise its --mcpMaxMsgSize, let it take incremental responses "+
+		s.log.Warn("response is larger than a Pilot accepts by default: raise its --mcpMaxMsgSize, let it take incremental responses "+
 			"(PILOT_ENABLE_INCREMENTAL_MCP=true from 1.6 on), or give it several config sources with a shard of the registries each",
 			slog.String("collection", u.Name), slog.Int("bytes", u.Size()), slog.Int("limit", view.MaxMessage))
 	}

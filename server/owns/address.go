@@ -55,7 +55,7 @@ var deniedNames = map[string]bool{
 func (r *Rules) virtual(text string) error {
 	p, err := config.ParseCIDR(text)
 	if err != nil {
-		return nil //nolint:nilerr // what is no address is refused elsewhere
+		return nil //nolint:nilerr // what is not an address is refused elsewhere
 	}
 	return r.prefix(text, p)
 }

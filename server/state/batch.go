@@ -344,7 +344,7 @@ func (s *service) entry() *Record {
 
 func (b *batch) setInstance(p *encode.Part, serviceName string) error {
 	if p.Collection != collection.WorkloadEntry {
-		return fmt.Errorf("a %s can not be an instance of service %s; only a WorkloadEntry can", p.Collection, serviceName)
+		return fmt.Errorf("a %s cannot be an instance of service %s; only a WorkloadEntry can", p.Collection, serviceName)
 	}
 	k := b.kind(p)
 	c := k.collection.claim(p.Name, b.r)
@@ -505,7 +505,7 @@ func (b *batch) sweep() {
 		return
 	}
 	if r.nameless == r.listing {
-		r.log.Warn("the listing removes nothing, as something in it cannot be named", "see", "/api/v1/registries")
+		r.log.Warn("the listing removes nothing, as the name of something in it is not known", "see", "/api/v1/registries")
 		return
 	}
 	r.db.book.change(func() { r.rejected.Sweep(r.listing) })

@@ -63,11 +63,11 @@ func (r *Registry) sayState() {
 	}
 	switch {
 	case r.status.Error != "" && r.status.Listed():
-		r.log.Warn("the registry can not be followed; what is known is served", append(more, "err", r.status.Error)...)
+		r.log.Warn("the registry cannot be followed; what is known is served", append(more, "err", r.status.Error)...)
 	case r.status.Error != "" && r.released:
-		r.log.Warn("the registry can not be followed; its types are served without it", append(more, "err", r.status.Error)...)
+		r.log.Warn("the registry cannot be followed; its types are served without it", append(more, "err", r.status.Error)...)
 	case r.status.Error != "":
-		r.log.Warn("the registry can not be followed; its types wait for its first listing",
+		r.log.Warn("the registry cannot be followed; its types wait for its first listing",
 			append(more, "err", r.status.Error, "waiting_since", r.begun, "waiting", r.waits())...)
 	default:
 		r.log.Info("the registry is followed again", more...)

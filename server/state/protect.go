@@ -174,7 +174,7 @@ func (r *Registry) protectionChanged(before, kept int) {
 			return
 		}
 	case g.Pending == 0:
-		r.log.Info("the registry has everything again whose removal was paused")
+		r.log.Info("the registry has everything again; no removal is paused any more")
 		r.endProtection()
 	case before == 0, g.Pending > before && time.Since(g.told) >= problems.Within:
 		g.told = time.Now()

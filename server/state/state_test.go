@@ -271,7 +271,7 @@ func TestFlappingIsFewLines(t *testing.T) {
 		r.Begin(nil)
 		r.Apply(synced)
 		lines := func(text string) int { return strings.Count(log.String(), text) }
-		const away, back = "the registry can not be followed", "the registry is followed again"
+		const away, back = "the registry cannot be followed", "the registry is followed again"
 		flap := func(reason string) {
 			r.Apply(&pluginv1.WatchResponse{Status: &pluginv1.Status{Error: reason}})
 		}
@@ -286,7 +286,7 @@ func TestFlappingIsFewLines(t *testing.T) {
 		}
 		sleep(problems.Within)
 		if got := lines(away) + lines(back); got != problems.MaxLines+1 || !strings.HasSuffix(log.String(),
-			fmt.Sprintf("level=WARN msg=\"the registry can not be followed; what is known is served\" registry=dc1 not_logged=%d err=\"connection refused\"\n", changes-problems.MaxLines)) {
+			fmt.Sprintf("level=WARN msg=\"the registry cannot be followed; what is known is served\" registry=dc1 not_logged=%d err=\"connection refused\"\n", changes-problems.MaxLines)) {
 			t.Errorf("after the window: %d lines:\n%s", got, log)
 		}
 		sleep(2 * problems.Within)
@@ -433,13 +433,13 @@ func TestOutageBeforeTheFirstListing(t *testing.T) {
 	r.Begin(nil)
 	down := &pluginv1.WatchResponse{Status: &pluginv1.Status{Error: "connection refused"}}
 	r.Apply(down)
-	if want := `msg="the registry can not be followed; its types wait for its first listing" registry=dc1 err="connection refused"`; !strings.Contains(log.String(), want) {
+	if want := `msg="the registry cannot be followed; its types wait for its first listing" registry=dc1 err="connection refused"`; !strings.Contains(log.String(), want) {
 		t.Errorf("the log lacks %s:\n%s", want, log)
 	}
 	r.Apply(&pluginv1.WatchResponse{Status: &pluginv1.Status{}, Synced: true})
 	log.Reset()
 	r.Apply(down)
-	if want := `msg="the registry can not be followed; what is known is served" registry=dc1`; !strings.Contains(log.String(), want) {
+	if want := `msg="the registry cannot be followed; what is known is served" registry=dc1`; !strings.Contains(log.String(), want) {
 		t.Errorf("the log lacks %s:\n%s", want, log)
 	}
 }
@@ -1017,7 +1017,7 @@ func TestKeptWithoutName(t *testing.T) {
 	r.Apply(&pluginv1.WatchResponse{Kept: []*pluginv1.Kept{{}}})
 	r.Apply(synced)
 	e.want(inline, byWorkload)
-	if want := `level=WARN msg="the listing removes nothing, as something in it cannot be named" registry=dc1`; !strings.Contains(log.String(), want) {
+	if want := `level=WARN msg="the listing removes nothing, as the name of something in it is not known" registry=dc1`; !strings.Contains(log.String(), want) {
 		t.Errorf("the log lacks %s:\n%s", want, log)
 	}
 	r.Begin(nil)
@@ -1113,7 +1113,7 @@ func TestNamelessRefusal(t *testing.T) {
 			log.Reset()
 			r.Apply(synced)
 			e.want(wantInline, wantWorkload)
-			if want := `level=WARN msg="the listing removes nothing, as something in it cannot be named" registry=dc1`; !strings.Contains(log.String(), want) {
+			if want := `level=WARN msg="the listing removes nothing, as the name of something in it is not known" registry=dc1`; !strings.Contains(log.String(), want) {
 				t.Errorf("the log lacks %s:\n%s", want, log)
 			}
 			if s := r.Status(); !s.Synced || s.Listing {
@@ -1476,7 +1476,7 @@ func TestModel(t *testing.T) {
 				case 0: // the plugin dies, misses something, and lists again
 					maps.DeleteFunc(tr.services, func(string, *svc) bool { return rnd.IntN(4) == 0 })
 					maps.DeleteFunc(tr.plain, func(key, string) bool { return rnd.IntN(4) == 0 })
-					keeps := func(k key) bool { // some of it can not be sent
+					keeps := func(k key) bool { // some of it cannot be sent
 						keep := rnd.IntN(4) == 0
 						if keep {
 							m.Kept = append(m.Kept, kept(k.collection, k.name))

@@ -106,6 +106,6 @@ func (r *Registry) release() {
 		r.db.wake()
 	case late && !r.overdue && len(r.waits()) > 0:
 		r.overdue = true
-		r.log.Warn("types wait for a required registry; nothing of them is served to a sink that connects", "waiting_since", r.begun, "waiting", r.waits())
+		r.log.Warn("types wait for a required registry; sinks that connect get nothing of them", "waiting_since", r.begun, "waiting", r.waits())
 	}
 }

@@ -140,7 +140,7 @@ func TestHandshakeSteps(t *testing.T) {
 		"step-exits":             {supervisor.ErrExited, []string{"start ", "exit status 3; its last words: cannot go on", "before its handshake"}},
 		"step-half-line":         {supervisor.ErrExited, []string{"exit status 4; its last words: half a line", "before its handshake"}},
 		"step-closes-stdout":     {nil, []string{"start ", "closed its standard output before its handshake"}},
-		"step-wrong-line":        {nil, []string{"start ", `"usage: rogue [-h] \x00\xffxxx`, `xxx...", is no handshake`, "is this an adapter, and built for this machine?"}},
+		"step-wrong-line":        {nil, []string{"start ", `"usage: rogue [-h] \x00\xffxxx`, `xxx...", is not a handshake`, "is this an adapter, and built for this machine?"}},
 		"step-version":           {supervisor.ErrContract, []string{"start ", `"1|2|unix|/nowhere|grpc|AAAA"`, `another version of the contract: "2", must be 1`}},
 		"step-netrpc":            {nil, []string{"start ", `the protocol is "netrpc", must be grpc`}},
 		"step-no-certificate":    {nil, []string{"start ", "it has no certificate"}},

@@ -60,7 +60,7 @@ func NewHost(base string, log *slog.Logger) (*Host, error) {
 			base, len(base), maxBase)
 	}
 	if err := wire.NoCore(); err != nil { // configurations with secrets pass through
-		log.Warn("the process may leave a core", "err", err)
+		log.Warn("the process may leave a core file", "err", err)
 	}
 	sweep(base, log)
 	dir, lock, err := makeDir(base)

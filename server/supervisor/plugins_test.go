@@ -236,7 +236,7 @@ func rogueMain(role string) {
 	case "silent": // never says its handshake
 		select {}
 	case "junk":
-		fmt.Println("this is no handshake")
+		fmt.Println("this is not a handshake")
 		select {}
 	case "exits":
 		fmt.Fprintln(os.Stderr, "cannot go on")

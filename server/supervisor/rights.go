@@ -187,7 +187,7 @@ func (c *client) inForce(spec Spec) []string {
 	return out
 }
 
-// size returns a number of bytes for people, exact if it is no whole MiB.
+// size returns a number of bytes for people, exact if it is not a whole MiB.
 func size(n int) string {
 	switch {
 	case n > 0 && n%(1<<30) == 0:

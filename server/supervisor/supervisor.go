@@ -187,7 +187,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			return nil
 		}
 		if errors.Is(err, ErrRenew) && time.Since(began) > renewAfter {
-			s.log.Info("the plugin is renewed", "err", err)
+			s.log.Info("the plugin is replaced", "err", err)
 			continue
 		}
 		phase, pause := PhaseRestarting, b.restart(live)

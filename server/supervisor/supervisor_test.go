@@ -354,7 +354,7 @@ func TestRogues(t *testing.T) {
 		"silent":         "the plugin hangs: it sent no sign of life: no handshake on its standard output within 8s; is this an adapter",
 		"flood-stderr":   "the plugin hangs: it sent no sign of life: no handshake on its standard output within 8s; its last words: noise",
 		"flood-stdout":   `the first line on its standard output, "noise`,
-		"junk":           "this is no handshake",
+		"junk":           "this is not a handshake",
 		"exits":          "exit status 3; its last words: cannot go on",
 		"hang-describe":  "hangs",
 		"hang-configure": "hangs",

@@ -27,7 +27,7 @@ func newMetrics(reg prometheus.Registerer) *stream.Metrics {
 func count(m *stream.Metrics, sub *subscription, protocol, profile string) {
 	coll := sub.collection
 	if !sub.known && coll != meshConfig {
-		coll = "other" // clients choose the type URL, so it is no label
+		coll = "other" // clients choose the type URL, so it is not a label
 	}
 	m.Count(&sub.Subscription, coll, protocol, profile)
 	sub.OnAck(protocol, m.Acked)

@@ -470,7 +470,7 @@ func TestOversize(t *testing.T) {
 			}
 			synctest.Wait()
 			text := logged.String()
-			if n := strings.Count(text, "response is larger than this istiod receives"); n != tt.warnings {
+			if n := strings.Count(text, "response is larger than this istiod accepts"); n != tt.warnings {
 				t.Errorf("%s: %d warnings, want %d:\n%s", tt.profile, n, tt.warnings, text)
 			}
 			if tt.warnings > 0 && (!strings.Contains(text, "profile="+tt.profile+" ") || !strings.Contains(text, "limit=4194304") || !strings.Contains(text, "several config sources")) {

@@ -429,7 +429,7 @@ func (s *session) sendLocked(sub *subscription, r *view.Response, now time.Time)
 		s.metrics.Oversize.WithLabelValues(s.profile.Name).Inc()
 		if !s.warned {
 			s.warned = true
-			s.log.Warn("response is larger than this istiod receives: it will end the stream and come back for the same, again and again; "+
+			s.log.Warn("response is larger than this istiod accepts: it will end the stream and ask for the same again, over and over; "+
 				"give it several config sources, each a bridge with some of the registries, or upgrade it to 1.12 or later",
 				"profile", s.profile.Name, "collection", stream.Clip(sub.collection), "bytes", sub.Size(), "limit", s.profile.Limit)
 		}

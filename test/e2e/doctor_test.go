@@ -147,7 +147,7 @@ spec: {hosts: [a.example.org], http: [{route: [{destination: {host: a.example.or
 		found := bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin)
 		checks(t, found, "mesh-dns-capture", "mesh-k8s", "mesh-tls-mode")
 		says(t, found, "mesh-k8s", "- address: k8s://")
-		says(t, found, "mesh-tls-mode", "istiod dials "+bridge.Source()+" in plaintext without a word; change: mode: SIMPLE")
+		says(t, found, "mesh-tls-mode", "istiod dials "+bridge.Source()+" in plaintext silently; change: mode: SIMPLE")
 	})
 
 	t.Run("hosts without addresses", func(t *testing.T) {

@@ -148,7 +148,7 @@ func TestFaults(t *testing.T) {
 			},
 			log: []string{
 				`msg="restored; served until the first listing is complete".* registry=dc1`,
-				`msg="the registry can not be followed; what is known is served" registry=dc2`,
+				`msg="the registry cannot be followed; what is known is served" registry=dc2`,
 			},
 		})
 
@@ -184,7 +184,7 @@ func TestFaults(t *testing.T) {
 			page:    []string{`types that wait for it, for \d+ s: .*ServiceEntry`, "optional: served without it"},
 			metrics: []string{`^isthmus_waiting\{` + seTypes + `\} 1$`},
 			log: []string{
-				`msg="the registry can not be followed; its types wait for its first listing" registry=dc1`,
+				`msg="the registry cannot be followed; its types wait for its first listing" registry=dc1`,
 				`msg="the registry is optional and its first listing is not complete; its types are served without it" registry=dc2`,
 			},
 		})

@@ -191,29 +191,29 @@ func runs(all []record) string {
 
 // chaosText is the section of docs/reliability.md.
 func chaosText(all []record) string {
-	return fmt.Sprintf(`Each world has a Consul with 20 services, a Nacos with 12, a sim beside them, a
-bridge, its sinks, and an istiod; several worlds run side by side, one for each
-seed. %s.
+	return fmt.Sprintf(`Each environment has a Consul with 20 services, a Nacos with 12, a sim, a bridge,
+its sinks, and an istiod; several run in parallel, one for each seed.
+%s.
 
-Before, during and after each fault instances come, change and go; those of sim
-all the time. A process is stopped by SIGSTOP. What is missing after an outage
-is kept for remove_grace: longer than a fault lasts, and than those who
-registered it need to do so again. (Clients of Nacos send a heartbeat every five
-seconds.) The defaults are longer; with them converging takes longer, and
-nothing else changes. The time to converge is that from the end of the fault and
-of the changes until all sinks have what the registries have; it contains what
-is left of remove_grace where an instance went while its registry could not be
-followed. Where a registry comes and goes, what left before the first of its
-outages ended is gone before the last, unless all are over sooner than ten times
-remove_grace.
+Before, during and after each fault instances are added, changed and removed;
+those of sim all the time. A process is stopped by SIGSTOP. Instances that are
+missing after an outage are kept for remove_grace: longer than a fault lasts, and
+longer than clients need to register again. (Clients of Nacos send a heartbeat
+every five seconds.) The defaults are longer; with them it takes longer to
+converge, and nothing else changes. The time to converge begins with the end of
+the fault and of the changes, and ends when all sinks have what the registries
+have; it includes the rest of remove_grace if an instance was removed while its
+registry could not be followed. If a registry comes and goes, instances that
+left before the end of its first outage are gone before the end of the last one,
+unless all outages together are shorter than ten times remove_grace.
 
-The disk is full, and the state cut off, as the real program sees it; that it
-can be cut off anywhere, and a large one at every 4 KiB, is shown by
+The full disk and the truncated state are those that the real program sees; that
+it can be truncated anywhere, and a large one at every 4 KiB, is tested by
 `+"`TestSmallFaults` and `TestLargeFaults` in server/lastgood"+`. That the clock is set
 back is part of the [simulation](guarantees.md#how-they-are-tested).
 
-The runs, which add up; a run whose figures are not counted says why. The file
-is [chaos.jsonl](../test/reliability/testdata/chaos.jsonl), and the next
+All runs so far; if the figures of a run are not counted, it says why. They are
+in [chaos.jsonl](../test/reliability/testdata/chaos.jsonl), and the next
 `+"`make chaos`"+` continues with its next seeds until each fault has happened
 often enough in all runs together.
 

@@ -116,7 +116,7 @@ func TestStubs(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(entry.GetAddresses()) == 0 && entry.GetResolution() == networking.ServiceEntry_STATIC {
-			entry.Addresses = []string{"241.0.0.1"} // the bridge's, for a host that is no pattern
+			entry.Addresses = []string{"241.0.0.1"} // the bridge's, for a host that is not a pattern
 		}
 		if err := res.GetBody().MarshalFrom(entry); err != nil {
 			t.Fatal(err)

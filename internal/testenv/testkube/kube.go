@@ -84,7 +84,7 @@ func kubeTool(binary string) testenv.Tool {
 			}
 			parts := strings.SplitN(pinned, ".", 3)
 			if len(parts) != 3 {
-				return fmt.Errorf("tools/kube/go.mod: %s is no version with three parts", pinned)
+				return fmt.Errorf("tools/kube/go.mod: %s is not a version with three parts", pinned)
 			}
 			const in = "-X k8s.io/component-base/version."
 			flags := fmt.Sprintf("-ldflags=-s -w %sgitVersion=v%s %sgitMajor=%s %sgitMinor=%s", in, pinned, in, parts[0], in, parts[1])

@@ -317,11 +317,11 @@ func checkServiceEntry(se *networking.ServiceEntry) error {
 	for _, p := range se.GetPorts() {
 		switch {
 		case !isLabel(p.GetName()):
-			all = append(all, fmt.Errorf("ports: the name %q is no DNS label", p.GetName()))
+			all = append(all, fmt.Errorf("ports: the name %q is not a DNS label", p.GetName()))
 		case names[p.GetName()] || numbers[p.GetNumber()]:
 			all = append(all, fmt.Errorf("ports: the name %q or number %d is there twice", p.GetName(), p.GetNumber()))
 		case p.GetNumber() < 1 || p.GetNumber() > 65535:
-			all = append(all, fmt.Errorf("ports: the number %d of %q is no port", p.GetNumber(), p.GetName()))
+			all = append(all, fmt.Errorf("ports: the number %d of %q is not a port", p.GetNumber(), p.GetName()))
 		case !slices.Contains(protocols, strings.ToLower(p.GetProtocol())):
 			all = append(all, fmt.Errorf("ports: the protocol %q of %q must be one of %s", p.GetProtocol(), p.GetName(), strings.Join(protocols, ", ")))
 		}

@@ -935,7 +935,7 @@ type Violation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where, as a dotted path from the registry's block: "config.address", "translate.ports[0].number".
 	Field string `protobuf:"bytes,1,opt,name=field" json:"field,omitempty"`
-	// What is wrong and how to mend it.
+	// What is wrong and how to correct it.
 	Reason        string `protobuf:"bytes,2,opt,name=reason" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
