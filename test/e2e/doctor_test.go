@@ -239,7 +239,7 @@ func TestDoctorRegistries(t *testing.T) {
 		{"maintenance", consulBlock("dc1", maintained.Addr, ""), "registry-left-out", "web-1: is disabled in the registry"},
 		{"a protocol guessed wrongly", consulBlock("dc1", guessed.Addr, ""), "registry-protocol", "api.service.consul: protocol of port tcp: TCP, as nothing says it: neither the port"},
 		{"TLS", fmt.Sprintf("- {name: dc1, type: consul, config: {address: \"https://%s\"}}\n", open.Addr), "registry-tls", "config.tls"},
-		{"a host owned twice", consulBlock("dc1", open.Addr, "") + consulBlock("dc2", open.Addr, ""), "conflict", `web.service.consul is served from dc1, and what dc2 has is shadowed`},
+		{"a host owned twice", consulBlock("dc1", open.Addr, "") + consulBlock("dc2", open.Addr, ""), "conflict", `web.service.consul is served from dc1, and that of dc2 is shadowed`},
 		{
 			"a host shared on purpose", consulBlock("dc1", open.Addr, "") + consulBlock("dc2", open.Addr, "") + "conflicts: [{hosts: [\"*.service.consul\"], policy: merge}]\n",
 			"", "",
