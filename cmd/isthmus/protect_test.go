@@ -115,12 +115,12 @@ func TestProtect(t *testing.T) {
 	t.Run("in a running stream", func(t *testing.T) {
 		write(3)
 		p.find(p.stderr, `level=WARN msg="a removal looks like an accident and is paused" registry=files services=\d+ of=20 endpoints=\d+ resources=0 put_back=\d+ until=\S+ decide="isthmus removals allow files or isthmus removals keep files"`)
-		await(t, admin+"/api/v1/registries", `"phase": "protected"`, `"services": 3,\s*"instances": 3,`)
+		await(t, admin+"/api/v1/registries", `"phase": "removal-paused"`, `"services": 3,\s*"instances": 3,`)
 		held := heldServices(t, admin)
 		wantServed(3 + held)
 		await(t, admin+"/readyz", fmt.Sprintf(`^ready\nregistry files: removal-paused: a removal that looks like an accident is paused until \S+Z: it would remove %d of 20 services, %[1]d endpoints(; \d+ resources of these had gone and are put back)?, since \S+Z\. .* isthmus removals allow files\. .*isthmus removals keep files .*\n$`, held))
 		await(t, admin+"/api/v1/registries", fmt.Sprintf(`"protection": \{\s*"pending": true,\s*"services": %d,\s*"of": 20,\s*"endpoints": %[1]d`, held))
-		await(t, admin+"/", "protected", fmt.Sprintf("would remove %d of 20 services, %[1]d endpoints", held))
+		await(t, admin+"/", "removal-paused", fmt.Sprintf("would remove %d of 20 services, %[1]d endpoints", held))
 		await(t, admin+"/metrics", `(?m)^isthmus_registry_removal_paused\{registry="files"\} 1$`, fmt.Sprintf(`(?m)^isthmus_registry_removals\{registry="files"\} %d$`, 2*held))
 		await(t, admin+"/api/v1/removals?registry=files&limit=5", fmt.Sprintf(`"total": %d`, 2*held), `"reason": "the registry removed it (together with most of its services|before the run of removals looked like an accident, and it was put back); the removal is paused"`, `"since": "20`, `"until": "20`)
 		write(12)
@@ -225,7 +225,7 @@ func TestRestartAgainstEmptyRegistries(t *testing.T) {
 			return fmt.Sprintf(`level=WARN msg="a removal looks like an accident and is paused" registry=%s services=%d of=%[2]d endpoints=%[2]d `, registry, n)
 		}
 		p.findAll(p.stderr, held("dc1", large), held("dc2", small))
-		await(t, "http://"+w.api+"/api/v1/registries", `(?s)"name": "dc1".*"phase": "protected".*"name": "dc2".*"phase": "protected"`)
+		await(t, "http://"+w.api+"/api/v1/registries", `(?s)"name": "dc1".*"phase": "removal-paused".*"name": "dc2".*"phase": "removal-paused"`)
 		await(t, "http://"+w.api+"/api/v1/removals", fmt.Sprintf(`"total": %d`, 2*(large+small)), "a complete listing was without it and most other services")
 		await(t, "http://"+w.api+"/readyz", `^ready\nregistry dc1: removal-paused: .*\nregistry dc2: removal-paused: .*\n$`)
 		fresh := w.sink()

@@ -46,7 +46,7 @@ func (p Phase) String() string {
 	case PhaseLive:
 		return "live"
 	case PhaseRemovalPaused:
-		return "protected"
+		return "removal-paused"
 	case PhaseDegraded:
 		return "degraded"
 	case PhaseRestarting:

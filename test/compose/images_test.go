@@ -251,7 +251,7 @@ func images(t testing.TB, root string) []image {
 				}
 				dir := filepath.Dir(nacos)
 				l.tree("/opt/nacos/lib", filepath.Join(dir, "lib"))
-				l.tree("/opt/nacos/classes", filepath.Join(dir, "classes"))
+				l.file("/opt/nacos/launcher.jar", filepath.Join(dir, "launcher.jar"))
 				l.text("/home/nacos/conf/application.properties", "nacos.server.main.port=8848\n", 0o644)
 				l.text("/start.sh", startNacos, 0o755)
 			},
@@ -321,7 +321,7 @@ const startNacos = `exec java -Xms$JVM_XMS -Xmx$JVM_XMX -Xmn$JVM_XMN -XX:TieredS
   -Dnacos.core.auth.server.identity.key=$NACOS_AUTH_IDENTITY_KEY -Dnacos.core.auth.server.identity.value=$NACOS_AUTH_IDENTITY_VALUE \
   -Dnacos.core.auth.plugin.nacos.token.secret.key=$NACOS_AUTH_TOKEN -Ddb.pool.config.connectionTimeout=60000 \
   -Dnacos.namespace.migrate.retry.times=60 '-Dnacos.security.ignore.urls=/,/error,/v1/auth/**,/v3/auth/**,/actuator/**' \
-  -cp '/opt/nacos/classes:/opt/nacos/lib/hessian-4.0.63.jar:/opt/nacos/lib/*' io.isthmus.tools.Launcher
+  -cp '/opt/nacos/launcher.jar:/opt/nacos/lib/hessian-4.0.63.jar:/opt/nacos/lib/*' io.isthmus.tools.Launcher
 `
 
 func javaHome(t testing.TB) string {

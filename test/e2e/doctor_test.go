@@ -82,7 +82,7 @@ func TestDoctorIstiod(t *testing.T) {
 		istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: meshOf(bridge)})
 		istiod.WaitReady(t)
 		bridge.Configure(t, services(2))
-		bridge.WaitPhase(t, "a", "protected")
+		bridge.WaitPhase(t, "a", "removal-paused")
 		testenv.Eventually(t, testenv.Patience, "the condition", func() (string, bool) {
 			_, body := bridge.Get(t, "/api/v1/conditions")
 			return body, strings.Contains(body, "removal-paused")

@@ -225,7 +225,7 @@ func TestFaults(t *testing.T) {
 		bridge.Restart(t)
 		istiod := testistiod.Start(t, testistiod.Newest, bridge.Source())
 		istiod.WaitReady(t)
-		bridge.WaitPhase(t, registryName, "protected")
+		bridge.WaitPhase(t, registryName, "removal-paused")
 		waitShown(t, bridge, "an empty Consul", shown{
 			code:    http.StatusOK,
 			readyz:  []string{`^ready$`, `^registry dc1: .*20 of 20 services, 60 endpoints`},

@@ -43,7 +43,7 @@ func TestEmptyConsulIsHeldBack(t *testing.T) {
 		if err := syscall.Kill(plugin, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		isthmus.WaitPhase(t, registryName, "protected")
+		isthmus.WaitPhase(t, registryName, "removal-paused")
 		want := testisthmus.Protection{Pending: true, Services: 20, Of: 20, Endpoints: 60}
 		if got := isthmus.Registry(t, registryName).Protection; got == nil || *got != want {
 			t.Errorf("held back is %+v, want %+v", got, want)
@@ -166,7 +166,7 @@ func TestRestartAgainstEmptyConsul(t *testing.T) {
 	isthmus.Kill9()
 	consul.RestartEmpty(t)
 	isthmus.Restart(t)
-	isthmus.WaitPhase(t, registryName, "protected")
+	isthmus.WaitPhase(t, registryName, "removal-paused")
 	want := testisthmus.Protection{Pending: true, Services: 20, Of: 20, Endpoints: 60}
 	if got := isthmus.Registry(t, registryName).Protection; got == nil || *got != want {
 		t.Errorf("held back is %+v, want %+v", got, want)

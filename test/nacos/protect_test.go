@@ -62,7 +62,7 @@ func TestEmptiedNacosIsHeldBack(t *testing.T) {
 			}
 
 			app.Close()
-			isthmus.WaitPhase(t, "nacos", "protected")
+			isthmus.WaitPhase(t, "nacos", "removal-paused")
 			// Whatever was served as empty before is put back, and so is the
 			// one that went a moment ago.
 			testenv.Eventually(t, testenv.Patience, "every loss to be seen", func() (string, bool) {
@@ -82,7 +82,7 @@ func TestEmptiedNacosIsHeldBack(t *testing.T) {
 			isthmus.WaitPhase(t, "nacos", "live")
 
 			again.Close()
-			isthmus.WaitPhase(t, "nacos", "protected")
+			isthmus.WaitPhase(t, "nacos", "removal-paused")
 			testenv.Eventually(t, testenv.Patience, "nacos to have no instance", func() (string, bool) {
 				r := isthmus.Registry(t, "nacos")
 				return fmt.Sprintf("%+v", r), r.Instances == 0
