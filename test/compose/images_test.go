@@ -183,6 +183,9 @@ func (i image) build(t testing.TB, d *testdocker.Engine) {
 	l.text("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnonroot:x:65532:65532::/home/nonroot:/bin/false\n", 0o644)
 	i.fill(t, l)
 	l.check(l.tar.Close())
+	if l.err != nil {
+		_ = cmd.Process.Kill() // or the engine has an image of what there is
+	}
 	in.Close()
 	if err := errors.Join(l.err, cmd.Wait()); err != nil {
 		t.Fatalf("make the image %s: %v: %s", i.name, err, &out)
@@ -229,7 +232,7 @@ func images(t testing.TB, root string) []image {
 			fill: func(t testing.TB, l *layer) { l.shellOf(t, busybox) },
 		},
 		{
-			name: "nacos/nacos-server:v3.1.0", source: nacos, changes: []string{"ENV PATH=/opt/java/bin:/bin", `ENTRYPOINT ["/bin/bash", "/start.sh"]`},
+			name: "nacos/nacos-server:v3.1.0", source: nacos + startNacos, changes: []string{"ENV PATH=/opt/java/bin:/bin", `ENTRYPOINT ["/bin/bash", "/start.sh"]`},
 			fill: func(t testing.TB, l *layer) {
 				l.shell(t)
 				java := javaHome(t)
