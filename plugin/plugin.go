@@ -30,7 +30,7 @@ type Catalog interface {
 	Remove(key registry.Key)
 	// Synced marks the end of the first full listing. Only then does the bridge
 	// remove resources of an earlier run that this one did not report, and open
-	// the collections it held back. Further calls do nothing.
+	// the collections that waited for it. Further calls do nothing.
 	Synced()
 	// Degraded reports why the registry cannot be followed at the moment; the
 	// known state is retained. Nil reports recovery.

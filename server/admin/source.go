@@ -44,7 +44,7 @@ type Source interface {
 	// Explain follows one host, in lower case, from registries to sinks.
 	// Unlike the others it may take seconds, as it asks the plugins.
 	Explain(ctx context.Context, host string) Explanation
-	// Decide accepts or refuses what is held back of a registry's removals, and
+	// Decide allows or keeps what is paused of a registry's removals, and
 	// returns what that was. The error is [ErrNoRegistry],
 	// [state.ErrNothingPaused] or [state.ErrAlreadyKept].
 	Decide(registry string, accept bool) (state.Protection, error)

@@ -101,7 +101,7 @@ func (d *DB) setRegistries(names []string, renamed map[string]string) {
 }
 
 // SetOptions replaces the options of the registries, by name. They also apply
-// to removals already held back. Open collections stay open and no resource
+// to removals already paused. Open collections stay open and no resource
 // changes.
 func (d *DB) SetOptions(options map[string]RegistryOptions) {
 	d.apply.Lock()

@@ -380,7 +380,7 @@ func (d *DB) Waiting(coll string) []string {
 	return d.waiting[coll]
 }
 
-// waitingNow returns the registries that hold back each collection, and counts
+// waitingNow returns the registries that each collection waits for, and counts
 // them. The caller holds apply.
 func (d *DB) waitingNow() map[string][]string {
 	out := make(map[string][]string)

@@ -27,7 +27,7 @@ func (b *batch) read(m *pluginv1.WatchResponse) (err error) {
 // What the bridge does when it meets a defect of its own.
 const (
 	aMessage  = "apply a message of the plugin"
-	aDecision = "remove what is held back"
+	aDecision = "carry out a paused removal"
 	aReload   = "apply the configuration"
 	aRestore  = "restore the last good state"
 )

@@ -20,7 +20,7 @@ type RegistryOptions struct {
 	// longer waited for; for any other a warning is logged. 0 means
 	// [DefaultSyncTimeout].
 	SyncTimeout time.Duration
-	// Protect selects the removals to hold back.
+	// Protect selects the removals to pause.
 	Protect Protect
 	// Owns refuses what the registry may not say; nil refuses nothing.
 	Owns Owner

@@ -280,11 +280,11 @@ type Registry struct {
 	Restarts  int    `json:"restarts"`
 	Services  int    `json:"services"`
 	Instances int    `json:"instances"`
-	// Protection describes the removals held back, nil for none.
+	// Protection describes the paused removals, nil for none.
 	Protection *Protection `json:"protection"`
 }
 
-// Protection describes a registry's removals that are held back.
+// Protection describes a registry's paused removals.
 type Protection struct {
 	Pending   bool `json:"pending"`
 	Services  int  `json:"services"`
