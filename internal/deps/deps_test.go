@@ -121,7 +121,7 @@ var rules = []rule{
 		folder: "server/supervisor", own: []string{"plugin/collection", "plugin/shard", "plugin/proto/...", "plugin/wire", "internal/clip"}, others: anyone,
 		tests: []string{"plugin", "plugin/registry", "internal/testwait"},
 	},
-	{folder: "server/config", own: []string{"plugin/collection", "plugin/shard", "internal/conf"}, others: []string{"github.com/invopop/jsonschema"}, tests: []string{"internal/testwait"}},
+	{folder: "server/config", own: []string{"plugin/collection", "plugin/shard", "internal/conf"}, others: []string{"github.com/invopop/jsonschema", "k8s.io/apimachinery/pkg/util/validation"}, tests: []string{"internal/testwait"}},
 	{
 		folder: "server/access", own: []string{"internal/clip", "internal/conf", "internal/wait", "server/config", "server/stream", "server/view"}, others: anyone,
 		tests: []string{"internal/testcert", "internal/testenv/...", "internal/testwait"},

@@ -37,7 +37,7 @@ func MavenTool(name, folder, launcher, first string) Tool {
 				return "", err
 			}
 			classes, err := Digest(filepath.Join(root, "tools", launcher))
-			return pom.Version + "-" + jars[:4] + classes[:4] + "a", err
+			return pom.Version + "-" + jars[:4] + classes[:4] + mavenLayout, err
 		},
 		Get: func(ctx context.Context, root, path string) error {
 			source := filepath.Join(root, "tools", folder)
@@ -83,6 +83,9 @@ exec java "$kept" -cp "` + classPath + `" "$@" io.isthmus.tools.Launcher
 		},
 	}
 }
+
+// mavenLayout is a part of each version: another one has all tools made again.
+const mavenLayout = "a"
 
 // classArchive is the file of a Maven tool's kept classes.
 const classArchive = "classes.jsa"

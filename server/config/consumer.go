@@ -4,11 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/invopop/jsonschema"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/isthmus-mesh/isthmus/internal/conf"
 )
@@ -65,13 +65,6 @@ const maxConsumer = 40
 // maxWrites bounds writes_per_second.
 const maxWrites = 1000
 
-var (
-	// qualified is the key of a label or an annotation.
-	qualified = regexp.MustCompile(`^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
-	// labelValue is the value of a label.
-	labelValue = regexp.MustCompile(`^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$`)
-)
-
 // consumers checks who is written to.
 func (d *decoder) consumers() {
 	names := make(map[string]int)
@@ -96,9 +89,9 @@ func (d *decoder) consumers() {
 		d.check(k.WritesPerSecond >= 1 && k.WritesPerSecond <= maxWrites, at+".writes_per_second", "must be 1 to %d", maxWrites)
 		for field, pairs := range map[string]map[string]string{".labels": k.Labels, ".annotations": k.Annotations} {
 			for _, key := range slices.Sorted(maps.Keys(pairs)) {
-				d.check(qualified.MatchString(key), at+field, "%s is no key, such as example.org/team", key)
+				d.check(len(validation.IsQualifiedName(key)) == 0, at+field, "%s is no key, such as example.org/team", key)
 				d.check(!strings.HasPrefix(key, "isthmus.io/") && !strings.HasPrefix(key, "istio.io/use-waypoint"), at+field, "%s is the consumer's own", key)
-				d.check(field != ".labels" || labelValue.MatchString(pairs[key]), at+field, "the value of %s must be at most 63 letters, digits, dashes, dots and underscores", key)
+				d.check(field != ".labels" || len(validation.IsValidLabelValue(pairs[key])) == 0, at+field, "the value of %s must be at most 63 letters, digits, dashes, dots and underscores", key)
 			}
 		}
 	}
