@@ -346,10 +346,11 @@ func TestEnvironment(t *testing.T) {
 	p, dir := newPipe(t), t.TempDir()
 	c, _, _ := follow(t, Config{Command: []string{"cat", p.path}, Dir: dir, Env: map[string]plugin.Secret{"B": "2", "A": "1"}})
 	n := pid(t, c)
-	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", n))
-	if err != nil || string(env) != "A=1\x00B=2\x00" {
-		t.Errorf("environment %q, %v", env, err)
-	}
+	// A process has its environment a moment after the exec that starts it.
+	testwait.Eventually(t, 10*time.Second, "the environment", func() (string, bool) {
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", n))
+		return fmt.Sprintf("%q, %v", env, err), string(env) == "A=1\x00B=2\x00"
+	})
 	if wd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", n)); err != nil || wd != dir {
 		t.Errorf("directory %q, %v", wd, err)
 	}
