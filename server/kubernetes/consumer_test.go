@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"path"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,26 +29,42 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/isthmus-mesh/isthmus/internal/testenv.startAll"))
 }
 
-// cluster is a real API server with what the consumer reads.
+// cluster is a real API server with what a test's consumer reads. Tests that
+// share it have a namespace of their own, and a consumer of that name.
 type cluster struct {
 	*testkube.Server
-	t *testing.T
-	w *servertest.World
+	t    *testing.T
+	w    *servertest.World
+	name string // of the namespace and of the consumer
 }
 
-func newCluster(t *testing.T) *cluster {
+func newCluster(t *testing.T, kube *testkube.Server) *cluster {
 	t.Helper()
-	testenv.SkipIfShort(t)
-	c := &cluster{testkube.Start(t, testkube.Config{Istio: true}), t, servertest.New(t, state.Options{})}
-	c.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: shop}}")
+	c := &cluster{kube, t, servertest.New(t, state.Options{}), strings.ToLower(path.Base(t.Name()))}
+	c.Apply(t, fmt.Sprintf("{apiVersion: v1, kind: Namespace, metadata: {name: %s}}", c.name))
 	return c
+}
+
+// Tests of consumers on one real API server.
+func TestAPIServer(t *testing.T) {
+	testenv.SkipIfShort(t)
+	kube := testkube.Start(t, testkube.Config{Istio: true})
+	for name, test := range map[string]func(*testing.T, *cluster){
+		"Accepted": testAccepted, "Follows": testFollows, "Foreign": testForeign, "Refused": testRefused,
+		"Sweep": testSweep, "Replicas": testReplicas, "Drift": testDrift,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, newCluster(t, kube))
+		})
+	}
 }
 
 // start runs a consumer until stop is called for the first time.
 func (c *cluster) start(changes ...func(*Options)) (consumer *Consumer, stop func()) {
 	c.t.Helper()
 	o := Options{
-		Stub: Stub{Consumer: "ambient", Waypoint: "waypoint"}, Kubeconfig: c.Kubeconfig, WritesPerSecond: 100,
+		Stub: Stub{Consumer: c.name, Waypoint: "waypoint"}, Kubeconfig: c.Kubeconfig, WritesPerSecond: 100,
 		Has: func(string) bool { return true }, Complete: func() bool { return true },
 	}
 	for _, change := range changes {
@@ -86,10 +103,15 @@ type serviceEntry struct {
 	}
 }
 
-// entries returns the ServiceEntries of the namespace shop by name.
+// entry returns the text of a ServiceEntry of the namespace.
+func (c *cluster) entry(metadata, spec string) string {
+	return fmt.Sprintf("---\n{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {namespace: %s, name: %s}, %s}\n", c.name, metadata, spec)
+}
+
+// entries returns the ServiceEntries of the namespace by name.
 func (c *cluster) entries() map[string]serviceEntry {
 	c.t.Helper()
-	body, code, err := c.Do(c.t.Context(), http.MethodGet, "/apis/networking.istio.io/v1/namespaces/shop/serviceentries", "", "", nil)
+	body, code, err := c.Do(c.t.Context(), http.MethodGet, "/apis/networking.istio.io/v1/namespaces/"+c.name+"/serviceentries", "", "", nil)
 	var list struct{ Items []serviceEntry }
 	if err == nil && code == http.StatusOK {
 		err = json.Unmarshal(body, &list)
@@ -126,10 +148,9 @@ func (c *cluster) settled(of *Consumer, s State, n int) {
 }
 
 // A stub follows its service, and no instance of it.
-func TestStubFollows(t *testing.T) {
-	c := newCluster(t)
-	c.w.Entry("shop/web", "web.shop")
-	c.w.Instance("shop/web", "shop/web-1", "10.0.0.1", 1)
+func testFollows(t *testing.T, c *cluster) {
+	c.w.Entry(c.name+"/web", "web.shop")
+	c.w.Instance(c.name+"/web", c.name+"/web-1", "10.0.0.1", 1)
 	consumer, _ := c.start()
 	c.settled(consumer, Written, 1)
 	first := c.entries()["web.isthmus-stub"]
@@ -139,9 +160,9 @@ func TestStubFollows(t *testing.T) {
 
 	writes := consumer.Status().Writes
 	for i := range 50 {
-		c.w.Instance("shop/web", fmt.Sprintf("shop/web-%d", i), fmt.Sprintf("10.0.1.%d", i+1), 1)
+		c.w.Instance(c.name+"/web", fmt.Sprintf("%s/web-%d", c.name, i), fmt.Sprintf("10.0.1.%d", i+1), 1)
 	}
-	c.w.Entry("shop/marker", "marker.shop") // is behind them
+	c.w.Entry(c.name+"/marker", "marker.shop") // is behind them
 	c.settled(consumer, Written, 2)
 	if now := consumer.Status().Writes; now.Applied != writes.Applied+1 {
 		t.Errorf("50 instances and a service were %d writes", now.Applied-writes.Applied)
@@ -150,12 +171,12 @@ func TestStubFollows(t *testing.T) {
 		t.Error("instances changed the stub")
 	}
 
-	c.w.Entry("shop/web", "web.shop", servertest.Port{Name: "http", Number: 81})
+	c.w.Entry(c.name+"/web", "web.shop", servertest.Port{Name: "http", Number: 81})
 	c.eventually("another port", func(all map[string]serviceEntry) bool {
 		e := all["web.isthmus-stub"]
 		return len(e.Spec.Ports) == 1 && e.Spec.Ports[0].Number == 81
 	})
-	c.w.Remove("shop/web")
+	c.w.Remove(c.name + "/web")
 	c.eventually("no stub", func(all map[string]serviceEntry) bool {
 		return len(all) == 1 && all["marker.isthmus-stub"].Metadata.UID != ""
 	})
@@ -163,25 +184,24 @@ func TestStubFollows(t *testing.T) {
 
 // An object of the name of a stub that is not the consumer's is listed and left
 // alone, and a stub takes its place when it goes.
-func TestForeignObject(t *testing.T) {
-	c := newCluster(t)
-	const foreign = "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: web.isthmus-stub, namespace: shop}, spec: {hosts: [theirs.example.org], ports: [{number: 80, name: http, protocol: HTTP}], resolution: NONE}}"
+func testForeign(t *testing.T, c *cluster) {
+	foreign := c.entry("web.isthmus-stub", "spec: {hosts: [theirs.example.org], ports: [{number: 80, name: http, protocol: HTTP}], resolution: NONE}")
 	c.Apply(t, foreign)
 	before := c.entries()["web.isthmus-stub"].Metadata
-	c.w.Entry("shop/web", "web.shop")
+	c.w.Entry(c.name+"/web", "web.shop")
 	consumer, _ := c.start()
 	c.settled(consumer, Conflict, 1)
 	for o := range consumer.Objects() {
-		if o.Name != "shop/web.isthmus-stub" || o.Entry != "shop/web" || !strings.Contains(o.Reason, "not the consumer's") {
+		if o.Name != c.name+"/web.isthmus-stub" || o.Entry != c.name+"/web" || !strings.Contains(o.Reason, "not the consumer's") {
 			t.Errorf("it is listed as %+v", o)
 		}
 	}
-	c.w.Remove("shop/web")
+	c.w.Remove(c.name + "/web")
 	c.settled(consumer, Conflict, 0)
 	if now := c.entries()["web.isthmus-stub"].Metadata; now.UID != before.UID || now.ResourceVersion != before.ResourceVersion {
 		t.Errorf("the object was %+v and is %+v", before, now)
 	}
-	c.w.Entry("shop/web", "web.shop")
+	c.w.Entry(c.name+"/web", "web.shop")
 	c.settled(consumer, Conflict, 1)
 	c.Delete(t, foreign, "")
 	c.settled(consumer, Written, 1)
@@ -189,10 +209,9 @@ func TestForeignObject(t *testing.T) {
 
 // What the API server refuses is listed with its words, holds back nothing
 // else, and is written once it can be.
-func TestRefused(t *testing.T) {
-	c := newCluster(t)
+func testRefused(t *testing.T, c *cluster) {
 	c.w.Entry("nowhere/web", "web.nowhere")
-	c.w.Entry("shop/web", "web.shop")
+	c.w.Entry(c.name+"/web", "web.shop")
 	consumer, _ := c.start()
 	c.settled(consumer, Refused, 1)
 	c.settled(consumer, Written, 1)
@@ -208,17 +227,17 @@ func TestRefused(t *testing.T) {
 // Objects from before are the consumer's own: what is served still is taken
 // over without a write, what is not goes once all registries have listed, and
 // other consumers' stay.
-func TestSweep(t *testing.T) {
-	c := newCluster(t)
+func testSweep(t *testing.T, c *cluster) {
 	stub := func(consumer, name string) string {
-		return fmt.Sprintf("{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: %[2]s, namespace: shop, labels: {%[3]s: %[1]s}}, spec: {hosts: [%[2]s.shop], addresses: [10.9.9.9], ports: [{number: 80, name: http, protocol: HTTP}], resolution: STATIC}}\n---\n", consumer, name, ConsumerLabel)
+		labels := fmt.Sprintf(", labels: {%s: %s}", ConsumerLabel, consumer)
+		return c.entry(name+labels, "spec: {hosts: ["+name+".shop], addresses: [10.9.9.9], ports: [{number: 80, name: http, protocol: HTTP}], resolution: STATIC}")
 	}
-	c.w.Entry("shop/web", "web.shop")
+	c.w.Entry(c.name+"/web", "web.shop")
 	first, stop := c.start()
 	c.settled(first, Written, 1)
 	stop()
 	web := c.entries()["web.isthmus-stub"].Metadata
-	c.Apply(t, stub("ambient", "old")+stub("other", "theirs"))
+	c.Apply(t, stub(c.name, "old")+stub("other", "theirs"))
 
 	var complete atomic.Bool
 	c.w.Hold(collection.ServiceEntry, true)
@@ -245,9 +264,8 @@ func TestSweep(t *testing.T) {
 }
 
 // Of two replicas one writes; the other goes on where that one ends.
-func TestReplicas(t *testing.T) {
-	c := newCluster(t)
-	c.w.Entry("shop/web", "web.shop")
+func testReplicas(t *testing.T, c *cluster) {
+	c.w.Entry(c.name+"/web", "web.shop")
 	first, stop := c.start()
 	c.settled(first, Written, 1)
 	second, _ := c.start()
@@ -259,7 +277,7 @@ func TestReplicas(t *testing.T) {
 		t.Errorf("both write: %+v", st)
 	}
 	stop()
-	c.w.Entry("shop/next", "next.shop")
+	c.w.Entry(c.name+"/next", "next.shop")
 	c.settled(second, Written, 2)
 	if w := second.Status().Writes; w.Applied != 1 {
 		t.Errorf("the second wrote %+v, want the new service only", w)
@@ -269,16 +287,17 @@ func TestReplicas(t *testing.T) {
 // With the API server away nothing is removed, and what changed in the meantime
 // is written when it is back, its newest state once.
 func TestServerAway(t *testing.T) {
-	c := newCluster(t)
-	c.w.Entry("shop/web", "web.shop")
-	c.w.Entry("shop/gone", "gone.shop")
+	testenv.SkipIfShort(t)
+	c := newCluster(t, testkube.Start(t, testkube.Config{Istio: true}))
+	c.w.Entry(c.name+"/web", "web.shop")
+	c.w.Entry(c.name+"/gone", "gone.shop")
 	consumer, _ := c.start()
 	c.settled(consumer, Written, 2)
 	c.Kill()
-	c.w.Entry("shop/new", "new.shop")
-	c.w.Remove("shop/gone")
+	c.w.Entry(c.name+"/new", "new.shop")
+	c.w.Remove(c.name + "/gone")
 	for port := range uint32(20) {
-		c.w.Entry("shop/web", "web.shop", servertest.Port{Name: "http", Number: 1000 + port})
+		c.w.Entry(c.name+"/web", "web.shop", servertest.Port{Name: "http", Number: 1000 + port})
 	}
 	testwait.Eventually(t, testenv.Patience, "the consumer to say so", func() (string, bool) {
 		st := consumer.Status()
@@ -302,20 +321,19 @@ func TestServerAway(t *testing.T) {
 // What others do to a stub is repaired: one that is deleted comes back with the
 // next listing, and one that another manager has changed is written with the
 // next change.
-func TestDrift(t *testing.T) {
-	c := newCluster(t)
-	c.w.Entry("shop/web", "web.shop")
+func testDrift(t *testing.T, c *cluster) {
+	c.w.Entry(c.name+"/web", "web.shop")
 	consumer, _ := c.start(func(o *Options) { o.listEvery = time.Second })
 	c.settled(consumer, Written, 1)
 	first := c.entries()["web.isthmus-stub"].Metadata.UID
-	c.Delete(t, "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: web.isthmus-stub, namespace: shop}}", "")
+	c.Delete(t, c.entry("web.isthmus-stub", "spec: {}"), "")
 	c.eventually("another stub", func(all map[string]serviceEntry) bool {
 		uid := all["web.isthmus-stub"].Metadata.UID
 		return uid != "" && uid != first
 	})
 	c.settled(consumer, Written, 1)
-	c.Apply(t, "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: web.isthmus-stub, namespace: shop}, spec: {hosts: [hijacked.example.org]}}")
-	c.w.Entry("shop/web", "web.shop", servertest.Port{Name: "http", Number: 81})
+	c.Apply(t, c.entry("web.isthmus-stub", "spec: {hosts: [hijacked.example.org]}"))
+	c.w.Entry(c.name+"/web", "web.shop", servertest.Port{Name: "http", Number: 81})
 	c.eventually("the stub with another port", func(all map[string]serviceEntry) bool {
 		e := all["web.isthmus-stub"]
 		return len(e.Spec.Ports) == 1 && e.Spec.Ports[0].Number == 81 && e.Spec.Hosts[0] == "web.shop"

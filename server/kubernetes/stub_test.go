@@ -16,9 +16,6 @@ import (
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	"sigs.k8s.io/yaml"
-
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
-	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
 )
 
 // update reports whether what comes out is written into testdata: the flag
@@ -169,10 +166,8 @@ func TestStubHash(t *testing.T) {
 
 // A real API server with Istio's kinds takes the stubs as they are, and has
 // them with all their fields.
-func TestAccepted(t *testing.T) {
-	testenv.SkipIfShort(t)
-	kube := testkube.Start(t, testkube.Config{Istio: true})
-	kube.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: shop}}")
+func testAccepted(t *testing.T, c *cluster) {
+	c.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: shop}}")
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil {
 		t.Fatal(err)
@@ -187,14 +182,14 @@ func TestAccepted(t *testing.T) {
 		if out.Name != "out.yaml" {
 			continue
 		}
-		kube.Apply(t, string(out.Data))
+		c.Apply(t, string(out.Data))
 		applied++
 		var sent, has map[string]any
 		if err := yaml.Unmarshal(out.Data, &sent); err != nil {
 			t.Fatal(err)
 		}
 		name := sent["metadata"].(map[string]any)["name"].(string)
-		body, code, err := kube.Do(t.Context(), http.MethodGet, "/apis/networking.istio.io/v1/namespaces/shop/serviceentries/"+name, "", "", nil)
+		body, code, err := c.Do(t.Context(), http.MethodGet, "/apis/networking.istio.io/v1/namespaces/shop/serviceentries/"+name, "", "", nil)
 		if err != nil || code != http.StatusOK {
 			t.Fatalf("%s: status %d, %v: %s", name, code, err, body)
 		}

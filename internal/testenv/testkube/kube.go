@@ -195,7 +195,9 @@ type Server struct {
 	dir         string // keys and certificates
 	users       *testcert.Certificate
 	client      *http.Client
-	plurals     map[string]kubeResource // by apiVersion and kind
+
+	mu      sync.Mutex
+	plurals map[string]kubeResource // guarded by mu; by apiVersion and kind
 }
 
 type kubeResource struct {
@@ -516,6 +518,8 @@ func (k *Server) parse(t testing.TB, objects string) (all []kubeObject) {
 // resource returns the resource of a kind.
 func (k *Server) resource(t testing.TB, base, kind string) kubeResource {
 	t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if known, ok := k.plurals[base+" "+kind]; ok {
 		return known
 	}
