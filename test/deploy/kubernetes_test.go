@@ -35,6 +35,7 @@ type object struct {
 			Spec     struct {
 				InitContainers []container `yaml:"initContainers"`
 				Containers     []container
+				Token          *bool `yaml:"automountServiceAccountToken"`
 			}
 		}
 	}

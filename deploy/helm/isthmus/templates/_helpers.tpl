@@ -54,6 +54,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.tls.generate -}}{{- include "isthmus.fullname" . }}-tls{{- else -}}{{- .Values.tls.secretName -}}{{- end -}}
 {{- end -}}
 
+{{- /* Those of config.consumers.kubernetes that write to the pod's own cluster, as JSON; "" for none. */ -}}
+{{- define "isthmus.consumers" -}}
+{{- $own := list -}}
+{{- range (((.Values.config).consumers).kubernetes) -}}
+{{- if not .kubeconfig -}}{{- $own = append $own . -}}{{- end -}}
+{{- end -}}
+{{- if $own -}}{{- toJson $own -}}{{- end -}}
+{{- end -}}
+
 {{- define "isthmus.listener" -}}
 {{- $l := dict "address" (printf ":%d" (int .port)) -}}
 {{- if include "isthmus.tls" .root -}}
@@ -107,7 +116,7 @@ metadata:
     {{- end }}
 spec:
   serviceAccountName: {{ include "isthmus.serviceAccount" .root }}
-  automountServiceAccountToken: false
+  automountServiceAccountToken: {{ ternary "true" "false" (ne (include "isthmus.consumers" .root) "") }}
   {{- with $v.imagePullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
   {{- end }}
