@@ -85,7 +85,12 @@ var rules = []rule{
 		others: []string{"google.golang.org/protobuf/...", "github.com/prometheus/client_golang/...", "github.com/prometheus/client_model/go"},
 		tests:  []string{"internal/testresource", "internal/testwait"},
 	},
-	{folder: "server/state/...", own: []string{"plugin/collection", "server/changelog", "server/encode", "server/state/saved", "internal/clip"}},
+	{
+		folder: "server/state/message", own: []string{"plugin/collection", "plugin/proto/...", "server/encode", "internal/clip"},
+		others: []string{"google.golang.org/protobuf/..."},
+		tests:  []string{"internal/testresource"},
+	},
+	{folder: "server/state/...", own: []string{"plugin/collection", "server/changelog", "server/encode", "server/state/book", "server/state/record", "server/state/saved", "internal/clip"}},
 	{
 		folder: "server/view", own: []string{"plugin/collection", "plugin/shard", "server/changelog", "server/encode", "server/state"}, others: []string{"google.golang.org/protobuf/..."},
 		tests: []string{"plugin/proto/...", "internal/testresource"},

@@ -8,12 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
-	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/message"
 	"github.com/isthmus-mesh/isthmus/server/state/problems"
 	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
@@ -22,36 +20,24 @@ import (
 // separate instances but has endpoints or a workloadSelector.
 var ErrNotComposable = errors.New("a ServiceEntry whose instances are resources of their own must have neither endpoints nor workloadSelector")
 
-// batch applies one message of a plugin to the state. The caller holds DB.apply
-// for all methods except parse.
+// batch applies one message of a plugin to the state, or what an operator or
+// the configuration changes. The caller holds DB.apply for all methods.
 type batch struct {
 	r  *Registry
 	db *DB
 
-	upserts  []upsert
+	upserts  []message.Upsert
 	idle     map[string]history.Idle // by names of removals that say why
 	touched  []touch
 	services []*service  // changed
+	mergers  []*merger   // to compose
+	loose    []*merger   // whose lead or member changed
 	hosts    []string    // their addresses may have changed
 	others   []*Registry // whose counts have changed
 	fresh    []lineOfShadow
-
-	// Conflicts of hosts between registries.
-
-	marked      map[string]bool // hosts to decide on
-	markedNames map[string]bool // ServiceEntries to decide on, by name
-	decided     map[string]bool // hosts decided on
-	loose       []*merger       // lost their lead or a member
-	mergers     []*merger       // to compose
-	news        []entryID       // have a new verdict to log
+	news     []entryID // have a new verdict to log
 
 	written bool // the claims are complete, and the logs are being written
-}
-
-type upsert struct {
-	service string
-	part    *encode.Part
-	err     error
 }
 
 // touch is a name whose claims or content the batch changed.
@@ -59,48 +45,6 @@ type touch struct {
 	table  *table
 	name   string
 	before *Record // what was in the logs before the batch
-}
-
-// parse decodes and hashes the resources, which is the expensive part. The hash
-// of an instance includes the selector label that is added if it is missing.
-func (b *batch) parse(upserts []*pluginv1.Upsert) {
-	b.upserts = make([]upsert, len(upserts))
-	var service, selector string // of the previous upsert: instances of a service are adjacent
-	var label []byte
-	owner := *b.r.owns.Load()
-	checks := []encode.Check{b.db.valid}
-	if owner != nil {
-		checks = append(checks, func(p *encode.Part, body proto.Message) error { return foreign(owner.Check(p, body)) })
-	}
-	for n, u := range upserts {
-		b.upserts[n].service = u.GetService()
-		b.upserts[n].part, b.upserts[n].err = encode.Parse(u.GetResource(), func(p *encode.Part) []byte {
-			if u.GetService() == "" || p.Collection != collection.WorkloadEntry {
-				return nil
-			}
-			if u.GetService() != service {
-				service = u.GetService()
-				selector, label = b.db.selector(service)
-			}
-			if p.Label(encode.SelectorLabel) == selector {
-				return nil
-			}
-			return label
-		}, checks...)
-	}
-}
-
-// foreignError is the refusal of something that is not the registry's.
-type foreignError struct{ error }
-
-// Unwrap returns the reason.
-func (e *foreignError) Unwrap() error { return e.error }
-
-func foreign(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &foreignError{err}
 }
 
 // selector returns the value of the selector label for the instances of a
@@ -111,53 +55,21 @@ func (d *DB) selector(service string) (value string, label []byte) {
 	return value, encode.AppendLabel(nil, encode.SelectorLabel, value)
 }
 
-// isInstance reports whether the resource is to be one of a service's
-// instances.
-func (u *upsert) isInstance() bool {
-	return u.err == nil && u.service != "" && (u.part.Collection != collection.ServiceEntry || u.service != u.part.Name)
-}
-
 // upsert applies the upserts: entries before instances, so their order in the
 // message does not matter.
 func (b *batch) upsert() {
-	for n := range b.upserts {
-		u := &b.upserts[n]
-		switch {
-		case u.err != nil:
-		case u.isInstance():
-			continue
-		case u.service == "":
-			u.err = b.set(u.part)
-		default:
-			u.err = b.setEntry(u.part)
-		}
-		b.r.note(u)
-	}
-	for n := range b.upserts {
-		if u := &b.upserts[n]; u.isInstance() {
-			u.err = b.setInstance(u.part, u.service)
+	for _, instances := range []bool{false, true} {
+		for n := range b.upserts {
+			u := &b.upserts[n]
+			if u.IsInstance() != instances {
+				continue
+			}
+			if u.Err == nil {
+				u.Err = b.set(u)
+			}
 			b.r.note(u)
 		}
 	}
-}
-
-// id returns the collection and name of the resource, as far as they are
-// legible.
-func (u *upsert) id() (coll, name string) {
-	if invalid, ok := errors.AsType[*encode.Invalid](u.err); ok {
-		return invalid.Collection, invalid.Name
-	}
-	return u.part.Collection, u.part.Name
-}
-
-// isNameless reports whether the resource cannot be identified.
-func (u *upsert) isNameless() bool {
-	invalid, ok := errors.AsType[*encode.Invalid](u.err)
-	return ok && invalid.Nameless()
-}
-
-func (b *batch) kind(p *encode.Part) *kind {
-	return b.r.kindOf(b.db.tables[p.Collection], p.BodyURL)
 }
 
 // kindOf returns the kind of the registry's resources with this body URL.
@@ -255,78 +167,117 @@ func (b *batch) limit(c *Record, p *encode.Part) error {
 	return nil
 }
 
-// set sets a resource that belongs to no service.
-func (b *batch) set(p *encode.Part) error {
-	k := b.kind(p)
+// set sets a resource, and makes it an instance of its service if it has one.
+func (b *batch) set(u *message.Upsert) error {
+	p := u.Part
+	k := b.r.kindOf(b.db.tables[p.Collection], p.BodyURL)
+	isEntry := u.Service != "" && !u.IsInstance()
 	c := k.collection.claim(p.Name, b.r)
+	if isEntry && !p.Composable {
+		return ErrNotComposable
+	}
+	if u.IsInstance() && p.Collection != collection.WorkloadEntry {
+		return fmt.Errorf("a %s cannot be an instance of service %s; only a WorkloadEntry can", p.Collection, u.Service)
+	}
 	if err := b.limit(c, p); err != nil {
 		return err
 	}
+	var s *service
 	switch {
-	case c == nil:
-	case c.of == nil:
-		if c.Seen = b.r.listing; c.Sum() == p.Hash {
-			b.r.resume(c)
-			return nil
+	case u.IsInstance():
+		var err error
+		if s, err = b.serviceOf(u); err != nil {
+			return err
 		}
-	default: // it belonged to a service
+	case isEntry && c != nil && c.parts != nil:
+		s = c.of
+	}
+	if c != nil && (c.of != s || isEntry && s == nil) { // it belonged to another service or to none
 		b.removeRecord(c)
 		c = nil
 	}
-	b.claim(newRecord(k, p), c == nil)
+	if c != nil && c.Sum() == p.Hash {
+		c.Seen = b.r.listing
+		b.r.resume(c)
+		return nil
+	}
+	now := newRecord(k, p)
+	switch now.of = s; {
+	case isEntry && s == nil:
+		b.r.newService(now)
+	case isEntry:
+		now.parts = s.own
+	case s != nil:
+		now.Set(record.OwnLabel, p.Label(encode.SelectorLabel) == s.selector)
+	}
+	b.add(now, c)
+	if now.IsInstance() && c == nil {
+		s.noteEndpoint(now, false)
+	}
 	return nil
 }
 
-func (b *batch) setEntry(p *encode.Part) error {
-	k := b.kind(p)
-	if !p.Composable {
-		return ErrNotComposable
+// add adds a record that is new, or takes the place of one of the same kind.
+func (b *batch) add(c, old *Record) {
+	s := c.of
+	if c.IsInstance() && old != nil {
+		s.leave(old)
+		b.r.instances--
 	}
-	c := k.collection.claim(p.Name, b.r)
-	if err := b.limit(c, p); err != nil {
-		return err
-	}
-	if c != nil && c.parts == nil {
-		b.removeRecord(c) // it belonged to no service
-		c = nil
-	}
-	if c != nil {
-		if c.Seen = b.r.listing; c.Sum() == p.Hash {
-			b.r.resume(c)
-			return nil
+	b.claim(c, old == nil)
+	switch {
+	case s == nil:
+		return
+	case c.IsInstance():
+		if old == nil {
+			s.counts.Add(&b.r.guard.Guard, 1, time.Now())
+		}
+		b.r.instances++
+		s.added = append(s.added, c)
+	default:
+		s.counts.Recount(&b.r.guard.Guard)
+		if host := c.addressed(); host != s.host {
+			b.setHost(s, host)
 		}
 	}
-	e := newRecord(k, p)
-	if c == nil {
-		selector, label := b.db.selector(p.Name)
-		e.of = &service{registry: b.r, name: p.Name, selector: selector, label: label}
-		e.parts = &composition{Selector: selector}
-		b.r.services++
-	} else {
-		e.of, e.parts = c.of, c.parts
+	b.change(s)
+}
+
+// serviceOf returns the service of an instance.
+func (b *batch) serviceOf(u *message.Upsert) (*service, error) {
+	e := b.db.tables[collection.ServiceEntry].claim(u.Service, b.r)
+	if e == nil || e.parts == nil {
+		if _, refused := b.r.rejected[problems.ResourceID(collection.ServiceEntry, u.Service)]; refused {
+			return nil, fmt.Errorf("its service %q is not there, as its ServiceEntry was refused", u.Service)
+		}
+		return nil, fmt.Errorf("its service %q is not there; its ServiceEntry has to come first, or in the same batch", u.Service)
 	}
-	b.claim(e, c == nil)
-	e.of.counts.Recount(&b.r.guard.Guard)
-	b.change(e.of)
-	host := ""
-	if !p.OwnAddress {
-		host = p.Hosts[0]
+	if ns := e.Namespace(); ns != u.Part.Namespace() {
+		return nil, fmt.Errorf("it is in namespace %s and its service in %s; a workloadSelector reaches its own namespace only", u.Part.Namespace(), ns)
 	}
-	b.setHost(e.of, host)
-	return nil
+	return e.of, nil
 }
 
 // setHost sets the host of a service and updates the hosts by address.
 func (b *batch) setHost(s *service, host string) {
-	if host == s.host {
+	b.hosts = append(b.hosts, b.db.addresses.Count(s.host, -1)...)
+	s.host = strings.Clone(host)
+	b.hosts = append(b.hosts, b.db.addresses.Count(s.host, 1)...)
+}
+
+// setUnaddressed updates the count of services whose host has no address, as
+// others have both that it hashes to.
+func (b *batch) setUnaddressed(s *service, on bool) {
+	if s.unaddressed == on {
 		return
 	}
-	if s.host != "" {
-		b.hosts = append(b.hosts, b.db.countHost(s.host, -1)...)
+	s.unaddressed = on
+	if on {
+		s.registry.unaddressed++
+	} else {
+		s.registry.unaddressed--
 	}
-	if s.host = strings.Clone(host); host != "" {
-		b.hosts = append(b.hosts, b.db.countHost(s.host, 1)...)
-	}
+	b.concern(s.registry)
 }
 
 // change schedules a service for composition.
@@ -335,84 +286,6 @@ func (b *batch) change(s *service) {
 		s.changed = true
 		b.services = append(b.services, s)
 		b.touch(b.db.tables[collection.ServiceEntry], s.name)
-	}
-}
-
-func (s *service) entry() *Record {
-	return s.registry.db.tables[collection.ServiceEntry].claim(s.name, s.registry)
-}
-
-func (b *batch) setInstance(p *encode.Part, serviceName string) error {
-	if p.Collection != collection.WorkloadEntry {
-		return fmt.Errorf("a %s cannot be an instance of service %s; only a WorkloadEntry can", p.Collection, serviceName)
-	}
-	k := b.kind(p)
-	c := k.collection.claim(p.Name, b.r)
-	if err := b.limit(c, p); err != nil {
-		return err
-	}
-	e := b.db.tables[collection.ServiceEntry].claim(serviceName, b.r)
-	if e == nil || e.parts == nil {
-		if _, refused := b.r.rejected[problems.ResourceID(collection.ServiceEntry, serviceName)]; refused {
-			return fmt.Errorf("its service %q is not there, as its ServiceEntry was refused", serviceName)
-		}
-		return fmt.Errorf("its service %q is not there; its ServiceEntry has to come first, or in the same batch", serviceName)
-	}
-	s := e.of
-	if ns := e.Namespace(); ns != p.Namespace() {
-		return fmt.Errorf("it is in namespace %s and its service in %s; a workloadSelector reaches its own namespace only", p.Namespace(), ns)
-	}
-	if c != nil && c.of == s && c.Sum() == p.Hash {
-		c.Seen = b.r.listing
-		b.r.resume(c)
-		return nil
-	}
-	switch {
-	case c == nil:
-	case c.of == s:
-		s.leave(c)
-		b.r.instances--
-	default: // it belonged to another service or to none
-		b.removeRecord(c)
-		c = nil
-	}
-	i := newRecord(k, p)
-	i.of = s
-	i.Set(record.OwnLabel, p.Label(encode.SelectorLabel) == s.selector)
-	b.claim(i, c == nil)
-	if c == nil {
-		s.counts.Add(&b.r.guard.Guard, 1, time.Now())
-		s.noteEndpoint(i, false)
-	}
-	b.r.instances++
-	s.added = append(s.added, i)
-	b.change(s)
-	return nil
-}
-
-// leave removes an instance from the service.
-func (s *service) leave(i *Record) {
-	if n := slices.Index(s.added, i); n >= 0 { // added by this batch
-		s.added = slices.Delete(s.added, n, n+1)
-		return
-	}
-	s.removed = append(s.removed, i)
-}
-
-// each calls f with each instance of the service, with the changes of the
-// current batch.
-func (s *service) each(f func(*Record)) {
-	removed := make(map[*Record]bool, len(s.removed))
-	for _, i := range s.removed {
-		removed[i] = true
-	}
-	for i := range s.instances().All() {
-		if !removed[i] {
-			f(i)
-		}
-	}
-	for _, i := range slices.Clone(s.added) {
-		f(i)
 	}
 }
 
@@ -472,10 +345,10 @@ func (b *batch) relist(services []string) {
 	}
 	for n := range b.upserts {
 		u := &b.upserts[n]
-		if u.isNameless() {
+		if u.IsNameless() {
 			b.r.nameless = b.r.listing
 		}
-		b.r.retain(u.id())
+		b.r.retain(u.ID())
 	}
 	if b.r.nameless == b.r.listing {
 		return
@@ -508,7 +381,7 @@ func (b *batch) sweep() {
 		r.log.Warn("the listing removes nothing, as the name of something in it is not known", "see", "/api/v1/registries")
 		return
 	}
-	r.db.book.change(func() { r.rejected.Sweep(r.listing) })
+	r.db.book.Change(func() { r.rejected.Sweep(r.listing) })
 	var gone losses
 	r.claims(func(_ *table, c *Record) {
 		if c.Seen != r.listing && (!c.IsInstance() || c.of.retained != r.listing) {
@@ -524,12 +397,11 @@ func (b *batch) sweep() {
 
 // compose composes the ServiceEntry of each changed service once.
 func (b *batch) compose() {
+	entries := b.db.tables[collection.ServiceEntry]
 	if len(b.hosts) > 0 {
-		for _, head := range b.db.tables[collection.ServiceEntry].index {
-			for c := head; c != nil; c = c.next {
-				if c.parts != nil && slices.Contains(b.hosts, c.of.host) {
-					b.change(c.of)
-				}
+		for c := range entries.services() {
+			if slices.Contains(b.hosts, c.of.host) {
+				b.change(c.of)
 			}
 		}
 	}
@@ -544,28 +416,20 @@ func (b *batch) compose() {
 		if c == nil || c.of != s { // removed
 			continue
 		}
-		own := s.instances().With(s.added, s.removed)
-		if m := s.merger; m != nil {
-			m.note(s.added, s.removed)
-			if m.lead == s {
-				m.own = own
-			}
+		if s.merger != nil {
+			s.merger.Note(s.added, s.removed)
 		}
+		s.own = s.own.With(s.added, s.removed)
 		s.added, s.removed = nil, nil
+		s.own.Address = b.db.addresses.Of(s.host)
+		b.setUnaddressed(s, s.host != "" && !s.own.Address.IsValid())
 		e := *c
 		e.place = [shapes]Revision{}
-		e.parts = own
-		e.parts.Address = b.db.addressOf(s.host)
-		b.setUnaddressed(s, s.host != "" && !e.parts.Address.IsValid())
-		e.kind.collection.put(&e)
+		e.parts = s.own
+		entries.put(&e)
 	}
 	for _, m := range b.mergers {
-		if m.changed = false; m.lead.merger == m { // not dissolved
-			e := m.lead.entry() // put above, and in no log yet
-			parts := *m.compose(b)
-			parts.Address = e.parts.Address
-			e.parts = &parts
-		}
+		b.composeMerger(m)
 	}
 }
 
@@ -573,7 +437,7 @@ func (b *batch) compose() {
 // and writes all changes to the logs at once.
 func (b *batch) commit() {
 	d := b.db
-	b.settleHosts()
+	b.decide()
 	b.compose()
 	// Services first: whether they are served decides what their instances
 	// claim.
@@ -607,7 +471,7 @@ func (b *batch) commit() {
 			}
 			d.wakeLocked()
 		}
-		d.book.commit(func() { d.committedRules = d.rules })
+		d.book.Commit()
 	})
 	if revision != before {
 		b.r.status.Revision = revision
@@ -677,7 +541,7 @@ func (d *DB) moveLocked(t *touch) (changed shapeSet) {
 	case now != nil && old != nil && old.Is(record.Tombstone):
 		t.table.drop(old)
 	case tomb != nil && tomb != old:
-		t.table.bury(tomb)
+		t.table.put(tomb)
 	}
 	return changed
 }

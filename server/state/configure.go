@@ -5,8 +5,9 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/server/state/address"
 	"github.com/isthmus-mesh/isthmus/server/state/problems"
-	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // SetRegistries replaces the set of registries. The order of names decides
@@ -118,7 +119,7 @@ func (r *Registry) setOptions(o RegistryOptions) {
 	same.Owns = r.options.Owns // without effect on the first listing
 	r.overdue = r.overdue && same == r.options
 	r.options = o
-	r.db.book.change(func() { r.guard.Config = o.Protect })
+	r.db.book.Change(func() { r.guard.Config = o.Protect })
 	r.owns.Store(&o.Owns)
 }
 
@@ -128,13 +129,13 @@ func (d *DB) reorder() {
 	moved := false
 	for n, r := range d.registries {
 		moved = moved || r.order != n
-		d.book.change(func() { r.order = n })
+		d.book.Change(func() { r.order = n })
 	}
 	if !moved {
 		return
 	}
 	b := &batch{r: d.registries[0], db: d}
-	b.markAll()
+	d.hosts.MarkAll()
 	for _, t := range d.tables {
 		for name, head := range t.index {
 			if head.next == nil {
@@ -148,25 +149,6 @@ func (d *DB) reorder() {
 		}
 	}
 	b.commit()
-}
-
-// precedence orders the claims on one name: by registry, then derived records,
-// then the tombstone.
-func precedence(a, b *Record) int {
-	switch {
-	case a.Is(record.Tombstone):
-		return 1
-	case b.Is(record.Tombstone):
-		return -1
-	case a.Is(record.Derived) != b.Is(record.Derived):
-		if a.Is(record.Derived) {
-			return 1
-		}
-		return -1
-	case a.Is(record.Derived):
-		return cmp.Compare(a.Sum(), b.Sum())
-	}
-	return cmp.Compare(a.kind.registry.order, b.kind.registry.order)
 }
 
 func (r *Registry) rename(name string) {
@@ -209,6 +191,26 @@ func (d *DB) republish(r *Registry) {
 	d.renamed = d.revision
 }
 
+// setNetwork replaces the network of the addresses of hosts, and gives each
+// host one of the new network. The same network changes nothing.
+func (d *DB) setNetwork(network netip.Prefix) {
+	if network == d.addresses.Network() {
+		return
+	}
+	d.addresses = address.In(network)
+	if len(d.registries) == 0 {
+		return
+	}
+	b := &batch{r: d.registries[0], db: d}
+	for c := range d.tables[collection.ServiceEntry].services() {
+		d.addresses.Count(c.of.host, 1)
+		if c.of.host != "" {
+			b.change(c.of)
+		}
+	}
+	d.commit(b)
+}
+
 // empty removes all resources of the registry.
 func (r *Registry) empty() {
 	d := r.db
@@ -223,6 +225,6 @@ func (r *Registry) empty() {
 	}
 	b.commit()
 	r.reported, r.skipped = problems.NewList(), problems.NewList()
-	d.book.change(func() { r.rejected = nil })
+	d.book.Change(func() { r.rejected = nil })
 	r.log.Info("the registry is no longer in the configuration; what it had is removed", "resources", len(all))
 }

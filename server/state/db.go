@@ -18,8 +18,11 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/changelog"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/address"
+	"github.com/isthmus-mesh/isthmus/server/state/book"
 	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/message"
 )
 
 // Revision counts the changes of a DB, one per name and shape, from 0. It is
@@ -71,7 +74,7 @@ type Options struct {
 // DB is the state of all registries. Its methods are safe for concurrent use.
 type DB struct {
 	options    Options
-	valid      encode.Check // Options.Validate
+	reader     message.Reader
 	log        *slog.Logger
 	metrics    *metrics
 	tables     map[string]*table // by collection; immutable
@@ -83,24 +86,15 @@ type DB struct {
 	// apply is held by writers, and by readers of what it guards. It is locked
 	// before mu.
 	apply      sync.Mutex
-	writing    bool                      // the writer holds mu
-	registries []*Registry               // in the order of the configuration; see public
-	network    netip.Prefix              // of the addresses of hosts
-	hosts      map[netip.Addr][]claimant // the hosts that hash to an address
-	rules      conflict.Rules
-	// The policies of contested hosts with their counts.
-	contested   map[string]Policy
-	contestedBy map[Policy]int
-
-	history history.History
+	writing    bool        // the writer holds mu
+	registries []*Registry // in the order of the configuration; see public
+	addresses  *address.Hosts
+	history    history.History
 
 	// book guards what readers read of the claims beside the logs. It is locked
 	// last.
-	book     book
-	claims   draft[string, *hostClaim] // the ServiceEntries of each host, by hostKey
-	verdicts draft[entryID, *verdict]  // on ServiceEntries in conflict
-	// committedRules are the rules of the committed verdicts.
-	committedRules conflict.Rules
+	book  book.Book
+	hosts *conflict.Hosts[entryID]
 	// public are the registries, and in each its status, as the last change
 	// left them; guarded by book.
 	public []*Registry
@@ -116,7 +110,7 @@ type DB struct {
 // table holds the resources of one collection.
 type table struct {
 	name string
-	names
+	*names
 	logs   [shapes]*changeLog // the same log where shapes do not differ; guarded by DB.mu
 	asides asides
 }
@@ -135,16 +129,11 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 		o.Selector = func(name string) string { return name }
 	}
 	d := &DB{
-		valid:   func(_ *encode.Part, body proto.Message) error { return o.Validate(body) },
-		options: o, log: log, tables: make(map[string]*table),
-		network:   o.Addresses,
-		hosts:     make(map[netip.Addr][]claimant),
-		contested: make(map[string]Policy), contestedBy: make(map[Policy]int), changed: make(chan struct{}),
+		options: o, log: log, tables: make(map[string]*table), addresses: address.In(o.Addresses), changed: make(chan struct{}),
 	}
-	d.claims, d.verdicts = newDraft[string, *hostClaim](&d.book), newDraft[entryID, *verdict](&d.book)
-	d.setRules(o.Conflicts)
+	d.reader = message.Reader{Valid: func(_ *encode.Part, body proto.Message) error { return o.Validate(body) }, Selector: d.selector}
 	for _, name := range collection.All() {
-		t := &table{name: name, names: names{book: &d.book, index: make(map[string]*Record)}}
+		t := &table{name: name, names: newNames(d)}
 		t.logs[encode.Inline] = &changeLog{shape: encode.Inline}
 		t.logs[encode.Workload] = t.logs[encode.Inline]
 		if name == collection.ServiceEntry || name == collection.WorkloadEntry {
@@ -152,6 +141,8 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 		}
 		d.tables[name] = t
 	}
+	d.hosts = newHosts(d, nil)
+	d.setRules(o.Conflicts)
 	d.metrics = newMetrics(d, reg)
 	for n, name := range registries {
 		d.registries = append(d.registries, newRegistry(d, name, n))
@@ -203,7 +194,7 @@ func (d *DB) unlock() {
 // publish lets readers see the registries and their statuses. The caller holds
 // apply.
 func (d *DB) publish() {
-	d.book.change(func() {
+	d.book.Change(func() {
 		d.public = d.registries
 		for _, r := range d.public {
 			r.publishLocked()
@@ -436,32 +427,26 @@ func (d *DB) Services() iter.Seq[ServiceStatus] {
 		registry, owner, beside string
 		merged                  []string
 	}
-	t := d.tables[collection.ServiceEntry]
 	d.apply.Lock()
-	items := make([]item, 0, len(t.index))
-	for _, head := range t.index {
-		for r := head; r != nil; r = r.next {
-			if r.parts == nil {
-				continue
+	var items []item
+	for r := range d.tables[collection.ServiceEntry].services() {
+		it := item{record: r, order: r.kind.registry.order, registry: r.kind.registry.name}
+		if v := d.verdictOf(r); v != nil {
+			switch v.Outcome {
+			case conflict.Shadowed:
+				it.owner = v.By.seenFrom(r)
+			case conflict.Beside:
+				it.beside = v.By.seenFrom(r)
 			}
-			it := item{record: r, order: r.kind.registry.order, registry: r.kind.registry.name}
-			if v := d.verdictOf(r); v != nil {
-				switch v.Outcome {
-				case conflict.Shadowed:
-					it.owner = v.By.seenFrom(r)
-				case conflict.Beside:
-					it.beside = v.By.seenFrom(r)
-				}
-			}
-			if m := r.of.merger; m != nil {
-				for _, of := range m.members {
-					if of.s != r.of {
-						it.merged = append(it.merged, entryID{of.s.registry, of.s.name}.seenFrom(r))
-					}
-				}
-			}
-			items = append(items, it)
 		}
+		if m := r.of.merger; m != nil {
+			for _, of := range m.Members() {
+				if of != r.of {
+					it.merged = append(it.merged, entryID{of.registry, of.name}.seenFrom(r))
+				}
+			}
+		}
+		items = append(items, it)
 	}
 	d.apply.Unlock()
 	slices.SortFunc(items, func(a, b item) int {

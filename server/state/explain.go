@@ -56,8 +56,8 @@ func (d *DB) Explain(host string) []Claim {
 	defer d.book.RUnlock()
 	t := d.tables[collection.ServiceEntry]
 	var records []*Record
-	for c := d.claims.shared(host); c != nil; c = c.next {
-		if r := t.claimShared(c.name, c.registry); r != nil && !slices.Contains(records, r) {
+	for id := range d.hosts.OfShared(host) {
+		if r := t.claimShared(id.name, id.registry); r != nil && !slices.Contains(records, r) {
 			records = append(records, r)
 		}
 	}
@@ -86,10 +86,10 @@ func (d *DB) explainLocked(r *Record) Claim {
 	for i := range r.Instances() {
 		c.Workload = max(c.Workload, i.place[encode.Workload])
 	}
-	if v := d.verdicts.shared(entryID{of, r.Name()}); v != nil {
+	if v := d.hosts.VerdictShared(entryID{of, r.Name()}); v != nil {
 		c.Outcome, c.Owner, c.OwnerName = v.Outcome.String(), *v.By.registry.shown.Load(), v.By.name
-		c.Reason = entryID{of, r.Name()}.problem(v, d.committedRules)
-		_, rule := v.Says(d.committedRules)
+		c.Reason = entryID{of, r.Name()}.problem(v)
+		rule := v.Says()
 		if c.Rule = "conflicts"; strings.HasPrefix(rule, "conflicts[") {
 			c.Rule, _, _ = strings.Cut(rule, " ")
 		}
@@ -119,7 +119,7 @@ func (d *DB) explainLocked(r *Record) Claim {
 // It does not wait for a batch in progress.
 func (d *DB) Similar(host string, n int) []string {
 	d.book.RLock()
-	all := d.claims.keys()
+	all := d.hosts.Shared()
 	d.book.RUnlock()
 	type candidate struct {
 		host     string

@@ -39,7 +39,7 @@ func (b *batch) record(changed []shapeSet, revision Revision) {
 			}
 			told[r.of.name] = true
 			if m := r.of.merger; m != nil {
-				told[m.lead.name] = true
+				told[m.Lead.name] = true
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package state
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 
@@ -38,7 +39,7 @@ func (d *DB) SetConflicts(rules []ConflictRule) {
 }
 
 func (d *DB) setRules(rules []ConflictRule) {
-	d.rules = slices.Clone(rules)
+	d.hosts.Rules = slices.Clone(rules)
 	d.merges.Store(slices.ContainsFunc(rules, func(r ConflictRule) bool { return r.Policy == Merge }))
 }
 
@@ -47,30 +48,17 @@ func (d *DB) decideAnew() {
 	if len(d.registries) == 0 {
 		return
 	}
-	b := &batch{r: d.registries[0], db: d}
-	b.markAll()
-	d.decideOn(b)
+	d.hosts.MarkAll()
+	d.commit(&batch{r: d.registries[0], db: d})
 }
 
-// decideOn decides on what the batch marked.
-func (d *DB) decideOn(b *batch) {
+// commit commits a batch that is not one of a registry.
+func (d *DB) commit(b *batch) {
 	b.commit()
 	for _, r := range d.registries {
 		d.metrics.setServed(r)
 		r.countProblems()
 		r.summarize(false)
-	}
-}
-
-// markAll marks each host of several entries and each name with a verdict.
-func (b *batch) markAll() {
-	for host, c := range b.db.claims.now {
-		if c.next != nil {
-			b.markHost(host)
-		}
-	}
-	for id := range b.db.verdicts.now {
-		b.markName(id.name)
 	}
 }
 
@@ -80,294 +68,112 @@ type entryID struct {
 	name     string
 }
 
-// hostClaim is a ServiceEntry in the list of those with one host. It is
-// immutable.
-type hostClaim struct {
-	entryID
-	next *hostClaim // in no order
+// Of implements [conflict.Entry].
+func (id entryID) Of() string { return id.name }
+
+// record returns the ServiceEntry, nil if it is gone.
+func (id entryID) record() *Record {
+	return id.registry.db.tables[collection.ServiceEntry].claim(id.name, id.registry)
 }
 
-// without returns the list without an entry.
-func (c *hostClaim) without(id entryID) *hostClaim {
-	switch {
-	case c == nil:
+// service returns the service of the ServiceEntry, nil if it has none.
+func (id entryID) service() *service {
+	if c := id.record(); c != nil {
+		return c.of
+	}
+	return nil
+}
+
+// id identifies a ServiceEntry, with memory not shared with a buffer.
+func (r *Record) id() entryID {
+	if r.of != nil {
+		return entryID{r.kind.registry, r.of.name}
+	}
+	return entryID{r.kind.registry, strings.Clone(r.Name())}
+}
+
+// entries are the ServiceEntries as package conflict sees them.
+type entries struct{ *table }
+
+func newHosts(d *DB, rules conflict.Rules) *conflict.Hosts[entryID] {
+	return conflict.NewHosts(&d.book, entries{d.tables[collection.ServiceEntry]}, rules)
+}
+
+// Contender implements [conflict.Entries].
+func (e entries) Contender(id entryID) *conflict.Contender[entryID] {
+	c := id.record()
+	if c == nil {
 		return nil
-	case c.entryID == id:
-		return c.next
 	}
-	return &hostClaim{c.entryID, c.next.without(id)}
-}
-
-// claimHosts indexes the hosts of a ServiceEntry. The caller holds apply.
-func (d *DB) claimHosts(id entryID, hosts []string) {
-	for _, host := range conflict.HostKeys(hosts) {
-		d.claims.set(host, &hostClaim{id, d.claims.now[host]})
+	spec, err := encode.ParseEntry(c.Spec())
+	if err != nil {
+		panic(fmt.Sprintf("BUG: state: %s: %v", id.name, err)) // parsed before by encode.Parse
+	}
+	return &conflict.Contender[entryID]{
+		ID: id, Owner: id.registry.order, Registry: id.registry.name, Namespace: c.Namespace(), Name: id.name, Composed: c.parts != nil, Spec: spec,
 	}
 }
 
-// disclaimHosts removes the hosts of a ServiceEntry from the index. The caller
-// holds apply.
-func (d *DB) disclaimHosts(id entryID, hosts []string) {
-	for _, host := range conflict.HostKeys(hosts) {
-		if rest := d.claims.now[host].without(id); rest == nil {
-			d.claims.remove(host)
-		} else {
-			d.claims.set(host, rest)
+// Named implements [conflict.Entries].
+func (e entries) Named(name string) iter.Seq[entryID] {
+	return func(yield func(entryID) bool) {
+		for c := e.index[name]; c != nil; c = c.next {
+			if !c.Is(record.Tombstone) && !yield(c.id()) {
+				return
+			}
 		}
 	}
 }
 
-// rehost updates the index of hosts when a ServiceEntry is added, replaced or
-// removed, and marks what has to be decided on. old or now may be nil.
+// rehost updates the hosts of a ServiceEntry that is added, replaced or
+// removed. old or now may be nil.
 func (b *batch) rehost(old, now *Record) {
-	d := b.db
 	var before, after []string
-	name := ""
+	var id entryID
+	service := false
 	if old != nil {
-		before, name = encode.Hosts(old.Spec()), old.Name()
+		before, id, service = encode.Hosts(old.Spec()), old.id(), old.parts != nil
+		if old.of != nil && old.of.merger != nil {
+			b.loose = append(b.loose, old.of.merger)
+		}
 	}
 	if now != nil {
-		after, name = encode.Hosts(now.Spec()), now.Name()
+		after, id, service = encode.Hosts(now.Spec()), now.id(), service || now.parts != nil
 	}
-	id := entryID{b.r, name}
-	if now != nil {
-		if id.name = strings.Clone(name); now.of != nil {
-			id.name = now.of.name // so that the key does not retain a buffer
-		}
-	}
-	if !slices.Equal(before, after) {
-		d.disclaimHosts(id, before)
-		d.claimHosts(id, after)
-	}
-	entries := d.tables[collection.ServiceEntry]
-	isService := func(c *Record) bool { return c != nil && c.parts != nil }
-	for _, hosts := range [][]string{before, after} {
-		for _, host := range conflict.HostKeys(hosts) {
-			for c := d.claims.now[host]; c != nil; c = c.next {
-				// Of one registry, services are in conflict, and nothing else.
-				if c.registry != b.r || c.entryID != id && (isService(old) || isService(now)) && isService(entries.claim(c.name, c.registry)) {
-					b.markHost(host)
-					break
-				}
-			}
-		}
-	}
-	head := entries.index[name]
-	others := false
-	for c := head; c != nil; c = c.next {
-		others = others || !c.Is(record.Tombstone) && c.kind.registry != b.r
-	}
-	if _, decided := d.verdicts.now[id]; decided || others || old != nil && old.of != nil && old.of.merger != nil {
-		b.markName(name)
-	}
-	if old != nil && old.of != nil && old.of.merger != nil && (now == nil || now.of != old.of) {
-		b.loose = append(b.loose, old.of.merger)
-	}
-}
-
-func (b *batch) markHost(host string) {
-	if b.marked == nil {
-		b.marked = make(map[string]bool)
-	}
-	b.marked[host] = true
-}
-
-func (b *batch) markName(name string) {
-	if b.markedNames == nil {
-		b.markedNames = make(map[string]bool)
-	}
-	b.markedNames[name] = true
-}
-
-// contender is a ServiceEntry that may conflict with others, with its record.
-type contender struct {
-	conflict.Contender[entryID]
-	record *Record
-}
-
-// contenders returns all entries that share a host or a name with what the
-// batch marked, directly or through others, in order of precedence. The result
-// depends only on the state of the registries.
-func (b *batch) contenders() []*contender {
-	d := b.db
-	t := d.tables[collection.ServiceEntry]
-	found := make(map[entryID]bool)
-	hosts, names := make(map[string]bool), make(map[string]bool)
-	var all []*contender
-	var nextHosts, nextNames []string
-	host := func(h string) {
-		if !hosts[h] {
-			hosts[h] = true
-			nextHosts = append(nextHosts, h)
-		}
-	}
-	name := func(n string) {
-		if !names[n] {
-			names[n] = true
-			nextNames = append(nextNames, n)
-		}
-	}
-	add := func(c *Record) {
-		r, id := c.kind.registry, entryID{c.kind.registry, strings.Clone(c.Name())}
-		if found[id] {
-			return
-		}
-		found[id] = true
-		spec, err := encode.ParseEntry(c.Spec())
-		if err != nil {
-			panic(fmt.Sprintf("BUG: state: %s: %v", id.name, err)) // parsed before by encode.Parse
-		}
-		all = append(all, &contender{conflict.Contender[entryID]{
-			ID: id, Owner: r.order, Registry: r.name, Namespace: c.Namespace(), Name: id.name, Composed: c.parts != nil, Spec: spec,
-		}, c})
-		for _, h := range conflict.HostKeys(spec.Hosts) {
-			host(h)
-		}
-		name(id.name)
-	}
-	for h := range b.marked {
-		host(h)
-	}
-	for n := range b.markedNames {
-		name(n)
-	}
-	for len(nextHosts)+len(nextNames) > 0 {
-		var h, n []string
-		h, nextHosts, n, nextNames = nextHosts, nil, nextNames, nil
-		for _, h := range h {
-			for c := d.claims.now[h]; c != nil; c = c.next {
-				if r := t.claim(c.name, c.registry); r != nil {
-					add(r)
-				}
-			}
-		}
-		for _, n := range n {
-			for c := t.index[n]; c != nil; c = c.next {
-				if !c.Is(record.Tombstone) {
-					add(c)
-				}
-			}
-		}
-	}
-	b.decided = hosts
-	slices.SortFunc(all, func(x, y *contender) int {
-		return cmp.Or(cmp.Compare(x.Owner, y.Owner), strings.Compare(x.Name, y.Name))
+	b.db.hosts.Change(id, before, after, func(other entryID) bool {
+		// Of one registry, services are in conflict, and nothing else.
+		return other.registry != id.registry || service && other.service() != nil
 	})
-	return all
 }
 
-// settleHosts decides on the hosts and names that the batch marked.
-func (b *batch) settleHosts() {
-	if len(b.marked)+len(b.markedNames)+len(b.loose) == 0 {
-		return
-	}
+// decide decides on the hosts and names that the batch marked.
+func (b *batch) decide() {
 	d := b.db
-	all := b.contenders()
-	decide := make([]*conflict.Contender[entryID], len(all))
-	for n, e := range all {
-		decide[n] = &e.Contender
-	}
-	contested := conflict.Decide(decide, d.rules)
-	t := d.tables[collection.ServiceEntry]
-	for name := range b.markedNames {
-		for id := range d.verdictsOf(name) {
-			if t.claim(name, id.registry) == nil {
-				d.setVerdict(b, id, nil)
-			}
+	all := d.hosts.Decide(func(id entryID, was, now *verdict) {
+		if was.IsDisputed() {
+			id.registry.disputed--
 		}
-	}
-	mergers := b.loose
-	for _, e := range all {
-		d.setVerdict(b, e.ID, e.Verdict)
-		if s := e.record.of; s != nil && s.merger != nil {
-			mergers = append(mergers, s.merger)
+		if now.IsDisputed() {
+			id.registry.disputed++
 		}
-	}
-	for _, e := range all {
-		if len(e.Members) > 0 {
-			b.mergeInto(e)
-		}
-	}
-	for _, m := range mergers {
-		if !m.wanted {
-			b.dissolve(m)
-		}
-	}
-	for _, e := range all {
-		if s := e.record.of; s != nil && s.merger != nil {
-			s.merger.wanted = false
-		}
-	}
-	for host := range b.decided {
-		d.contest(host, contested[host])
-	}
-	d.metrics.setConflicts(d.contestedBy)
-}
-
-// contest sets the policy of a contested host; "" means that it is not
-// contested.
-func (d *DB) contest(host string, p Policy) {
-	was := d.contested[host]
-	if was == p {
-		return
-	}
-	if was != "" {
-		d.contestedBy[was]--
-	}
-	if p == "" {
-		delete(d.contested, host)
-		return
-	}
-	d.contestedBy[p]++
-	d.contested[strings.Clone(host)] = p
-}
-
-func (d *DB) verdictsOf(name string) map[entryID]*verdict {
-	out := make(map[entryID]*verdict)
-	for _, r := range d.registries {
-		id := entryID{r, name}
-		if v := d.verdicts.now[id]; v != nil {
-			out[id] = v
-		}
-	}
-	return out
-}
-
-// setVerdict sets the verdict on an entry; nil removes it.
-func (d *DB) setVerdict(b *batch, id entryID, v *verdict) {
-	old := d.verdicts.now[id]
-	if old == v || old != nil && v != nil && *old == *v {
-		return
-	}
-	if old.IsDisputed() {
-		id.registry.disputed--
-	}
-	if v.IsDisputed() {
-		id.registry.disputed++
-	}
-	b.concern(id.registry)
-	if v == nil {
-		d.verdicts.remove(id)
-	} else {
-		d.verdicts.set(id, v)
-		if v.Host != "" {
+		b.concern(id.registry)
+		if now != nil && now.Host != "" {
 			b.news = append(b.news, id)
 		}
+		b.touch(d.tables[collection.ServiceEntry], id.name)
+	})
+	if len(all)+len(b.loose) > 0 {
+		b.merge(all)
+		d.metrics.setConflicts(d.hosts.By)
 	}
-	b.touch(d.tables[collection.ServiceEntry], id.name)
 }
 
 // verdictOf returns the verdict on a ServiceEntry, nil if it has no conflict.
 func (d *DB) verdictOf(c *Record) *verdict {
-	if len(d.verdicts.now) == 0 {
+	if d.hosts.Peaceful() {
 		return nil
 	}
-	return d.verdicts.now[entryID{c.kind.registry, c.Name()}]
-}
-
-// isAside reports whether a ServiceEntry is not served on its own.
-func (d *DB) isAside(c *Record) bool {
-	return d.verdictOf(c).IsAside()
+	return d.hosts.Verdict(entryID{c.kind.registry, c.Name()})
 }
 
 // seenFrom returns the registry of an entry, or its name in the same registry.
@@ -380,19 +186,18 @@ func (id entryID) seenFrom(r *Record) string {
 
 // problem describes the conflict of an entry and its remedy; "" means that
 // there is no problem.
-func (id entryID) problem(v *verdict, rules conflict.Rules) string {
-	return v.Problem(id.name, *v.By.registry.shown.Load(), v.By.name, rules)
+func (id entryID) problem(v *verdict) string {
+	return v.Problem(id.name, *v.By.registry.shown.Load(), v.By.name)
 }
 
 // tellHosts logs the new verdicts of the batch.
 func (b *batch) tellHosts() {
 	for _, id := range b.news {
-		v := b.db.verdicts.now[id]
+		v := b.db.hosts.Verdict(id)
 		if v == nil || !id.registry.line() {
 			continue
 		}
-		policy, _ := v.Says(b.db.rules)
-		about := []any{"host", v.Host, "name", id.name, "owner", v.By.registry.name, "owner_name", v.By.name, "policy", string(policy)}
+		about := []any{"host", v.Host, "name", id.name, "owner", v.By.registry.name, "owner_name", v.By.name, "policy", string(v.Policy)}
 		if reason := cmp.Or(v.Why, v.Notes); reason != "" {
 			about = append(about, "reason", reason)
 		}
@@ -432,15 +237,13 @@ func (d *DB) Conflicts() []Conflict {
 	func() {
 		d.apply.Lock()
 		defer d.apply.Unlock()
-		for id, v := range d.verdicts.now {
-			if v.Host == "" {
-				continue
+		for id, v := range d.hosts.Verdicts() {
+			if v.Host != "" {
+				items = append(items, item{Conflict{
+					Host: v.Host, Policy: v.Policy, Registry: id.registry.name, Name: id.name, Outcome: v.Outcome.String(),
+					Owner: v.By.registry.name, OwnerName: v.By.name,
+				}, id.registry.order})
 			}
-			policy, _ := v.Says(d.rules)
-			items = append(items, item{Conflict{
-				Host: v.Host, Policy: policy, Registry: id.registry.name, Name: id.name, Outcome: v.Outcome.String(),
-				Owner: v.By.registry.name, OwnerName: v.By.name,
-			}, id.registry.order})
 		}
 	}()
 	slices.SortFunc(items, func(a, b item) int {

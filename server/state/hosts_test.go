@@ -364,8 +364,8 @@ func TestConflictsIgnoreCase(t *testing.T) {
 			t.Errorf("%s: problems: %v", policy, p)
 		}
 		b.Apply(removed(collection.ServiceEntry, "b/web"))
-		if len(e.claims.now) > 0 {
-			t.Errorf("%s: claims are left: %v", policy, e.claims)
+		if n := e.hosts.Len(); n > 0 {
+			t.Errorf("%s: %d hosts, verdicts and policies are left", policy, n)
 		}
 	}
 }
@@ -855,8 +855,8 @@ func TestHostsAreDecidedAlike(t *testing.T) {
 				e.Registry(name).Begin(nil)
 				e.Registry(name).Apply(synced)
 			}
-			if n := len(e.claims.now) + len(e.verdicts.now) + len(e.contested); n > 0 {
-				t.Errorf("%d claims, %d verdicts and %d contested hosts of nothing", len(e.claims.now), len(e.verdicts.now), len(e.contested))
+			if n := e.hosts.Len(); n > 0 {
+				t.Errorf("%d hosts, verdicts and policies of nothing", n)
 			}
 			for _, table := range e.tables {
 				for name, c := range table.index {

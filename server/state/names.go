@@ -1,68 +1,24 @@
 package state
 
 import (
-	"maps"
+	"cmp"
+	"iter"
 	"slices"
-	"sync"
 
+	"github.com/isthmus-mesh/isthmus/server/state/book"
 	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
-// book guards what readers read of the claims themselves, beside the logs. A
-// writer, who holds DB.apply, reads it without the lock, and locks it for each
-// single change only: what a reader gets is as it was committed last, so that
-// it does not wait for the batch in progress.
-//
-//	batch      touch a   change a   touch b   change b   commit
-//	reader of  a: before ...................................| a: now
-type book struct {
-	sync.RWMutex
-	whole bool // a writer holds the lock for many changes; guarded by DB.apply
-	// begun are the parts that the batch in progress has changed; guarded by
-	// DB.apply.
-	begun []interface{ commitLocked() }
-}
-
-// commit lets readers see what the batch in progress changed, and f changes.
-func (b *book) commit(f func()) {
-	b.change(func() {
-		f()
-		for _, part := range b.begun {
-			part.commitLocked()
-		}
-	})
-	b.begun = b.begun[:0]
-}
-
-// change calls f with the book locked.
-func (b *book) change(f func()) {
-	if !b.whole {
-		b.Lock()
-		defer b.Unlock()
-	}
-	f()
-}
-
-// changeAll calls f, which changes a lot of it, with the book locked.
-func (b *book) changeAll(f func()) {
-	if b.whole {
-		f()
-		return
-	}
-	b.Lock()
-	b.whole = true
-	defer func() {
-		b.whole = false
-		b.Unlock()
-	}()
-	f()
-}
-
-// names finds the claims on each name of a collection.
+// names finds the claims on each name of a collection. A batch begins with each
+// name that it touches, so that readers see the name as it was.
 type names struct {
-	book   *book
-	index  map[string]*Record   // the first claim on each name
-	before map[string]committed // of the names that the batch in progress touched
+	book.Draft[string, committed]
+	book  *book.Book
+	index map[string]*Record // the first claim on each name
+}
+
+func newNames(d *DB) *names {
+	return &names{book.NewDraft[string, committed](&d.book), &d.book, make(map[string]*Record)}
 }
 
 // committed is what the logs have of a name.
@@ -75,48 +31,21 @@ type committed struct {
 // begin retains what the logs have of a name that a batch is about to change.
 // It is false if the batch has begun with the name before.
 func (t *names) begin(name string) (current *Record, first bool) {
-	if _, begun := t.before[name]; begun {
+	if t.Has(name) {
 		return nil, false
 	}
-	c := t.lookup(name)
-	if len(t.before) == 0 {
-		t.book.begun = append(t.book.begun, t)
-	}
-	t.book.change(func() {
-		if t.before == nil {
-			t.before = make(map[string]committed)
-		}
-		t.before[name] = c
-	})
-	return c.current, true
-}
-
-// lookup returns what the index has of a name.
-func (t *names) lookup(name string) committed {
 	c := committed{current: t.current(name), head: t.index[name]}
 	if c.head != nil && c.head.next != nil {
 		c.all = claimsOn(c.head)
 	}
-	return c
-}
-
-// commitLocked lets readers see what the batch changed. The caller holds the
-// book.
-func (t *names) commitLocked() { t.before = emptied(t.before) }
-
-// emptied returns an empty map in place of one, the same one if it is small.
-func emptied[K comparable, V any](m map[K]V) map[K]V {
-	if len(m) > 64 {
-		return nil
-	}
-	clear(m)
-	return m
+	t.Begin(name, c)
+	return c.current, true
 }
 
 // currentShared returns what the logs have of a name. The caller holds the book
 // for reading.
 func (t *names) currentShared(name string) *Record {
-	if c, changing := t.before[name]; changing {
+	if c, changing := t.Shared(name); changing {
 		return c.current
 	}
 	return t.current(name)
@@ -125,11 +54,11 @@ func (t *names) currentShared(name string) *Record {
 // claimsShared returns the committed claims on a name, without derived records.
 // The caller holds the book for reading.
 func (t *names) claimsShared(name string) []*Record {
-	c, changing := t.before[name]
-	if !changing {
-		c = t.lookup(name)
-	}
-	if c.all == nil && c.head != nil {
+	c, changing := t.Shared(name)
+	switch {
+	case !changing:
+		c.all = claimsOn(t.index[name])
+	case c.all == nil && c.head != nil:
 		c.all = []*Record{c.head}
 	}
 	return slices.DeleteFunc(slices.Clone(c.all), func(r *Record) bool { return r.Is(record.Tombstone | record.Derived) })
@@ -165,28 +94,26 @@ func (t *names) current(name string) *Record {
 	return r
 }
 
-// put adds a claim, in place of one of the same registry.
+// services yields all ServiceEntries of services.
+func (t *names) services() iter.Seq[*Record] {
+	return func(yield func(*Record) bool) {
+		for _, c := range t.index {
+			for ; c != nil; c = c.next {
+				if c.parts != nil && !yield(c) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// put adds a record to those of its name, in place of the claim of the same
+// registry.
 func (t *names) put(c *Record) {
-	t.insert(c, func(r *Record) bool {
-		return !r.Is(record.Tombstone|record.Derived) && r.kind.registry.order < c.kind.registry.order
-	})
-}
-
-// putDerived adds a derived record after all claims on its name.
-func (t *names) putDerived(c *Record) {
-	t.insert(c, func(r *Record) bool { return !r.Is(record.Tombstone) && (!r.Is(record.Derived) || r.Sum() < c.Sum()) })
-}
-
-// bury appends a tombstone to the claims on a name of which none is served.
-func (t *names) bury(tomb *Record) { t.insert(tomb, func(*Record) bool { return true }) }
-
-// insert adds a record to the claims on its name after those that precede it,
-// in place of one of the same registry.
-func (t *names) insert(c *Record, precedes func(*Record) bool) {
 	name := c.Name()
 	var before *Record
 	r := t.index[name]
-	for r != nil && precedes(r) {
+	for r != nil && precedence(r, c) < 0 {
 		before, r = r, r.next
 	}
 	c.next = r
@@ -199,14 +126,13 @@ func (t *names) insert(c *Record, precedes func(*Record) bool) {
 		before.next = c // the name is touched, so that nobody reads it
 		return
 	}
-	t.book.change(func() { t.index[name] = c })
+	t.book.Change(func() { t.index[name] = c })
 }
 
-// drop removes a record from the claims on its name, and the name with the last
-// one.
+// drop removes a record from those of its name, and the name with the last one.
 func (t *names) drop(c *Record) {
 	name := c.Name()
-	t.book.change(func() {
+	t.book.Change(func() {
 		if t.index[name] != c {
 			for r := t.index[name]; r != nil; r = r.next {
 				if r.next == c {
@@ -226,7 +152,7 @@ func (t *names) drop(c *Record) {
 
 // relink replaces the claims on a name, in the given order.
 func (t *names) relink(name string, claims []*Record) {
-	t.book.change(func() {
+	t.book.Change(func() {
 		for n, c := range claims {
 			if c.next = nil; n+1 < len(claims) {
 				c.next = claims[n+1]
@@ -245,54 +171,24 @@ func claimsOn(head *Record) []*Record {
 	return all
 }
 
-// draft is a map that a batch changes while readers see what was committed
-// last. Its values are immutable.
-type draft[K comparable, V any] struct {
-	book   *book
-	now    map[K]V
-	before map[K]V // of the keys that the batch in progress changed; the zero V if there was none
-}
-
-func newDraft[K comparable, V any](b *book) draft[K, V] {
-	return draft[K, V]{book: b, now: make(map[K]V)}
-}
-
-func (m *draft[K, V]) set(key K, value V) {
-	m.change(key, func() { m.now[key] = value })
-}
-
-func (m *draft[K, V]) remove(key K) {
-	m.change(key, func() { delete(m.now, key) })
-}
-
-func (m *draft[K, V]) change(key K, f func()) {
-	m.book.change(func() {
-		if _, changing := m.before[key]; !changing && !m.book.whole {
-			if m.before == nil {
-				m.before = make(map[K]V)
-			}
-			if len(m.before) == 0 {
-				m.book.begun = append(m.book.begun, m)
-			}
-			m.before[key] = m.now[key]
+// precedence orders the records of one name: by registry, then derived records,
+// then the tombstone.
+func precedence(a, b *Record) int {
+	rank := func(r *Record) int {
+		switch {
+		case r.Is(record.Tombstone):
+			return 2
+		case r.Is(record.Derived):
+			return 1
 		}
-		f()
-	})
-}
-
-// shared returns the committed value of a key. The caller holds the book for
-// reading.
-func (m *draft[K, V]) shared(key K) V {
-	if v, changing := m.before[key]; changing {
-		return v
+		return 0
 	}
-	return m.now[key]
+	of := rank(a)
+	if c := of - rank(b); c != 0 || of == 2 {
+		return c
+	}
+	if of == 1 {
+		return cmp.Compare(a.Sum(), b.Sum())
+	}
+	return cmp.Compare(a.kind.registry.order, b.kind.registry.order)
 }
-
-// commitLocked lets readers see what the batch changed. The caller holds the
-// book.
-func (m *draft[K, V]) commitLocked() { m.before = emptied(m.before) }
-
-// keys returns all keys, as the batch in progress has them. The caller holds
-// the book for reading.
-func (m *draft[K, V]) keys() []K { return slices.Collect(maps.Keys(m.now)) }

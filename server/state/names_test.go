@@ -148,11 +148,11 @@ func TestGetIsNotOlderThanChanges(t *testing.T) {
 	close(done)
 	readers.Wait()
 	for _, table := range e.tables {
-		if len(table.before) > 0 {
-			t.Errorf("%s: %d names of no batch", table.name, len(table.before))
+		if n := table.Begun(); n > 0 {
+			t.Errorf("%s: %d names of no batch", table.name, n)
 		}
 	}
-	if len(e.claims.before)+len(e.verdicts.before) > 0 {
+	if e.hosts.Begun() > 0 {
 		t.Error("hosts or verdicts of no batch")
 	}
 }

@@ -121,7 +121,7 @@ func TestAddressesOfNetwork(t *testing.T) {
 	for _, u := range all {
 		r.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, u.GetService())}})
 	}
-	if len(e.hosts) > 0 || r.unaddressed != 0 {
-		t.Errorf("%d addresses are counted for no host, and %d hosts without one", len(e.hosts), r.unaddressed)
+	if e.DB.addresses.Len() > 0 || r.unaddressed != 0 {
+		t.Errorf("%d addresses are counted for no host, and %d hosts without one", e.DB.addresses.Len(), r.unaddressed)
 	}
 }

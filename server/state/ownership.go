@@ -21,11 +21,11 @@ func (r *Record) eligible() bool {
 }
 
 // settle selects the served claim on a name and marks the shadowed ones. For
-// ServiceEntries it applies the result of [batch.settleHosts].
+// ServiceEntries it applies the result of [batch.decide].
 func (b *batch) settle(t *table, name string) {
 	d := b.db
 	isEntry := t.name == collection.ServiceEntry
-	aside := func(c *Record) bool { return isEntry && d.isAside(c) }
+	aside := func(c *Record) bool { return isEntry && d.verdictOf(c).IsAside() }
 	var owner *Record
 	for c := t.index[name]; c != nil; c = c.next {
 		if c.eligible() && !aside(c) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
+	"github.com/isthmus-mesh/isthmus/server/state/message"
 	"github.com/isthmus-mesh/isthmus/server/state/problems"
 )
 
@@ -101,33 +102,33 @@ func (r *Registry) summarize(listed bool) {
 // forgetRejection removes a resource from the refused ones.
 func (r *Registry) forgetRejection(coll, name string) {
 	if len(r.rejected) > 0 {
-		r.db.book.change(func() { r.rejected.Forget(coll, name) })
+		r.db.book.Change(func() { r.rejected.Forget(coll, name) })
 	}
 }
 
 // note records a refused resource and removes an accepted one from the refused
 // ones.
-func (r *Registry) note(u *upsert) {
-	if u.err == nil {
-		r.forgetRejection(u.part.Collection, u.part.Name)
+func (r *Registry) note(u *message.Upsert) {
+	if u.Err == nil {
+		r.forgetRejection(u.Part.Collection, u.Part.Name)
 		return
 	}
 	r.db.metrics.rejected.WithLabelValues(r.name).Inc()
-	text := clip.Text(u.err.Error(), problems.MaxReason)
+	text := clip.Text(u.Err.Error(), problems.MaxReason)
 	reason := text + "; rejected, the last good one is served"
-	coll, name := u.id()
-	_, isForeign := errors.AsType[*foreignError](u.err)
+	coll, name := u.ID()
+	_, isForeign := errors.AsType[*message.ForeignError](u.Err)
 	if isForeign {
 		// One from before the rule goes with the next complete listing.
 		reason = text + "; rejected"
-	} else if u.isNameless() {
+	} else if u.IsNameless() {
 		r.nameless = r.listing
 		reason = text + "; rejected; as its name cannot be read, a listing with it removes nothing"
 	} else {
 		r.retain(coll, name)
 	}
 	id := problems.ResourceID(coll, name)
-	l, isLimit := errors.AsType[*limitError](u.err)
+	l, isLimit := errors.AsType[*limitError](u.Err)
 	if isLimit && r.limit.Reached(l.field) {
 		r.log.Warn("the registry has reached a limit; what is beyond it is rejected", "limit", l.field, "value", l.value)
 	}
@@ -136,7 +137,7 @@ func (r *Registry) note(u *upsert) {
 		r.reported.Beyond++
 		return
 	}
-	r.db.book.change(func() { r.rejected[id] = problems.Rejection{Reason: reason, Seen: r.listing} })
+	r.db.book.Change(func() { r.rejected[id] = problems.Rejection{Reason: reason, Seen: r.listing} })
 	if !isLimit && have.Reason != reason && r.line() {
 		r.log.Warn("resource rejected", "id", id, "err", text)
 	}
@@ -215,11 +216,11 @@ func (r *Registry) unsortedProblems() []Problem {
 			"since there are %d problems of its kind already", n, problems.Max)})
 	}
 	if r.shadowed+r.disputed > 0 {
-		for id, v := range d.verdicts.now {
+		for id, v := range d.hosts.Verdicts() {
 			if id.registry != r {
 				continue
 			}
-			if reason := id.problem(v, d.rules); reason != "" {
+			if reason := id.problem(v); reason != "" {
 				out = append(out, Problem{ID: "resource " + collection.ServiceEntry + " " + id.name, Reason: reason, Field: "conflicts"})
 			}
 		}
@@ -240,14 +241,14 @@ func (r *Registry) unsortedProblems() []Problem {
 		})
 	}
 	if r.unaddressed > 0 {
-		r.claims(func(t *table, c *Record) {
-			if t.name == collection.ServiceEntry && c.parts != nil && c.of.unaddressed {
+		for c := range d.tables[collection.ServiceEntry].services() {
+			if c.of.registry == r && c.of.unaddressed {
 				out = append(out, Problem{
 					ID: "host " + c.of.host, Field: problems.OfNetwork,
 					Reason: "is served without an address, as other hosts have the two that it hashes to; choose a wider network with addresses.cidr",
 				})
 			}
-		})
+		}
 	}
 	return out
 }

@@ -111,7 +111,7 @@ func (r *Registry) countRestored() {
 		switch c := t.claim(name, r); {
 		case c == nil:
 		case c.parts != nil:
-			c.of.counts.Restore(&r.guard.Guard, c.of.instances().Len())
+			c.of.counts.Restore(&r.guard.Guard, c.of.own.Len())
 		default:
 			r.guard.Live++
 		}
@@ -124,7 +124,7 @@ func (r *Record) isService() bool { return r.of == nil && r.Collection() == coll
 // setPaused marks a resource as retained, for readers too; nil ends that.
 func (r *Registry) setPaused(c *Record, why *protect.Item) {
 	g, name := &r.guard, claimName{c.kind.collection, c.Name()}
-	r.db.book.change(func() {
+	r.db.book.Change(func() {
 		c.mark(isPaused, why != nil)
 		if why == nil {
 			delete(g.paused, name)
@@ -191,7 +191,7 @@ func (r *Registry) endProtection() {
 	g := &r.guard
 	g.Since, g.told = time.Time{}, time.Time{}
 	if len(g.paused) == 0 {
-		r.db.book.change(func() { g.paused = nil })
+		r.db.book.Change(func() { g.paused = nil })
 		g.Of = 0
 	}
 	r.db.metrics.setPaused(r)
@@ -235,7 +235,7 @@ func (r *Registry) Keep() (Protection, error) {
 		return Protection{}, ErrAlreadyKept
 	}
 	for name, k := range g.paused {
-		r.db.book.change(func() { k.Kept = true })
+		r.db.book.Change(func() { k.Kept = true })
 		name.table.claim(name.name, r).forgetPeaks()
 	}
 	g.Pending, g.Mass = 0, 0
@@ -266,7 +266,7 @@ func (r *Registry) expire(now time.Time) {
 	}
 	was := r.guard.Protection()
 	if r.removePaused(func(k *protect.Item) bool { return g.Config.IsDue(k, now) }) != nil {
-		r.db.book.change(func() {
+		r.db.book.Change(func() {
 			for _, k := range g.paused {
 				k.From = now // until another hold is over
 			}

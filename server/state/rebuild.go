@@ -8,20 +8,21 @@ import (
 
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/address"
+	"github.com/isthmus-mesh/isthmus/server/state/message"
 	"github.com/isthmus-mesh/isthmus/server/state/protect"
 	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // read parses and checks a message, without a lock. A panic, which is a defect
 // of the bridge, is the plugin's error.
-func (b *batch) read(m *pluginv1.WatchResponse) (err error) {
+func (r *Registry) read(m *pluginv1.WatchResponse) (out *message.Message, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = b.r.defect(p, aMessage)
+			err = r.defect(p, aMessage)
 		}
 	}()
-	b.parse(m.GetUpserts())
-	return b.check(m)
+	return r.db.reader.Read(m, *r.owns.Load())
 }
 
 // What the bridge does when it meets a defect of its own.
@@ -71,7 +72,7 @@ func (d *DB) reconfigure(registries []*Registry, f func()) {
 		if p := recover(); p != nil {
 			_ = d.defect(p, aReload, "")
 			d.registries = registries
-			d.book.changeAll(func() {
+			d.book.ChangeAll(func() {
 				for n, r := range registries {
 					r.order = n
 				}
@@ -105,7 +106,7 @@ func (d *DB) rebuild(failed *Registry, from source) {
 	defer d.mu.Unlock()
 	d.writing = true
 	defer func() { d.writing = false }()
-	d.book.changeAll(func() { d.rebuildLocked(failed, from) })
+	d.book.ChangeAll(func() { d.rebuildLocked(failed, from) })
 	d.wakeLocked()
 }
 
@@ -123,10 +124,7 @@ func (d *DB) rebuildLocked(failed *Registry, from source) {
 				c := old.copy()
 				switch {
 				case old.parts != nil:
-					c.parts = &composition{}
-					if hosts := encode.Hosts(c.Spec()); !c.Is(record.OwnAddress) && len(hosts) > 0 {
-						it.host = hosts[0]
-					}
+					c.parts, it.host = &composition{}, c.addressed()
 				case old.of != nil:
 					it.service = old.of.name
 				}
@@ -138,7 +136,7 @@ func (d *DB) rebuildLocked(failed *Registry, from source) {
 	l.items = []Saved{all}
 
 	for _, t := range d.tables {
-		t.index, t.before = make(map[string]*Record), nil
+		t.names = newNames(d)
 		for _, s := range shapesOf(t) {
 			t.logs[s].Reset(d.revision + 1)
 		}
@@ -149,12 +147,8 @@ func (d *DB) rebuildLocked(failed *Registry, from source) {
 		a.count.Store(0)
 	}
 	d.revision++
-	clear(d.hosts)
-	clear(d.claims.now)
-	clear(d.verdicts.now)
-	d.claims.before, d.verdicts.before, d.book.begun = nil, nil, nil
-	clear(d.contested)
-	clear(d.contestedBy)
+	d.book.Reset()
+	d.addresses, d.hosts = address.In(d.addresses.Network()), newHosts(d, d.hosts.Rules)
 	kept := make(map[*Registry]map[claimName]*protect.Item)
 	for _, r := range d.registries {
 		r.resources, r.entries, r.bytes, r.services, r.instances, r.shadowed, r.disputed, r.unaddressed = 0, 0, 0, 0, 0, 0, 0, 0

@@ -173,13 +173,14 @@ func (r *Registry) setState(change func(*Status)) {
 // Apply applies one message of the plugin as a whole. Resources that cannot be
 // served are refused, counted and listed, and their last good content is
 // retained. An error means that the message breaks the contract as such, see
-// [batch.check], and nothing of it is applied; or that the bridge has a defect,
-// see [DB.attempt].
+// [message.Reader], and nothing of it is applied; or that the bridge has a
+// defect, see [DB.attempt].
 func (r *Registry) Apply(m *pluginv1.WatchResponse) error {
-	b := &batch{r: r, db: r.db}
-	if err := b.read(m); err != nil {
+	read, err := r.read(m)
+	if err != nil {
 		return err
 	}
+	b := &batch{r: r, db: r.db, upserts: read.Upserts}
 	listed, log := []any(nil), (*slog.Logger)(nil)
 	defer func() { // whoever reads the line finds the status
 		if listed != nil {
@@ -191,7 +192,7 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) error {
 	log = r.log
 	return r.db.attempt(b, aMessage, func() {
 		listed = r.apply(b, m)
-		r.db.book.change(func() {
+		r.db.book.Change(func() {
 			r.publishLocked()
 			for _, other := range b.others {
 				other.publishLocked()

@@ -6,10 +6,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/clip"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
-	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
 	"github.com/isthmus-mesh/isthmus/server/state/protect"
-	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // loss is what a batch removes from one service.
@@ -56,18 +54,18 @@ func (b *batch) brings() (gain int, names map[string]bool, instances map[string]
 	names, instances = make(map[string]bool), make(map[string]int)
 	for n := range b.upserts {
 		u := &b.upserts[n]
-		if u.err != nil {
+		if u.Err != nil {
 			continue
 		}
-		if u.isInstance() {
-			instances[u.service]++
+		if u.IsInstance() {
+			instances[u.Service]++
 			continue
 		}
-		if u.part.Collection != collection.ServiceEntry || names[u.part.Name] {
+		if u.Part.Collection != collection.ServiceEntry || names[u.Part.Name] {
 			continue
 		}
-		names[u.part.Name] = true
-		if c := t.claim(u.part.Name, b.r); c == nil || c.marked(isPaused) {
+		names[u.Part.Name] = true
+		if c := t.claim(u.Part.Name, b.r); c == nil || c.marked(isPaused) {
 			gain++
 		}
 	}
@@ -213,29 +211,10 @@ func (b *batch) putBackOne(i *Record, s *service, why protect.Item) {
 // claimAgain claims a removed resource again, an instance for a service.
 func (b *batch) claimAgain(old *Record, s *service) *Record {
 	c := old.copy()
-	switch {
-	case s != nil:
-		c.of = s
-		b.r.instances++
-		s.added = append(s.added, c)
-	case old.parts != nil:
-		c.of = &service{registry: b.r, name: old.of.name, selector: old.of.selector, label: old.of.label}
-		c.parts = &composition{Selector: old.of.selector}
-		b.r.services++
+	if c.of = s; s == nil && old.parts != nil {
+		b.r.newService(c)
 	}
-	b.claim(c, true)
-	if c.of == nil {
-		return c
-	}
-	b.change(c.of)
-	if s != nil {
-		s.counts.Add(&b.r.guard.Guard, 1, time.Now())
-		return c
-	}
-	c.of.counts.Recount(&b.r.guard.Guard)
-	if hosts := encode.Hosts(c.Spec()); !c.Is(record.OwnAddress) && len(hosts) > 0 {
-		b.setHost(c.of, hosts[0])
-	}
+	b.add(c, nil)
 	return c
 }
 

@@ -73,10 +73,7 @@ func (d *DB) ParseSaved(run []byte) (Saved, error) {
 		}
 		r := &Record{Content: record.Saved(s), kind: k}
 		if s.Kind == saved.Entry {
-			r.parts = &composition{}
-			if hosts := encode.Hosts(r.Spec()); !r.Is(record.OwnAddress) && len(hosts) > 0 {
-				it.host = hosts[0]
-			}
+			r.parts, it.host = &composition{}, r.addressed()
 		}
 		it.record = r
 		out.items = append(out.items, it)
@@ -150,7 +147,7 @@ func (d *DB) Restore(items []Saved, registries []SavedRegistry) (out []Restored,
 			r.status.Restored = s.AsOf
 		}
 	}
-	d.book.changeAll(func() {
+	d.book.ChangeAll(func() {
 		if err = l.merge(); err != nil {
 			for _, t := range d.tables {
 				clear(t.index)
@@ -339,16 +336,10 @@ func (l *loader) link() {
 		if c.parts == nil || !take(it, true) {
 			return
 		}
-		name := c.Name()
-		selector, label := d.selector(name)
-		c.of = &service{registry: l.registries[it.registry], name: strings.Clone(name), selector: selector, label: label}
-		c.parts.Selector = selector
-		d.claimHosts(entryID{c.of.registry, c.of.name}, encode.Hosts(c.Spec()))
-		if it.host != "" {
-			c.of.host = strings.Clone(it.host)
-			d.countHost(c.of.host, 1)
-		}
-		c.of.registry.services++
+		l.registries[it.registry].newService(c)
+		d.hosts.Add(c.id(), encode.Hosts(c.Spec()))
+		c.of.host = strings.Clone(it.host)
+		d.addresses.Count(c.of.host, 1)
 		l.services = append(l.services, it)
 	})
 	entries := d.tables[collection.ServiceEntry]
@@ -360,7 +351,7 @@ func (l *loader) link() {
 		}
 		if it.service == "" {
 			if take(it, true) && c.Collection() == collection.ServiceEntry {
-				d.claimHosts(entryID{l.registries[it.registry], strings.Clone(c.Name())}, encode.Hosts(c.Spec()))
+				d.hosts.Add(c.id(), encode.Hosts(c.Spec()))
 			}
 			return
 		}
@@ -393,10 +384,9 @@ func (l *loader) compose() {
 			for _, it := range part {
 				at = it
 				s := it.record.of
-				parts := it.record.parts.With(s.added, nil)
-				parts.Address = l.d.addressOf(s.host)
-				it.record.parts = parts
-				s.added = nil
+				s.own = s.own.With(s.added, nil)
+				s.own.Address = l.d.addresses.Of(s.host)
+				it.record.parts, s.added = s.own, nil
 			}
 		})
 	}
@@ -435,15 +425,13 @@ func (l *loader) contest() {
 			c.of.each(undecided)
 		}
 	}
-	b.markAll()
-	for host := range b.marked {
-		for c := d.claims.now[host]; c != nil; c = c.next {
-			entry(entries.claim(c.name, c.registry))
-		}
+	d.hosts.MarkAll()
+	for id := range d.hosts.Marked() {
+		entry(id.record())
 	}
 	for _, s := range l.several {
 		if s.table == entries {
-			b.markName(s.name)
+			d.hosts.MarkName(s.name)
 		}
 		for c := s.table.index[s.name]; c != nil; c = c.next {
 			if s.table == entries {
@@ -458,9 +446,9 @@ func (l *loader) contest() {
 // decide serves what may be in conflict as the rules have it. Nothing of it is
 // in a log before, so that none of it is seen to be removed.
 func (l *loader) decide() {
-	l.d.book.changeAll(func() { l.each(func(it *savedItem) { it.record.mark(isUndecided, false) }) })
+	l.d.book.ChangeAll(func() { l.each(func(it *savedItem) { it.record.mark(isUndecided, false) }) })
 	if l.batch != nil {
-		l.d.decideOn(l.batch)
+		l.d.commit(l.batch)
 	}
 	for _, r := range l.registries {
 		if r != nil {
@@ -472,7 +460,7 @@ func (l *loader) decide() {
 // enter appends the records that are not in conflict to the logs, in the order
 // of the items.
 func (l *loader) enter() {
-	l.d.write(func() { l.d.book.changeAll(l.enterLocked) })
+	l.d.write(func() { l.d.book.ChangeAll(l.enterLocked) })
 }
 
 func (l *loader) enterLocked() {

@@ -1278,19 +1278,9 @@ func TestAddressConflict(t *testing.T) {
 	r.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, "dc1/small")}})
 	want("alone again", "dc1/large", shared)
 	r.Apply(&pluginv1.WatchResponse{Removals: []*pluginv1.Removal{gone(collection.ServiceEntry, "dc1/large"), gone(collection.WorkloadEntry, "dc1/large-1")}})
-	if len(e.hosts) > 0 {
-		t.Errorf("%d addresses are counted for no host", len(e.hosts))
+	if n := e.DB.addresses.Len(); n > 0 {
+		t.Errorf("%d addresses are counted for no host", n)
 	}
-	// An address goes to the host whose first choice it is.
-	e.apply.Lock()
-	defer e.apply.Unlock()
-	e.countHost(large, 1)
-	e.countHost(small, 1)
-	e.hosts[second] = append(e.hosts[second], claimant{host: "zzz", services: 1, first: true})
-	if got := e.addressOf(large); got.IsValid() {
-		t.Errorf("address %s, want none: both are those of others", got)
-	}
-	delete(e.hosts, second)
 }
 
 // An instance's name belongs to the first registry that has it, too: a later
@@ -1639,8 +1629,8 @@ func TestModel(t *testing.T) {
 					t.Fatalf("after registry %s said %v", name, m)
 				}
 			}
-			if len(e.hosts) > 8 {
-				t.Errorf("%d addresses are counted for at most 4 hosts", len(e.hosts))
+			if e.DB.addresses.Len() > 8 {
+				t.Errorf("%d addresses are counted for at most 4 hosts", e.DB.addresses.Len())
 			}
 		})
 	}

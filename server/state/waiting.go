@@ -5,9 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
-	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/message"
 )
 
 // RegistryOptions tune one registry. The zero value works.
@@ -26,11 +24,8 @@ type RegistryOptions struct {
 	Owns Owner
 }
 
-// Owner decides what a registry may say. Check is safe for concurrent use; an
-// error is the reason of the refusal.
-type Owner interface {
-	Check(p *encode.Part, body proto.Message) error
-}
+// Owner decides what a registry may say.
+type Owner = message.Owner
 
 // DefaultSyncTimeout is the default of [RegistryOptions.SyncTimeout].
 const DefaultSyncTimeout = time.Minute

@@ -28,6 +28,7 @@ type Verdict[ID comparable] struct {
 	Own     bool   // that one is of the same registry
 	Host    string // shared by both; "" if only the name is
 	Rule    int    // index of the rule that applies, -1 for none
+	Policy  Policy // of that rule
 	Why     string // reason why it is not merged despite the rule
 	Notes   string // differences between the two
 }
@@ -39,22 +40,21 @@ func (v *Verdict[ID]) IsDisputed() bool { return v != nil && v.Outcome != Shadow
 // IsAside reports whether the entry is not served on its own.
 func (v *Verdict[ID]) IsAside() bool { return v != nil && v.Outcome != Beside }
 
-// Says returns the policy that applies, and in words what sets it.
-func (v *Verdict[ID]) Says(rules Rules) (policy Policy, words string) {
+// Says returns in words what sets the policy.
+func (v *Verdict[ID]) Says() string {
 	switch {
-	case v.Rule >= 0 && v.Rule < len(rules):
-		policy = rules[v.Rule].Policy
-		return policy, fmt.Sprintf("conflicts[%d] says %s", v.Rule, policy)
+	case v.Rule >= 0:
+		return fmt.Sprintf("conflicts[%d] says %s", v.Rule, v.Policy)
 	case v.Own:
-		return DefaultPolicy, "no rule of conflicts with this registry fits the host, so the first service by name has it"
+		return "no rule of conflicts with this registry fits the host, so the first service by name has it"
 	}
-	return DefaultPolicy, "no rule of conflicts fits the host, so the first registry of the configuration has it"
+	return "no rule of conflicts fits the host, so the first registry of the configuration has it"
 }
 
 // Problem describes the conflict of an entry and its remedy; "" means that
 // there is no problem. The registry and the name are those of the entry that
 // takes precedence.
-func (v *Verdict[ID]) Problem(name, byRegistry, byName string, rules Rules) string {
+func (v *Verdict[ID]) Problem(name, byRegistry, byName string) string {
 	other := fmt.Sprintf("registry %q, which comes first in the configuration, has the host %s too (%s)", byRegistry, v.Host, byName)
 	merge := "conflicts with policy merge serves the endpoints of both, and its weights move traffic from one to the other"
 	isolate := "with policy isolate each is served in its namespace"
@@ -65,7 +65,7 @@ func (v *Verdict[ID]) Problem(name, byRegistry, byName string, rules Rules) stri
 	if namespace(byName) == namespace(name) {
 		isolate = "with policy isolate and another namespace (translate.namespace) each is served in its own"
 	}
-	_, rule := v.Says(rules)
+	rule := v.Says()
 	switch {
 	case v.Host == "":
 		return fmt.Sprintf("registry %q, which comes first in the configuration, has a resource of the same name; shadowed. "+
@@ -195,7 +195,7 @@ func Decide[ID comparable](all []*Contender[ID], rules Rules) (contested map[str
 		switch {
 		case e.into != nil: // what follows of its registry is compared with it
 		case owner != nil && e.Verdict == nil:
-			e.Verdict = &Verdict[ID]{Outcome: Shadowed, By: owner.ID, Rule: -1}
+			e.Verdict = &Verdict[ID]{Outcome: Shadowed, By: owner.ID, Rule: -1, Policy: DefaultPolicy}
 			continue
 		case e.Verdict.IsAside():
 			continue
@@ -221,7 +221,7 @@ func (o *Contender[ID]) add(e *Contender[ID], part *Member[ID], rule *Rule) {
 // same host. If e is merged, it also returns the entry that it is merged into,
 // and e as a member of it.
 func oppose[ID comparable](e, o *Contender[ID], host string, rule *Rule, n int) (v *Verdict[ID], into *Contender[ID], part *Member[ID]) {
-	v = &Verdict[ID]{Outcome: Beside, By: o.ID, Own: o.Owner == e.Owner, Host: host, Rule: n}
+	v = &Verdict[ID]{Outcome: Beside, By: o.ID, Own: o.Owner == e.Owner, Host: host, Rule: n, Policy: rule.Policy}
 	switch {
 	case rule.Policy == Isolate && o.Namespace == e.Namespace:
 		v.Outcome, v.Why = Shadowed, fmt.Sprintf("both are in the namespace %s; give one of the two another (translate.namespace)", e.Namespace)

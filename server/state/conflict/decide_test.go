@@ -212,21 +212,21 @@ func TestPorts(t *testing.T) {
 // endpoint more does not change the weights of the others.
 func TestWeights(t *testing.T) {
 	for n := range uint64(3000) {
-		if r := RoundWeight(n); n <= 128 && r != max(n, 1) || r > n+n/125+1 || r < n-n/125 {
+		if r := roundWeight(n); n <= 128 && r != max(n, 1) || r > n+n/125+1 || r < n-n/125 {
 			t.Errorf("%d is rounded to %d", n, r)
 		}
 	}
 	for _, n := range []uint64{1, 100, 10_000} {
-		a, b := Member[string]{Share: 90, Total: 100}, Member[string]{Share: 10, Total: 100}
-		sum := func(m *Member[string], n uint64) float64 { return float64(m.Weight(1, RoundWeight(n))) * float64(n) }
+		a, b := Role{Share: 90, Total: 100}, Role{Share: 10, Total: 100}
+		sum := func(m *Role, n uint64) float64 { return float64(m.weightOf(1, roundWeight(n))) * float64(n) }
 		if share := sum(&a, n) / (sum(&a, n) + sum(&b, 3)); share < 0.89 || share > 0.91 {
 			t.Errorf("%d and 3 endpoints: the first registry has %.3f of the traffic", n, share)
 		}
 	}
-	if m := (Member[string]{Share: 1, Total: 1}); m.Weight(1, RoundWeight(10_000)) != m.Weight(1, RoundWeight(10_001)) {
+	if m := (Role{Share: 1, Total: 1}); m.weightOf(1, roundWeight(10_000)) != m.weightOf(1, roundWeight(10_001)) {
 		t.Error("an endpoint more changes the weights of 10,000 others")
 	}
-	if m := (Member[string]{Share: 1, Total: 1 << 31}); m.Weight(1, 1<<30) != 1 {
+	if m := (Role{Share: 1, Total: 1 << 31}); m.weightOf(1, 1<<30) != 1 {
 		t.Error("an endpoint has no weight")
 	}
 }
@@ -279,21 +279,20 @@ func TestRandom(t *testing.T) {
 
 // Each problem says what to do.
 func TestProblem(t *testing.T) {
-	rs := Rules{{Policy: Isolate}, {Policy: Merge}}
 	for want, v := range map[string]*Verdict[string]{
 		"a resource of the same name":                                     {Outcome: Shadowed, Rule: -1},
-		"merged, as conflicts[1] says merge; notes":                       {Outcome: Merged, Host: "h", Rule: 1, Notes: "notes"},
+		"merged, as conflicts[1] says merge; notes":                       {Outcome: Merged, Host: "h", Rule: 1, Policy: Merge, Notes: "notes"},
 		"both are served, as notes":                                       {Outcome: Beside, Host: "h", Rule: 0, Notes: "notes"},
-		"conflicts[1] says merge, but why; shadowed":                      {Outcome: Shadowed, Host: "h", Rule: 1, Why: "why"},
+		"conflicts[1] says merge, but why; shadowed":                      {Outcome: Shadowed, Host: "h", Rule: 1, Policy: Merge, Why: "why"},
 		"no rule of conflicts fits the host":                              {Outcome: Shadowed, Host: "h", Rule: -1},
-		"with policy isolate and another namespace (translate.namespace)": {Outcome: Shadowed, Host: "h", Rule: 7},
+		"with policy isolate and another namespace (translate.namespace)": {Outcome: Shadowed, Host: "h", Rule: -1, Own: true},
 	} {
-		if got := v.Problem("b/web", "a", "b/web", rs); !strings.Contains(got, want) || !strings.Contains(got, `"a"`) {
+		if got := v.Problem("b/web", "a", "b/web"); !strings.Contains(got, want) || !strings.Contains(got, `"a"`) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	for _, v := range []*Verdict[string]{{Outcome: Beside, Host: "h", Rule: 0}, {Outcome: Merged, Host: "h", Rule: 1}} {
-		if got := v.Problem("b/web", "a", "a/web", rs); got != "" || v.IsDisputed() {
+	for _, v := range []*Verdict[string]{{Outcome: Beside, Host: "h", Rule: 0}, {Outcome: Merged, Host: "h", Rule: 1, Policy: Merge}} {
+		if got := v.Problem("b/web", "a", "a/web"); got != "" || v.IsDisputed() {
 			t.Errorf("%q", got)
 		}
 	}

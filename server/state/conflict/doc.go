@@ -16,5 +16,7 @@
 // A rule is for services of several registries, or for those of one that it
 // names.
 //
-// It has no lock and no state.
+// [Decide] is that decision. [Hosts] finds the contenders that a change
+// concerns, and has the verdicts. A [Merger] composes the endpoints of services
+// that are merged.
 package conflict

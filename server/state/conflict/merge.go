@@ -12,7 +12,12 @@ import (
 
 // Member is an entry whose endpoints are served as those of the lead.
 type Member[ID comparable] struct {
-	ID    ID
+	ID ID
+	Role
+}
+
+// Role is how the endpoints of a member are served.
+type Role struct {
 	Ports []Port // nil: those of the endpoints
 	Share uint64
 	Total uint64 // sum of the shares of all registries; 0: no weights
@@ -38,13 +43,13 @@ type Port struct {
 const (
 	weightScale = 1 << 28
 	weightBits  = 7
-	// MaxOwnWeight is the most that an endpoint weighs.
-	MaxOwnWeight = 1 << 20
+	// maxOwnWeight is the most that an endpoint weighs.
+	maxOwnWeight = 1 << 20
 )
 
-// RoundWeight rounds a sum of weights to 7 significant bits; the result is at
+// roundWeight rounds a sum of weights to 7 significant bits; the result is at
 // least 1.
-func RoundWeight(sum uint64) uint64 {
+func roundWeight(sum uint64) uint64 {
 	drop := bits.Len64(sum) - weightBits
 	if drop <= 0 {
 		return max(sum, 1)
@@ -52,16 +57,16 @@ func RoundWeight(sum uint64) uint64 {
 	return (sum + 1<<(drop-1)) >> drop << drop
 }
 
-// Weight returns the weight of an endpoint, given its own weight and the
+// weightOf returns the weight of an endpoint, given its own weight and the
 // rounded sum of those of the member.
-func (m *Member[ID]) Weight(own, unit uint64) uint32 {
+func (m *Role) weightOf(own, unit uint64) uint32 {
 	divisor := m.Total * unit
 	return uint32(max((weightScale*m.Share*own+divisor/2)/divisor, 1)) //nolint:gosec // at most weightScale
 }
 
-// PortsOf returns the ports of an endpoint under the lead's names, nil for
+// portsOf returns the ports of an endpoint under the lead's names, nil for
 // those of the endpoint.
-func (m *Member[ID]) PortsOf(endpoint []byte) []encode.NamedPort {
+func (m *Role) portsOf(endpoint []byte) []encode.NamedPort {
 	if m.Ports == nil {
 		return nil
 	}
@@ -122,7 +127,7 @@ func lead[ID comparable](e *Contender[ID], rule *Rule) Member[ID] {
 	return m
 }
 
-func (m *Member[ID]) weigh(registry string, rule *Rule, n int) error {
+func (m *Role) weigh(registry string, rule *Rule, n int) error {
 	if rule.Weights == nil {
 		return nil
 	}
