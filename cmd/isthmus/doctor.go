@@ -33,6 +33,7 @@ func newDoctor() *cobra.Command {
 		meshes  []string
 		istiods []string
 		address string
+		look    string
 		c       client
 	)
 	cmd := &cobra.Command{
@@ -41,7 +42,8 @@ func newDoctor() *cobra.Command {
 		Long: `Find what keeps registries, the bridge and istiod from working together. Each finding states its effect, and which line to change.
 
 It follows the registries of the configuration with their own plugins until each has listed everything, or has said why it cannot. This checks
-whether they can be reached, tokens, TLS, permissions, what is left out, and how near the limits are. If a bridge runs at the admin address of
+whether they can be reached, tokens, TLS, permissions, what is left out, and how near the limits are. Of each consumer it checks permissions,
+waypoints, and whether what Kubernetes has is what is served; --kubeconfig reads that as somebody else than the bridge. If a bridge runs at the admin address of
 the configuration, it is asked what is wrong with it. No port is opened and nothing is changed, so you can run this next to a bridge with
 the same configuration.
 
@@ -62,6 +64,7 @@ The exit code is 1 if it finds something; notes do not count.`,
 	f.DurationVar(&timeout, "timeout", 30*time.Second, "how long to wait for the registries")
 	f.StringArrayVar(&meshes, "mesh-config", nil, "`FILE` with a mesh configuration, - for standard input; may be given several times")
 	f.StringArrayVar(&istiods, "istiod", nil, "`ADDRESS` of the debug port of an istiod, as host:port; may be given several times")
+	f.StringVar(&look, "kubeconfig", "", "kubeconfig `FILE` with which to read what consumers have in Kubernetes, and its Gateways; otherwise as the bridge")
 	f.StringVarP(&address, "address", "a", "", "admin `ADDRESS` of the running bridge, host:port or unix:PATH")
 	c.flags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -89,7 +92,7 @@ The exit code is 1 if it finds something; notes do not count.`,
 		memory, _ := config.Memory(os.DirFS("/"), os.LookupEnv)
 		cfg.Limits = cfg.Fit(memory)
 		report := &doctor.Report{Looked: []string{}, Findings: []doctor.Finding{}}
-		if err := examineRegistries(ctx, report, &cfg, timeout); err != nil {
+		if err := examineRegistries(ctx, report, &cfg, timeout, look); err != nil {
 			return err
 		}
 		bridge := bridgeOf(report, &cfg)
@@ -133,7 +136,7 @@ func readMesh(stdin io.Reader, name string) (*doctor.Mesh, error) {
 
 // examineRegistries follows the registries until each has listed what it holds
 // or says why it cannot.
-func examineRegistries(ctx context.Context, report *doctor.Report, cfg *config.Config, timeout time.Duration) error {
+func examineRegistries(ctx context.Context, report *doctor.Report, cfg *config.Config, timeout time.Duration, look string) error {
 	known := append(config.Problems{}, server.CheckListeners(cfg)...)
 	if _, err := checkPlugins(ctx, cfg, config.Log{Level: "error"}.Logger(io.Discard), known...); err != nil {
 		return err
@@ -150,17 +153,17 @@ func examineRegistries(ctx context.Context, report *doctor.Report, cfg *config.C
 		defer cancel()
 		limit := time.NewTimer(timeout)
 		defer limit.Stop()
-		look := time.NewTicker(lookAgain)
-		defer look.Stop()
+		again := time.NewTicker(lookAgain)
+		defer again.Stop()
 		for {
 			all, ok := s.Overview()
 			if ok && !pending(all.Registries) {
 				diagnose(report, cfg, &all)
 				unstated(ctx, report, cfg, s)
-				return nil
+				return examineConsumers(ctx, report, cfg, s, look)
 			}
 			select {
-			case <-look.C:
+			case <-again.C:
 			case <-limit.C:
 				diagnose(report, cfg, &all)
 				return nil
@@ -269,6 +272,29 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 	}
 }
 
+// examineConsumers reports on what is written to, now that what is served is
+// known.
+func examineConsumers(ctx context.Context, report *doctor.Report, cfg *config.Config, s *server.Server, look string) error {
+	for i := range cfg.Consumers.Kubernetes {
+		k := &cfg.Consumers.Kubernetes[i]
+		all, err := s.Inspect(ctx, k, look)
+		if err != nil {
+			return err
+		}
+		subject := "consumer " + k.Name
+		var found []doctor.Finding
+		for _, f := range all {
+			severity := doctor.Failure
+			if f.Note {
+				severity = doctor.Note
+			}
+			found = append(found, doctor.Finding{Check: "consumer-" + f.Check, Severity: severity, Subject: subject, Problem: f.Problem, Change: f.Cure})
+		}
+		report.Add(subject+": its rights, stubs and waypoints are as they should be", found...)
+	}
+	return nil
+}
+
 // maxExplained is the number of services of a registry whose ports are looked
 // at.
 const maxExplained = 20
@@ -346,7 +372,7 @@ func causeOf(at, why string) (check, field, change string) {
 
 // bridgeOf describes the listeners of a configuration to the checks of istiod.
 func bridgeOf(report *doctor.Report, cfg *config.Config) doctor.Bridge {
-	var b doctor.Bridge
+	b := doctor.Bridge{Stubs: len(cfg.Consumers.Kubernetes) > 0}
 	for _, c := range server.CheckCertificates(cfg) {
 		severity := doctor.Failure
 		if c.Severity != conditions.Critical {

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -113,12 +114,63 @@ func read(ctx context.Context, get Getter, path string, into any) error {
 
 // Check returns what is wrong with an istiod that is to follow the bridge.
 func (i *Istiod) Check(b Bridge) []Finding {
-	found := i.Mesh.Check(b, i.Version)
+	stubs, wrong := i.checkStubs()
+	b.Stubs = b.Stubs || stubs > 0
+	found := append(i.Mesh.Check(b, i.Version), wrong...)
 	ambient := slices.ContainsFunc(found, func(f Finding) bool { return f.Check == "ambient" })
-	if i.ambient && !ambient {
+	if i.ambient && !ambient && !b.Stubs {
 		found = append(found, Finding{Check: "ambient", Severity: Warning, Subject: "istiod " + i.name, Problem: ambientProblem, Change: ambientChange})
 	}
 	return append(found, i.checkAddresses()...)
+}
+
+// stubSuffix is what the names of stubs end in.
+const stubSuffix = ".isthmus-stub"
+
+// checkStubs compares the stubs that istiod has of Kubernetes with the services
+// that it has by xDS, and returns the number of stubs.
+func (i *Istiod) checkStubs() (stubs int, found []Finding) {
+	type entry struct {
+		Hosts     []string
+		Addresses []string
+		Location  string
+		Ports     []struct {
+			Number   uint32
+			Protocol string
+		}
+	}
+	served := make(map[string][]string) // by namespace and host
+	var wrong []string
+	for _, pass := range []bool{false, true} {
+		for _, c := range i.configs {
+			stub := strings.HasSuffix(c.Metadata.Name, stubSuffix)
+			var e entry
+			if c.Kind != "ServiceEntry" || stub != pass || json.Unmarshal(c.Spec, &e) != nil || len(e.Hosts) != 1 {
+				continue
+			}
+			key, text := c.Metadata.Namespace+"/"+e.Hosts[0], fmt.Sprintf("addresses %v, ports %v, location %s", e.Addresses, e.Ports, cmp.Or(e.Location, "MESH_EXTERNAL"))
+			if !stub {
+				served[key] = append(served[key], text)
+				continue
+			}
+			stubs++
+			switch have := served[key]; {
+			case len(have) == 0:
+				wrong = append(wrong, fmt.Sprintf("%s/%s stands for the host %s, which it does not have by xDS", c.Metadata.Namespace, c.Metadata.Name, e.Hosts[0]))
+			case !slices.Contains(have, text):
+				wrong = append(wrong, fmt.Sprintf("%s/%s has %s, and by xDS %s has %s", c.Metadata.Namespace, c.Metadata.Name, text, e.Hosts[0], have[0]))
+			}
+		}
+	}
+	if len(wrong) > 0 {
+		slices.Sort(wrong)
+		found = append(found, Finding{
+			Check: "istiod-stubs", Severity: Failure, Subject: "istiod " + i.name,
+			Problem: fmt.Sprintf("%d of %s do not fit what it has of the bridge, so that calls through ztunnel fail or time out; the first: %s", len(wrong), Count(stubs, "stub", "stubs"), wrong[0]),
+			Change:  "consumers.kubernetes, with which the bridge keeps stubs as they should be, or apply again what isthmus dump --for kubernetes prints, and delete the others",
+		})
+	}
+	return stubs, found
 }
 
 // firstWithoutAddresses is the first version of Istio that allocates no address

@@ -33,6 +33,8 @@ type Bridge struct {
 	ClientCertificate bool
 	// Views reports whether some of them show a part of what is served.
 	Views bool
+	// Stubs reports whether ambient has the services by stubs in Kubernetes.
+	Stubs bool
 	// ClientAuthField is the field of the configuration that demands it.
 	ClientAuthField string
 }
@@ -211,7 +213,7 @@ func (m *Mesh) Check(b Bridge, v Version) []Finding {
 		m.checkTLS(s, b, v, add)
 	}
 	if len(ours) > 0 {
-		m.checkProxies(add)
+		m.checkProxies(b, add)
 	}
 	return found
 }
@@ -316,14 +318,14 @@ const (
 )
 
 // checkProxies checks the defaults of proxies.
-func (m *Mesh) checkProxies(add add) {
+func (m *Mesh) checkProxies(b Bridge, add add) {
 	where := at(m.root, "defaultConfig")
 	if !strings.EqualFold(m.proxy[dnsCapture], "true") {
 		add("mesh-dns-capture", Warning, where, "proxies do not capture DNS: a program resolves the hosts of the bridge only where another DNS server knows them, "+
 			"and hosts that speak raw TCP on one port cannot be told apart without an address that only the proxy's DNS returns",
 			"defaultConfig:\n  proxyMetadata:\n    "+dnsCapture+`: "true"`)
 	}
-	if strings.EqualFold(m.proxy[hbone], "true") {
+	if strings.EqualFold(m.proxy[hbone], "true") && !b.Stubs {
 		add("ambient", Warning, at(m.root, "defaultConfig", "proxyMetadata"), ambientProblem, ambientChange)
 	}
 }
@@ -331,5 +333,5 @@ func (m *Mesh) checkProxies(add add) {
 // What ambient means for the services of any config source.
 const (
 	ambientProblem = "ambient is on: ztunnel and waypoints do not see the services of a config source; istiod reads those for ambient from Kubernetes only, from 1.22 on"
-	ambientChange  = "apply the stubs that isthmus dump --for kubernetes prints (docs/ambient.md), or run the clients of these services with sidecars (label the namespace istio-injection: enabled instead of istio.io/dataplane-mode: ambient)"
+	ambientChange  = "consumers.kubernetes, with which the bridge writes a stub of each service (docs/ambient.md), or apply those that isthmus dump --for kubernetes prints, or run the clients of these services with sidecars (label the namespace istio-injection: enabled instead of istio.io/dataplane-mode: ambient)"
 )

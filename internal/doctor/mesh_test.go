@@ -67,6 +67,12 @@ func TestMeshCheck(t *testing.T) {
 			plain, "",
 			[]string{"ambient"},
 		},
+		{
+			"ambient with stubs", k8s + "- address: xds://b:15051\ndefaultConfig: {proxyMetadata: {ISTIO_META_DNS_CAPTURE: \"true\", ISTIO_META_ENABLE_HBONE: \"true\"}}\n",
+			Bridge{Ports: plain.Ports, Stubs: true},
+			"",
+			nil,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m, err := ReadMesh("f", []byte(tt.text))

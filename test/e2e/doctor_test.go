@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testconsul"
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
 )
 
 // meshOf returns a mesh configuration without faults that follows Kubernetes
@@ -258,4 +260,98 @@ func TestDoctorRegistries(t *testing.T) {
 			says(t, found, tt.check, tt.says)
 		})
 	}
+}
+
+// What keeps a consumer from writing stubs, and calls from reaching a waypoint,
+// is found on a real API server with the cure: kinds, rights, waypoints, and
+// stubs that are not as what is served.
+func TestDoctorConsumer(t *testing.T) {
+	testenv.SkipIfShort(t)
+	t.Parallel()
+	kube := testkube.Start(t, testkube.Config{Istio: true})
+	kube.ApplyGateway(t)
+	token := kube.ServiceAccount(t, "isthmus", "isthmus")
+	kube.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: load}}")
+	const grants = `
+{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {namespace: load, name: isthmus}, rules: [{apiGroups: [networking.istio.io], resources: [serviceentries], verbs: [get, list, patch, create, delete]}]}
+---
+{apiVersion: rbac.authorization.k8s.io/v1, kind: RoleBinding, metadata: {namespace: load, name: isthmus}, roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: isthmus}, subjects: [{kind: ServiceAccount, namespace: isthmus, name: isthmus}]}
+---
+{apiVersion: rbac.authorization.k8s.io/v1, kind: Role, metadata: {namespace: isthmus, name: isthmus}, rules: [{apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, create, update]}]}
+---
+{apiVersion: rbac.authorization.k8s.io/v1, kind: RoleBinding, metadata: {namespace: isthmus, name: isthmus}, roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: isthmus}, subjects: [{kind: ServiceAccount, namespace: isthmus, name: isthmus}]}
+`
+	const gateway = `{apiVersion: gateway.networking.k8s.io/v1, kind: Gateway, metadata: {namespace: load, name: waypoint}, `
+	waypoint := func(class string) {
+		t.Helper()
+		kube.Apply(t, gateway+"spec: {gatewayClassName: "+class+", listeners: [{name: mesh, port: 15008, protocol: HBONE}]}}")
+	}
+	programmed := func(status string) {
+		t.Helper()
+		kube.ApplyStatus(t, gateway+"status: {conditions: [{type: Programmed, status: \""+status+"\", reason: test, message: no pod is ready yet, lastTransitionTime: \"2026-01-01T00:00:00Z\"}]}}")
+	}
+	bridge := testisthmus.Start(t, fmt.Sprintf(`- {name: load, type: sim, config: {services: 3, instances: 2, changes_per_second: 0}}
+consumers: {kubernetes: [{name: ambient, kubeconfig: %q, lease_namespace: isthmus, view: {namespaces: [load]}}]}
+`, kube.KubeconfigOf(t, map[string]any{"token": token})))
+	found := func(check string, texts ...string) {
+		t.Helper()
+		all := bridge.Doctor(t, "--kubeconfig", kube.Kubeconfig)
+		// The running bridge reports the same, a moment later.
+		delete(all, "objects-not-written")
+		var want []string
+		if check != "" {
+			want = []string{check}
+		}
+		checks(t, all, want...)
+		for _, text := range texts {
+			says(t, all, check, text)
+		}
+	}
+
+	found("consumer-rights", "it may not get serviceentries in load, list serviceentries in load", "create leases in isthmus", "docs/ambient.md#rights")
+	kube.Apply(t, grants)
+	testenv.Eventually(t, testenv.Patience, "the stubs", func() (string, bool) {
+		_, body := bridge.Get(t, "/api/v1/consumers")
+		return body, strings.Contains(body, `"written": 3`)
+	})
+	found("consumer-waypoint", "the waypoint load/waypoint is not there", "istioctl waypoint apply --namespace load --name waypoint")
+	waypoint("istio")
+	found("consumer-waypoint", "is a Gateway of class istio and no waypoint")
+	waypoint("istio-waypoint")
+	programmed("False")
+	found("consumer-waypoint", "is not ready: no pod is ready yet")
+	programmed("True")
+	found("consumer-waypoint", "has no pod that is ready")
+	kube.Apply(t, "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {namespace: load, name: waypoint, labels: {kubernetes.io/service-name: waypoint}}, addressType: IPv4, ports: [{port: 15008}], endpoints: [{addresses: [10.0.0.9], conditions: {ready: true}}]}")
+	found("")
+
+	// The bridge itself may read no Gateway, and says so.
+	all := bridge.Doctor(t)
+	checks(t, all)
+	says(t, all, "consumer-waypoint", "the bridge may not read Gateways")
+
+	// Somebody changes a stub.
+	body, code, err := kube.Do(t.Context(), http.MethodGet, "/apis/networking.istio.io/v1/namespaces/load/serviceentries", "", "", nil)
+	var list struct {
+		Items []struct{ Metadata struct{ Name string } }
+	}
+	if err == nil {
+		err = json.Unmarshal(body, &list)
+	}
+	if err != nil || code != http.StatusOK || len(list.Items) != 3 {
+		t.Fatalf("status %d, %v: %s", code, err, body)
+	}
+	name := list.Items[0].Metadata.Name
+	kube.Apply(t, "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {namespace: load, name: "+name+"}, spec: {addresses: [10.9.9.9]}}")
+	found("consumer-stubs", "1 of 3 stubs are not as what is served by xDS", "load/"+name+" has the addresses [10.9.9.9], and what is served by xDS [2")
+
+	// A cluster without Istio.
+	kube.Delete(t, "{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: serviceentries.networking.istio.io}}", "")
+	testenv.Eventually(t, testenv.Patience, "the kind to go", func() (string, bool) {
+		body, code, err := kube.Do(t.Context(), http.MethodGet, "/apis/networking.istio.io/v1/namespaces/load/serviceentries", "", "", nil)
+		return fmt.Sprintf("status %d, %v: %.200s", code, err, body), code == http.StatusNotFound
+	})
+	found("consumer-crds", "the API server has no ServiceEntry of networking.istio.io/v1", "install Istio there")
+	kube.Kill()
+	found("consumer-unreached", "the API server cannot be asked")
 }

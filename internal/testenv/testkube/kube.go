@@ -58,6 +58,15 @@ var (
 		},
 		Get: getMonitoringCRDs,
 	}
+	// GatewayCRDsTool is the same of the Gateway API, of which waypoints are
+	// made.
+	GatewayCRDsTool = testenv.Tool{
+		Name: "gateway-crds", Program: "crds.yaml",
+		Version: func(root string) (string, error) {
+			return testenv.PinnedVersion(filepath.Join(root, "tools", "istiod", "go.mod"), gatewayModule)
+		},
+		Get: getGatewayCRDs,
+	}
 	// MultiClusterCRDsTool is the same of services of several clusters.
 	MultiClusterCRDsTool = testenv.Tool{
 		Name: "mcs-crds", Program: "crds.yaml",
@@ -116,6 +125,17 @@ const (
 	mcsFolder = "mcs-api"
 	mcsModule = "sigs.k8s.io/mcs-api"
 )
+
+// gatewayModule is one of those that istiod is built of.
+const gatewayModule = "sigs.k8s.io/gateway-api"
+
+func getGatewayCRDs(ctx context.Context, root, path string) error {
+	var files []string
+	for _, kind := range []string{"gatewayclasses", "gateways", "httproutes", "grpcroutes", "referencegrants"} {
+		files = append(files, "config/crd/standard/gateway.networking.k8s.io_"+kind+".yaml")
+	}
+	return getCRDs(ctx, root, path, "istiod", gatewayModule, files...)
+}
 
 func getMonitoringCRDs(ctx context.Context, root, path string) error {
 	return getCRDs(ctx, root, path, monitoringFolder, monitoringModule, "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml", "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml")
@@ -338,6 +358,12 @@ func (k *Server) finish(t testing.TB) {
 func (k *Server) ApplyIstio(t testing.TB) {
 	t.Helper()
 	k.applyKinds(t, IstioCRDsTool)
+}
+
+// ApplyGateway adds the custom resource definitions of the Gateway API.
+func (k *Server) ApplyGateway(t testing.TB) {
+	t.Helper()
+	k.applyKinds(t, GatewayCRDsTool)
 }
 
 // ApplyMultiCluster adds ServiceExport and ServiceImport (KEP-1645).

@@ -221,7 +221,7 @@ func all() []testenv.Tool {
 		testetcd.Tool34, testetcd.ClientsTool, testzookeeper.OldTool, testcoredns.Tool, testnginx.Tool, testbrowser.Tool, testbrowser.AxeTool,
 		testvalidation.OldestValidation, testvalidation.NewestValidation, testvalidation.PeersTool,
 		testdocker.Tool, testdocker.ComposeTool, testdocker.HTTPEchoTool,
-		testkube.Tool, testkube.ControllersTool, testkube.KubectlTool, testkube.IstioCRDsTool, testkube.MonitoringCRDsTool, testkube.MultiClusterCRDsTool,
+		testkube.Tool, testkube.ControllersTool, testkube.KubectlTool, testkube.IstioCRDsTool, testkube.GatewayCRDsTool, testkube.MonitoringCRDsTool, testkube.MultiClusterCRDsTool,
 		testdeploy.PromtoolTool, testdeploy.HelmTool, testdeploy.KustomizeTool, testdeploy.KubeconformTool, testdeploy.SystemdTool,
 		testdeploy.NfpmTool, testdeploy.CycloneDXTool,
 	}
