@@ -70,6 +70,15 @@ func (a source) Explain(ctx context.Context, host string) admin.Explanation {
 		for _, st := range s.streams.Status() {
 			e.Sinks = append(e.Sinks, explainSink(&st, claims))
 		}
+		var entries []string
+		for i := range claims {
+			if claims[i].Outcome != "shadowed" {
+				entries = append(entries, claims[i].Name)
+			}
+		}
+		for _, c := range s.ofConsumers() {
+			e.Consumers = append(e.Consumers, c.Explain(entries)...)
+		}
 	}
 	return e
 }

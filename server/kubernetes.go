@@ -149,7 +149,7 @@ func (s *Server) allConsumers() []*consumer {
 // ofConsumers describes the consumers for display.
 func (s *Server) ofConsumers() (out []admin.Consumer) {
 	for _, c := range s.allConsumers() {
-		out = append(out, admin.Consumer{Status: c.Status(), All: c.Objects})
+		out = append(out, admin.Consumer{Status: c.Status(), Kubeconfig: c.of.Kubeconfig, All: c.Objects})
 	}
 	return out
 }

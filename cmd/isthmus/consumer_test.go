@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -51,6 +52,12 @@ func TestConsumer(t *testing.T) {
 	}
 	if _, body := get(t, r.admin+"/api/v1/consumers/ambient/objects?q=written"); strings.Count(body, `.isthmus-stub"`) != 3 {
 		t.Errorf("the API lists %s", body)
+	}
+	_, body := get(t, r.admin+"/api/v1/consumers/ambient/objects")
+	names := regexp.MustCompile(`"entry": "(load/[^"]+)"`).FindStringSubmatch(body)
+	x := start(t, "explain", names[1], "--address", strings.TrimPrefix(r.admin, "http://"))
+	if code, text := x.wait(), strings.Join(x.stdout.seen, "\n"); code != exitOK || !strings.Contains(text, "consumers\n  ambient: "+names[1]+".isthmus-stub: written") {
+		t.Errorf("explain ended with %d and says\n%s", code, text)
 	}
 	if code, body := get(t, r.admin+"/api/v1/consumers/other/objects"); code != http.StatusNotFound {
 		t.Errorf("another consumer: %d %s", code, body)

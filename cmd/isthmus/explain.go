@@ -29,8 +29,8 @@ func newExplain() *cobra.Command {
 		Use:   "explain HOST",
 		Short: "Explain why a host is served as it is, or not at all",
 		Long: `Follow one host from the registries to the sinks: its instances as each registry states them, for each the fields of the
-configuration that decided about it, what is served, and which sinks have acknowledged it. HOST may also be the name of a
-service in its registry, or of a ServiceEntry.`,
+configuration that decided about it, what is served, which sinks have acknowledged it, and what consumers have written of it.
+HOST may also be the name of a service in its registry, or of a ServiceEntry.`,
 		Example: "  isthmus explain web.example.org --address " + config.Default.Listen.Admin.Address,
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -171,6 +171,23 @@ func explainText(e *admin.Explanation, now time.Time) string {
 			if s.State == "refused" {
 				line(2, "%s", s.LastNack)
 			}
+		}
+	}
+	if len(e.Consumers) > 0 {
+		line(0, "\nconsumers")
+		for _, c := range e.Consumers {
+			text := c.Consumer + ": "
+			if c.Object != "" {
+				text += c.Object + ": "
+			}
+			text += c.State
+			if c.State != "written" && !c.Since.IsZero() {
+				text += fmt.Sprintf(" for %v", max(0, now.Sub(c.Since)).Truncate(time.Second))
+			}
+			if c.Reason != "" {
+				text += ": " + c.Reason
+			}
+			line(1, "%s", text)
 		}
 	}
 	return b.String()

@@ -335,7 +335,7 @@ func TestListsAreNeverNull(t *testing.T) {
 func TestErrorsAreJSON(t *testing.T) {
 	s := New(&world{}, Options{})
 	for path, want := range map[string]string{
-		"/api/v1/things":              `404 there is no /api/v1/things; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/removals, /api/v1/conditions, /api/v1/explain`,
+		"/api/v1/things":              `404 there is no /api/v1/things; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/consumers, /api/v1/changes, /api/v1/removals, /api/v1/conditions, /api/v1/explain`,
 		"/api/v1/services?nmae=x":     `400 unknown query parameter "nmae"; there are registry, q, limit, after`,
 		"/api/v1/sinks?q=x":           `400 unknown query parameter "q"; there is none`,
 		"/api/v1/resources?limit=0":   `400 limit=0: must be a number from 1 to 1000`,

@@ -350,7 +350,7 @@ func (s *Server) noSuchCall(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusMethodNotAllowed, "this call is read-only: use GET; POST is for /api/v1/reload, /api/v1/compare, /api/v1/loglevel, /api/v1/registries/NAME/removals/allow and /api/v1/registries/NAME/removals/keep")
 		return
 	}
-	writeError(w, http.StatusNotFound, fmt.Sprintf("there is no %s; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/changes, /api/v1/removals, /api/v1/conditions, /api/v1/explain", r.URL.Path))
+	writeError(w, http.StatusNotFound, fmt.Sprintf("there is no %s; there are /api/v1/status, /api/v1/registries, /api/v1/services, /api/v1/resources, /api/v1/sinks, /api/v1/consumers, /api/v1/changes, /api/v1/removals, /api/v1/conditions, /api/v1/explain", r.URL.Path))
 }
 
 func writeError(w http.ResponseWriter, code int, reason string) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/server/conditions"
+	"github.com/isthmus-mesh/isthmus/server/kubernetes"
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
@@ -24,6 +25,8 @@ type Explanation struct {
 	// Resources are what is served.
 	Resources []ExplainedResource `json:"resources"`
 	Sinks     []ExplainedSink     `json:"sinks"`
+	// Consumers are all of the configuration, if something is served.
+	Consumers []ExplainedConsumer `json:"consumers,omitempty"`
 	// Similar are other hosts, if no registry has this one.
 	Similar []string `json:"similar,omitempty"`
 	// Shard is the shard of the host, and OwnShards are those of this process;
@@ -117,6 +120,85 @@ type ExplainedSink struct {
 	LastNack     string    `json:"last_nack,omitempty"`
 }
 
+// ExplainedConsumer says what a consumer has written of what is served.
+type ExplainedConsumer struct {
+	Consumer string `json:"consumer"`
+	// State is that of an object, or: standby, if another process writes;
+	// waiting, while registries have not completed a first listing; stopped, if
+	// nothing is written; not in its view.
+	State string `json:"state"`
+	// Reason is why it is not written, in the API server's words if it refuses
+	// it; for standby, which process writes.
+	Reason string    `json:"reason,omitempty"`
+	Object string    `json:"object,omitempty"` // namespace/name
+	Since  time.Time `json:"since,omitzero"`
+}
+
+// Explain says what became of ServiceEntries at the consumer.
+func (c *Consumer) Explain(entries []string) (out []ExplainedConsumer) {
+	one := func(state, reason string) []ExplainedConsumer {
+		return []ExplainedConsumer{{Consumer: c.Name, State: state, Reason: reason, Since: c.Since}}
+	}
+	switch {
+	case c.Error != "" && !c.Writer:
+		return one("stopped", c.Error)
+	case !c.Writer:
+		return one("standby", c.Holder)
+	case c.Waiting:
+		return one("waiting", "")
+	}
+	for o := range c.All() {
+		if slices.Contains(entries, o.Entry) {
+			out = append(out, ExplainedConsumer{Consumer: c.Name, State: string(o.State), Reason: cmp.Or(o.Reason, stoppedBy(&o, c.Error)), Object: o.Name, Since: o.Since})
+		}
+	}
+	if out == nil {
+		return one("not in its view", "")
+	}
+	slices.SortFunc(out, func(a, b ExplainedConsumer) int { return strings.Compare(a.Object, b.Object) })
+	return out
+}
+
+// stoppedBy returns the error of a consumer if it is why an object is pending.
+func stoppedBy(o *kubernetes.Object, err string) string {
+	if o.State == kubernetes.Pending {
+		return err
+	}
+	return ""
+}
+
+// Class returns the class of the state.
+func (c *ExplainedConsumer) Class() string {
+	switch c.State {
+	case "standby", "not in its view":
+		return "faint"
+	case "stopped":
+		return "bad"
+	}
+	return objectClass(kubernetes.State(c.State))
+}
+
+// explain says what somebody has to know of a consumer, "" if there is nothing.
+func (c *ExplainedConsumer) explain() string {
+	switch c.State {
+	case string(kubernetes.Written), "standby", "not in its view":
+		return ""
+	case "stopped":
+		return fmt.Sprintf("Consumer %s writes nothing: %s.", c.Consumer, strings.TrimSuffix(c.Reason, "."))
+	case "waiting":
+		return fmt.Sprintf("Consumer %s writes nothing until every required registry has completed its first listing.", c.Consumer)
+	case string(kubernetes.Without):
+		return fmt.Sprintf("Consumer %s writes nothing for it: %s.", c.Consumer, strings.TrimSuffix(c.Reason, "."))
+	case string(kubernetes.Pending):
+		text := fmt.Sprintf("Consumer %s is still to write %s", c.Consumer, c.Object)
+		if c.Reason != "" {
+			text += ": " + strings.TrimSuffix(c.Reason, ".")
+		}
+		return text + "."
+	}
+	return fmt.Sprintf("Consumer %s cannot write %s (%s): %s.", c.Consumer, c.Object, c.State, strings.TrimSuffix(c.Reason, "."))
+}
+
 // explain writes the summary.
 func (e *Explanation) explain() {
 	var out []string
@@ -186,6 +268,11 @@ func (e *Explanation) explain() {
 	}
 	if serving > 0 {
 		out = append(out, e.explainSinks())
+		for i := range e.Consumers {
+			if text := e.Consumers[i].explain(); text != "" {
+				out = append(out, text)
+			}
+		}
 	}
 	e.Summary = out
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/server/conditions"
+	"github.com/isthmus-mesh/isthmus/server/kubernetes"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
@@ -50,7 +51,7 @@ var templates = func() map[string]*template.Template {
 			}{now, l}
 		},
 		"worst": worst, "hosts": countHosts, "severityClass": severityClass, "short": short,
-		"phaseClass": phaseClass, "current": isCurrent, "sinkState": sinkState, "sinkName": sinkName, "change": changeText, "health": healthText, "pretty": pretty,
+		"phaseClass": phaseClass, "current": isCurrent, "sinkState": sinkState, "sinkName": sinkName, "change": changeText, "health": healthText, "pretty": pretty, "objectClass": objectClass,
 	}).ParseFS(web, "web/layout.html"))
 	out := make(map[string]*template.Template)
 	names, _ := fs.Glob(web, "web/*.html") // the pattern is valid
@@ -74,6 +75,7 @@ type pageData struct {
 	Query url.Values
 
 	ServiceCount, EndpointCount, LiveRegistries, CurrentSinks, ProblemCount, SkippedCount int
+	Unwritten                                                                             int // objects that consumers cannot write
 
 	Rate   string
 	Charts []chart
@@ -88,6 +90,8 @@ type pageData struct {
 
 	Explanation *Explanation
 	SinkRows    []sinkRow
+	Consumer    *Consumer
+	Objects     list[kubernetes.Object]
 	Problems    []problemGroup
 	Skipped     []problemGroup
 }
@@ -125,6 +129,8 @@ func (s *Server) pages(mux *http.ServeMux) {
 	mux.HandleFunc("GET /services", s.page("services", "Services", s.servicesPage))
 	mux.HandleFunc("GET /host/{host...}", s.page("host", "Host", s.hostPage))
 	mux.HandleFunc("GET /sinks", s.page("sinks", "Sinks", s.sinksPage))
+	mux.HandleFunc("GET /consumers", s.page("consumers", "Consumers", nil))
+	mux.HandleFunc("GET /consumers/{consumer}", s.page("objects", "Consumers", s.objectsPage))
 	mux.HandleFunc("GET /changes", s.page("changes", "Changes", s.changesPage))
 	mux.HandleFunc("GET /changes/stream", s.streamChanges)
 	mux.HandleFunc("GET /problems", s.page("problems", "Problems", s.problemsPage))
@@ -137,7 +143,10 @@ func (s *Server) page(name, title string, fill func(d *pageData, r *http.Request
 		d := &pageData{Overview: s.source.Overview(), Now: time.Now(), Title: title, Live: "poll", Query: r.URL.Query()}
 		d.Root = strings.Repeat("../", strings.Count(r.URL.EscapedPath(), "/")-1)
 		d.count()
-		d.Pages = []navigation{{".", "Overview", len(d.Conditions)}, {"registries", "Registries", 0}, {"services", "Services", 0}, {"sinks", "Sinks", 0}, {"changes", "Changes", 0}, {"problems", "Problems", d.ProblemCount}}
+		d.Pages = []navigation{{".", "Overview", len(d.Conditions)}, {"registries", "Registries", 0}, {"services", "Services", 0}, {"sinks", "Sinks", 0}, {"consumers", "Consumers", d.Unwritten}, {"changes", "Changes", 0}, {"problems", "Problems", d.ProblemCount}}
+		if len(d.Consumers) == 0 {
+			d.Pages = slices.DeleteFunc(d.Pages, func(n navigation) bool { return n.Path == "consumers" })
+		}
 		if fill != nil {
 			if err := fill(d, r); err != nil {
 				writeText(w, http.StatusBadRequest, err.Error()+"\n")
@@ -169,6 +178,9 @@ func (d *pageData) count() {
 		if isCurrent(d.Sinks[i]) {
 			d.CurrentSinks++
 		}
+	}
+	for i := range d.Consumers {
+		d.Unwritten += d.Consumers[i].refused()
 	}
 }
 
@@ -315,6 +327,95 @@ func (s *Server) sinksPage(d *pageData, _ *http.Request) error {
 		}
 		d.SinkRows = append(d.SinkRows, row)
 	}
+	return nil
+}
+
+// refused returns the number of objects that cannot be written.
+func (c *Consumer) refused() int {
+	return c.Objects[kubernetes.Refused] + c.Objects[kubernetes.Conflict]
+}
+
+// FirstRefused returns the first object that cannot be written, nil if there is
+// none.
+func (c *Consumer) FirstRefused() (first *kubernetes.Object) {
+	if c.refused() == 0 {
+		return nil
+	}
+	for o := range c.All() {
+		if (o.State == kubernetes.Refused || o.State == kubernetes.Conflict) && (first == nil || o.Name < first.Name) {
+			first = &o
+		}
+	}
+	return first
+}
+
+// Class returns the class of what the consumer does.
+func (c *Consumer) Class() string {
+	switch {
+	case c.Error != "" || c.refused() > 0:
+		return "bad"
+	case !c.Writer:
+		return "faint"
+	case c.Waiting || c.Objects[kubernetes.Pending] > 0:
+		return "warn"
+	}
+	return "good"
+}
+
+// Sentence says what the consumer does.
+func (c *Consumer) Sentence() string {
+	switch {
+	case c.Error != "":
+		return "nothing can be written"
+	case !c.Writer && c.Holder == "":
+		return "no process writes"
+	case !c.Writer:
+		return "another process writes"
+	case c.Waiting:
+		return "waits for the first listings of registries"
+	case c.refused() > 0:
+		return plural(c.refused(), "object is not written", "objects are not written")
+	case c.Objects[kubernetes.Pending] > 0:
+		return plural(c.Objects[kubernetes.Pending], "object is still to be written", "objects are still to be written")
+	}
+	return "everything is written"
+}
+
+// objectClass returns the class of an object's state.
+func objectClass(s kubernetes.State) string {
+	switch s {
+	case kubernetes.Written:
+		return "good"
+	case kubernetes.Refused, kubernetes.Conflict:
+		return "bad"
+	case kubernetes.Without:
+		return "faint"
+	}
+	return "warn"
+}
+
+var objectShows = func() []option {
+	all := []option{{"", "all"}}
+	for _, state := range append(slices.Clone(kubernetes.States), kubernetes.Without) {
+		all = append(all, option{string(state), string(state)})
+	}
+	return all
+}()
+
+func (s *Server) objectsPage(d *pageData, r *http.Request) error {
+	name := r.PathValue("consumer")
+	i := slices.IndexFunc(d.Consumers, func(c Consumer) bool { return c.Name == name })
+	if i < 0 {
+		return fmt.Errorf("there is no consumer %.50q", name)
+	}
+	d.Consumer, d.Shows, d.Live = &d.Consumers[i], objectShows, "none"
+	q := query{text: strings.ToLower(strings.TrimSpace(d.Query.Get("q"))), after: d.Query.Get("after"), limit: pageLimit}
+	show := d.Query.Get("show")
+	d.Filtered = q.text != "" || show != ""
+	d.Objects = page(d.Consumer.All(), q, func(o kubernetes.Object) bool {
+		return either(show, string(o.State)) && contains(q.text, o.Name, o.Entry, o.Reason)
+	}, func(o kubernetes.Object) string { return o.Name + " " + o.Entry })
+	d.First, d.NextPage = d.turn(r, ""), d.turn(r, d.Objects.Next)
 	return nil
 }
 

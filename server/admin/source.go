@@ -71,6 +71,8 @@ type Overview struct {
 // Consumer is a consumer that is written to.
 type Consumer struct {
 	kubernetes.Status
+	// Kubeconfig is the file that names its cluster, "" for that of the pod.
+	Kubeconfig string `json:"kubeconfig,omitempty"`
 	// All yields its objects.
 	All func() iter.Seq[kubernetes.Object] `json:"-"`
 }

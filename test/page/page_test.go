@@ -33,6 +33,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testbrowser"
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testisthmus"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testkube"
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
@@ -363,6 +364,48 @@ func TestPages(t *testing.T) {
 				t.Errorf("dark: %t, and the background is %s", dark, background)
 			}
 		}
+	})
+
+	t.Run("consumers", func(t *testing.T) {
+		kube := testkube.Start(t, testkube.Config{Istio: true})
+		kube.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: load}}")
+		i := testisthmus.Start(t, fmt.Sprintf(`- {name: load, type: sim, config: {services: 150, instances: 3, changes_per_second: 0}}
+- {name: prod, type: static, config: {services: [{name: web, ports: [{number: 80}], endpoints: [10.0.0.1]}, {name: names, ports: [{number: 80}], endpoints: [a.example.org]}]}, translate: {namespace: prod}}
+consumers: {kubernetes: [{name: ambient, kubeconfig: %q, writes_per_second: 1000}, {name: away, kubeconfig: %q, view: {registries: [load]}}]}
+`, kube.Kubeconfig, kube.KubeconfigOf(t, map[string]any{"token": "of nobody"})))
+		await(t, i.Admin, "/api/v1/consumers", `"written": 150`, `"refused": 1`, `"without": 1`, "Unauthorized")
+		await(t, i.Admin, "/api/v1/conditions", "objects-not-written")
+		text := func(p *tab) string { return js[string](p, `document.getElementById("main").innerText`) }
+		for _, dark := range []bool{false, true} {
+			p := b.open(t, i.Admin, 1280, dark)
+			p.visit("/consumers")
+			for _, want := range []string{"1 object is not written", `namespaces "prod" not found`, "150 written", "nothing can be written", "Unauthorized"} {
+				if !strings.Contains(text(p), want) {
+					t.Errorf("the page of consumers lacks %q: %s", want, text(p))
+				}
+			}
+			js[bool](p, `document.querySelectorAll("dd code").forEach((c) => { c.textContent = c.textContent.replace(/^.*[/]/, "/etc/isthmus/") }), true`)
+			p.check(map[bool]string{false: "consumers"}[dark])
+		}
+		p := b.open(t, i.Admin, 500, false)
+		p.visit("/consumers")
+		p.check("")
+		p.visit("/consumers/ambient?show=refused")
+		if all := text(p); !strings.Contains(all, "prod/web.isthmus-stub") || strings.Contains(all, "load/") {
+			t.Errorf("the objects that are refused are %s", all)
+		}
+		p.check("")
+		p.visit("/consumers/ambient")
+		js[bool](p, `document.querySelector("a[rel=next]").click(), true`)
+		p.until("the next page", `location.search.startsWith("?after=") && document.querySelector("p[role=status]").innerText === "152 objects, 52 of them here"`)
+		p.check("")
+		p.visit("/host/web")
+		if all := text(p); !strings.Contains(all, `Consumer ambient cannot write prod/web.isthmus-stub (refused): namespaces "prod" not found.`) {
+			t.Errorf("the page of a host says %s", all)
+		}
+		p.check("")
+		p.visit("/")
+		p.check("")
 	})
 
 	t.Run("5,000 services", func(t *testing.T) {
