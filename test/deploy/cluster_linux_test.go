@@ -59,7 +59,8 @@ func startCluster(t *testing.T) *cluster {
 	t.Helper()
 	network(t)
 	c := &cluster{dir: t.TempDir()}
-	kube := testkube.Start(t, testkube.Config{Monitoring: true, Controllers: true})
+	// Pods reach the API server at the address of its service.
+	kube := testkube.Start(t, testkube.Config{Istio: true, Monitoring: true, Controllers: true, Args: []string{"--bind-address=0.0.0.0"}})
 	// Kubernetes' strictest rules for pods hold in both namespaces.
 	for _, namespace := range []string{"istio-system", "modes"} {
 		kube.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+namespace+", labels: {pod-security.kubernetes.io/enforce: restricted}}}")
@@ -70,6 +71,7 @@ func startCluster(t *testing.T) *cluster {
 
 	c.consul = testconsul.Start(t, testconsul.Config{ExtraHCL: `addresses { http = "127.0.0.1 ` + gateway + `" }`})
 	_, port, _ := strings.Cut(c.consul.Addr, ":")
+	_, apiPort, _ := strings.Cut(kube.Addr, ":")
 	kube.Apply(t, `
 {apiVersion: v1, kind: Namespace, metadata: {name: consul}}
 ---
@@ -80,6 +82,13 @@ kind: EndpointSlice
 metadata: {namespace: consul, name: consul-server, labels: {kubernetes.io/service-name: consul-server}}
 addressType: IPv4
 ports: [{name: http, port: `+port+`}]
+endpoints: [{addresses: ["`+gateway+`"]}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: default, name: kubernetes, labels: {kubernetes.io/service-name: kubernetes}}
+addressType: IPv4
+ports: [{name: https, port: `+apiPort+`}]
 endpoints: [{addresses: ["`+gateway+`"]}]
 `)
 	c.web(t, gateway)
@@ -235,6 +244,7 @@ func TestCluster(t *testing.T) {
 	}
 	c := startCluster(t)
 	t.Run("chart", c.chart)
+	t.Run("consumer", c.consumer)
 	t.Run("modes", c.modes)
 	t.Run("manifests", c.manifests)
 }
@@ -302,6 +312,44 @@ func (c *cluster) chart(t *testing.T) {
 	if left := c.list(t, "istio-system", "owner=helm", "/api/v1 secrets"); len(left) > 0 {
 		t.Errorf("helm leaves %q", left)
 	}
+}
+
+// With a consumer one of the pods writes stubs, in the namespaces of its view
+// only, with the token and the rights that the chart gives them. They stay when
+// the chart goes.
+func (c *cluster) consumer(t *testing.T) {
+	block := regexp.MustCompile("(?s)```sh\n(cat > ambient.yaml.*?)```").FindSubmatch(read(t, "docs", "ambient.md"))
+	if block == nil {
+		t.Fatal("docs/ambient.md has no block that adds the consumer")
+	}
+	c.kube.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: load}}")
+	c.admin(t, `cat > values.yaml <<'EOF'
+config:
+  registries:
+  - {name: dc1, type: consul, config: {address: "http://consul-server.consul.svc:8500"}, translate: {namespace: consul}}
+  - {name: load, type: sim, config: {services: 1, changes_per_second: 0}}
+EOF
+`+string(block[1]))
+	stubs := func(want ...string) {
+		t.Helper()
+		testenv.Eventually(t, testenv.Patience, "the stubs", func() (string, bool) {
+			have := append(c.list(t, "consul", "isthmus.io/consumer=ambient", "/apis/networking.istio.io/v1 serviceentries"),
+				c.list(t, "load", "", "/apis/networking.istio.io/v1 serviceentries")...)
+			return fmt.Sprintf("%q", have), slices.Equal(have, want)
+		})
+	}
+	const web = "serviceentries web.isthmus-stub"
+	stubs(web)
+	c.ready(t)
+	var lease struct {
+		Spec struct{ HolderIdentity string }
+	}
+	if err := c.get(t.Context(), "/apis/coordination.k8s.io/v1/namespaces/istio-system/leases/isthmus-ambient", &lease); err != nil || lease.Spec.HolderIdentity == "" {
+		t.Errorf("the Lease is %+v, %v", lease, err)
+	}
+	c.admin(t, "helm uninstall isthmus -n istio-system --wait")
+	c.gone(t, "app.kubernetes.io/instance=isthmus")
+	stubs(web) // stays
 }
 
 // The chart's other modes are admitted, and so are their pods.

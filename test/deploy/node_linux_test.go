@@ -68,9 +68,10 @@ const gateway, machine = "10.244.0.1", "10.244.0.254"
 
 // node is what a cluster has besides its control plane: it runs the pods of a
 // namespace, each with an address, files and a user of its own, mounts the
-// ConfigMaps that they name, asks their probes, and forwards the addresses of
-// services to endpoints. Every image is the program, and the only names are
-// those of services.
+// ConfigMaps that they name and the token of their service account where they
+// want it, asks their probes, and forwards the addresses of services to
+// endpoints. Every image is the program, and the only names are those of
+// services.
 type node struct {
 	kube    *testkube.Server
 	program string
@@ -97,9 +98,11 @@ type podObject struct {
 		DeletionTimestamp    string
 	}
 	Spec struct {
-		NodeName        string
-		SecurityContext struct{ RunAsUser, RunAsGroup, FSGroup int }
-		Containers      []struct {
+		NodeName                     string
+		ServiceAccountName           string
+		AutomountServiceAccountToken bool
+		SecurityContext              struct{ RunAsUser, RunAsGroup, FSGroup int }
+		Containers                   []struct {
 			Args  []string
 			Env   []struct{ Name, Value string }
 			Ports []struct {
@@ -348,6 +351,43 @@ func (n *node) mount(ctx context.Context, o podObject, p *pod) error {
 	return nil
 }
 
+const (
+	// accountDir is where a pod has its token.
+	accountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+	// apiAddress is the address of the service of the API server.
+	apiAddress = "10.96.0.1"
+)
+
+// account writes the token of a pod's service account, and returns the folder.
+func (n *node) account(ctx context.Context, p *pod, o podObject) (dir string, err error) {
+	answer, code, err := n.kube.Do(ctx, http.MethodPost, "/api/v1/namespaces/"+o.Metadata.Namespace+"/serviceaccounts/"+o.Spec.ServiceAccountName+"/token", "", "",
+		map[string]any{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": map[string]any{"expirationSeconds": 3600}})
+	if err == nil && code >= 300 {
+		err = fmt.Errorf("a token: status %d: %.300s", code, answer)
+	}
+	var request struct{ Status struct{ Token string } }
+	if err == nil {
+		err = json.Unmarshal(answer, &request)
+	}
+	if err != nil {
+		return "", err
+	}
+	ca, err := os.ReadFile(n.kube.CAFile)
+	if err != nil {
+		return "", err
+	}
+	dir = filepath.Join(p.dir, "..account") // the name of no volume
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	for file, text := range map[string]string{"token": request.Status.Token, "ca.crt": string(ca), "namespace": o.Metadata.Namespace} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil { //nolint:gosec // as a node does
+			return "", err
+		}
+	}
+	return dir, nil
+}
+
 // start starts the program of a pod.
 func (n *node) start(ctx context.Context, o podObject) error {
 	n.next++
@@ -389,10 +429,18 @@ for d in usr lib lib64 dev proc; do [ ! -e /$d ] || { mkdir -p %[4]s/$d; mount -
 	for _, m := range c.VolumeMounts {
 		script += fmt.Sprintf("mkdir -p %[1]s%[2]s\nmount --bind %[3]s %[1]s%[2]s\n", root, m.MountPath, filepath.Join(p.dir, m.Name))
 	}
+	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	if o.Spec.AutomountServiceAccountToken {
+		dir, err := n.account(ctx, p, o)
+		if err != nil {
+			return err
+		}
+		script += fmt.Sprintf("mkdir -p %[1]s%[2]s\nmount --bind %[3]s %[1]s%[2]s\n", root, accountDir, dir)
+		env = append(env, "KUBERNETES_SERVICE_HOST="+apiAddress, "KUBERNETES_SERVICE_PORT=443")
+	}
 	if c.SecurityContext.ReadOnlyRootFilesystem {
 		script += "mount -o remount,bind,ro " + root + "\n"
 	}
-	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	for _, e := range c.Env {
 		env = append(env, e.Name+"="+e.Value)
 	}
