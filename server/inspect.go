@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/kubernetes"
 )
@@ -10,11 +12,12 @@ import (
 // Inspect looks for what keeps the objects of a consumer from being written and
 // from taking effect, see [kubernetes.Inspect].
 func (s *Server) Inspect(ctx context.Context, k *config.Kubernetes, look string) ([]kubernetes.Finding, error) {
-	stubs, _, err := s.Stubs(k)
-	if err != nil {
-		return nil, err
+	planned, _ := s.Plan(k)
+	var want []*unstructured.Unstructured
+	for _, p := range planned {
+		want = append(want, p.Objects...)
 	}
 	return kubernetes.Inspect(ctx, kubernetes.Options{
-		Stub: stubOf(k), Kubeconfig: k.Kubeconfig, Namespaces: k.View.Namespaces, LeaseNamespace: k.LeaseNamespace,
-	}, look, stubs), nil
+		Make: makerOf(k), Kubeconfig: k.Kubeconfig, Namespaces: k.View.Namespaces, LeaseNamespace: k.LeaseNamespace,
+	}, look, want), nil
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -12,7 +13,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/admin"
 	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/config"
@@ -29,11 +29,10 @@ type consumer struct {
 	end     context.CancelFunc // nil until it runs
 }
 
-// stubOf returns how the stubs of a consumer are made.
-func stubOf(k *config.Kubernetes) kubernetes.Stub {
-	return kubernetes.Stub{
-		Consumer: k.Name, Waypoint: k.Waypoint.Name, WaypointNamespace: k.Waypoint.Namespace, Labels: k.Labels, Annotations: k.Annotations,
-	}
+// makerOf returns how the objects of a consumer are made.
+func makerOf(k *config.Kubernetes) kubernetes.Maker {
+	meta := kubernetes.Meta{Consumer: k.Name, Labels: k.Labels, Annotations: k.Annotations}
+	return &kubernetes.Stub{Meta: meta, Waypoint: k.Waypoint.Name, WaypointNamespace: k.Waypoint.Namespace}
 }
 
 // narrowed returns what a view of the configuration selects.
@@ -44,25 +43,33 @@ func (s *Server) narrowed(v config.View) (part *view.View, release func()) {
 	return s.view.Narrow(view.Filter{Registries: v.Registries, Namespaces: v.Namespaces, Hosts: v.Hosts, Shards: v.Shards()})
 }
 
-// Stubs returns the stubs of a consumer, sorted by namespace and name, and the
-// services that have none with the reason.
-func (s *Server) Stubs(k *config.Kubernetes) (stubs []*unstructured.Unstructured, without []Problem, err error) {
+// Planned is the objects of a service in Kubernetes.
+type Planned struct {
+	Hosts   []string
+	Objects []*unstructured.Unstructured
+}
+
+// Plan returns the objects of a consumer, sorted by the name of the service,
+// and the resources that have none with the reason.
+func (s *Server) Plan(k *config.Kubernetes) (planned []Planned, without []Problem) {
 	part, release := s.narrowed(k.View)
 	defer release()
-	stub := stubOf(k)
-	for c := range part.Changes(state.Kind{Collection: collection.ServiceEntry, Shape: kubernetes.StubForm.Shape}, new(state.Cursor)) {
-		made, err := stub.ObjectOf(c.Record)
-		if err != nil {
-			without = append(without, Problem{c.Record.Registry(), state.Problem{ID: "stub of " + c.Name, Reason: err.Error()}})
-			continue
+	maker := makerOf(k)
+	var records []*state.Record
+	for c := range part.Changes(maker.Reads(), new(state.Cursor)) {
+		if !c.Removed {
+			records = append(records, c.Record)
 		}
-		stubs = append(stubs, made)
 	}
-	slices.SortFunc(stubs, func(a, b *unstructured.Unstructured) int {
-		return strings.Compare(a.GetNamespace()+"/"+a.GetName(), b.GetNamespace()+"/"+b.GetName())
-	})
-	slices.SortFunc(without, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })
-	return stubs, without, nil
+	slices.SortFunc(records, func(a, b *state.Record) int { return strings.Compare(a.Name(), b.Name()) })
+	for _, r := range records {
+		p := maker.Plan(r)
+		planned = append(planned, Planned{r.Hosts(), p.Objects})
+		for _, name := range slices.Sorted(maps.Keys(p.Without)) {
+			without = append(without, Problem{r.Registry(), state.Problem{ID: "object of " + name, Reason: p.Without[name]}})
+		}
+	}
+	return planned, without
 }
 
 // newConsumers returns the consumers of a configuration: those that run if
@@ -78,7 +85,7 @@ func (s *Server) newConsumers(cfg *config.Config) (all []*consumer, found config
 			continue
 		}
 		o := kubernetes.Options{
-			Stub: stubOf(k), Kubeconfig: k.Kubeconfig, Namespaces: k.View.Namespaces, LeaseNamespace: k.LeaseNamespace,
+			Make: makerOf(k), Kubeconfig: k.Kubeconfig, Namespaces: k.View.Namespaces, LeaseNamespace: k.LeaseNamespace,
 			Has: s.options.Shards.Has, WritesPerSecond: k.WritesPerSecond, Complete: s.allListed,
 		}
 		if shards := s.options.Shards; !shards.All() {
@@ -163,17 +170,10 @@ func (s *Server) judgeConsumers(now time.Time) (found []conditions.Condition) {
 			found = append(found, conditions.New(conditions.ObjectsNotWritten, subject, st.Since, "nothing can be written to Kubernetes: %s", st.Error))
 			continue
 		}
-		refused := st.Objects[kubernetes.Refused] + st.Objects[kubernetes.Conflict]
-		if refused == 0 {
-			continue
+		if first := st.NotWritten; first != nil {
+			refused := st.Objects[kubernetes.Refused] + st.Objects[kubernetes.Conflict]
+			found = append(found, conditions.New(conditions.ObjectsNotWritten, subject, first.Since, "%d of its objects are not written, one of them %s: %s", refused, first.Name, first.Reason))
 		}
-		var first kubernetes.Object
-		for o := range c.Objects() {
-			if (o.State == kubernetes.Refused || o.State == kubernetes.Conflict) && (first.Name == "" || o.Name < first.Name) {
-				first = o
-			}
-		}
-		found = append(found, conditions.New(conditions.ObjectsNotWritten, subject, first.Since, "%d of its objects are not written, the first of them %s: %s", refused, first.Name, first.Reason))
 	}
 	return found
 }

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-mesh/isthmus/server"
@@ -128,11 +127,8 @@ configuration that would change it (none if only the registry can), and reason.`
 			if consumer.value != "" {
 				problems := s.Problems()
 				for i := range consumers {
-					stubs, without, err := s.Stubs(&consumers[i])
-					if err == nil {
-						err = writeStubs(cmd.OutOrStdout(), output.value, host, stubs)
-					}
-					if err != nil {
+					planned, without := s.Plan(&consumers[i])
+					if err := writePlanned(cmd.OutOrStdout(), output.value, host, planned); err != nil {
 						return err
 					}
 					problems = append(problems, without...)
@@ -265,18 +261,19 @@ func consumerOf(waypoint string) (*config.Kubernetes, error) {
 	return &k, nil
 }
 
-// writeStubs writes the stubs of hosts that fit a pattern, all without one.
-func writeStubs(w io.Writer, format, pattern string, stubs []*unstructured.Unstructured) error {
-	for _, s := range stubs {
-		hosts, _, _ := unstructured.NestedStringSlice(s.Object, "spec", "hosts")
-		if pattern != "" && !slices.ContainsFunc(hosts, func(h string) bool {
+// writePlanned writes the objects of hosts that fit a pattern, all without one.
+func writePlanned(w io.Writer, format, pattern string, planned []server.Planned) error {
+	for _, p := range planned {
+		if pattern != "" && !slices.ContainsFunc(p.Hosts, func(h string) bool {
 			ok, _ := path.Match(pattern, h) // checked before
 			return ok
 		}) {
 			continue
 		}
-		if err := writeDocument(w, format, s.Object); err != nil {
-			return fmt.Errorf("stub %s/%s: %w", s.GetNamespace(), s.GetName(), err)
+		for _, o := range p.Objects {
+			if err := writeDocument(w, format, o.Object); err != nil {
+				return fmt.Errorf("%s %s/%s: %w", o.GetKind(), o.GetNamespace(), o.GetName(), err)
+			}
 		}
 	}
 	return nil

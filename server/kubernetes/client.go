@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/dynamic"
@@ -24,10 +25,28 @@ const (
 	podNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 )
 
+// kind is a kind of objects.
+type kind struct {
+	name string // as objects have it
+	schema.GroupVersionResource
+}
+
 var (
-	serviceEntries = schema.GroupVersionResource{Group: "networking.istio.io", Version: "v1", Resource: "serviceentries"}
-	leases         = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+	serviceEntries = kind{"ServiceEntry", schema.GroupVersionResource{Group: "networking.istio.io", Version: "v1", Resource: "serviceentries"}}
+
+	// allKinds are those that consumers write.
+	allKinds = []kind{serviceEntries}
+
+	leases = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 )
+
+// new returns an object of the kind.
+func (k kind) new(namespace, name string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": k.GroupVersion().String(), "kind": k.name}}
+	o.SetNamespace(namespace)
+	o.SetName(name)
+	return o
+}
 
 // connect returns a client for the current context of a kubeconfig, "" for the
 // cluster of the pod, and the namespace that either names. There is no request

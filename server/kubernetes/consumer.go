@@ -8,10 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"time"
 
@@ -24,7 +24,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/isthmus-mesh/isthmus/internal/clip"
-	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
@@ -48,15 +47,31 @@ const (
 	maxReason = 1000
 )
 
-// entries are what is read of the state: a change of an instance is none of
-// them.
-var entries = state.Kind{Collection: collection.ServiceEntry, Shape: StubForm.Shape}
+// Maker says which objects a service has: a [Stub].
+type Maker interface {
+	// Reads is what is read of the state.
+	Reads() state.Kind
+	// Plan returns what there is to be of a service, which is a function of the
+	// record alone.
+	Plan(r *state.Record) Plan
+
+	consumer() string
+	kinds() []kind
+}
+
+// Plan is what there is to be of a service.
+type Plan struct {
+	// Objects are sorted; the others are written while the first of them is.
+	Objects []*unstructured.Unstructured
+	// Without has the reasons of the resources that have no object, by name.
+	Without map[string]string
+}
 
 // Options are the options of a [Consumer].
 type Options struct {
-	// Stub says how objects are made. Its consumer is unique in a cluster, but
+	// Make says how objects are made. Its consumer is unique in a cluster, but
 	// for replicas of one bridge.
-	Stub Stub
+	Make Maker
 	// Kubeconfig is a file with the API server and the user; "" is the cluster
 	// of the pod.
 	Kubeconfig string
@@ -82,16 +97,25 @@ type Options struct {
 }
 
 // key identifies an object.
-type key struct{ namespace, name string }
+type key struct{ kind, namespace, name string }
+
+func keyOf(u *unstructured.Unstructured) key { return key{u.GetKind(), u.GetNamespace(), u.GetName()} }
+
+// service is what there is to be of a ServiceEntry.
+type service struct {
+	record  *state.Record
+	objects []*object         // the others need the first
+	without map[string]string // see [Plan]
+}
 
 // object is one object: as it has to be, and as it was seen.
 type object struct {
 	key
-	// of is the ServiceEntry, nil if there is to be no object. hash is that of
-	// the object which is to be.
-	of   *state.Record
+	// of is the service, nil if there is to be no object. hash is that of the
+	// object which is to be.
+	of   *service
 	hash string
-	// gone reports that the service was removed while it was followed.
+	// gone reports that it was to be, and is not any more.
 	gone bool
 
 	// uid and version are of the object as it was seen last, "" if it was not;
@@ -114,30 +138,37 @@ type Consumer struct {
 	o      Options
 	view   *view.View
 	log    *slog.Logger
-	close  func() // idle connections
-	api    dynamic.NamespaceableResourceInterface
+	close  func()                                            // idle connections
+	apis   map[string]dynamic.NamespaceableResourceInterface // by kind
 	lease  *lease
 	budget *rate.Limiter
 
 	// Of lead only.
 	cursor state.Cursor
 	listed time.Time // when the objects were listed, zero before
+	next   time.Time // when changes are read next
+	// What was made last, as the next write is often of the same service.
+	made   *state.Record
+	making map[key]*unstructured.Unstructured
 
-	mu      sync.Mutex // guards what follows; lead alone changes it but for holder
-	objects map[key]*object
-	counts  map[State]int
-	without map[string]string // services without an object, with the reason
-	queue   queue
-	holder  string
-	held    error // why nothing is known of the lease
-	heldAt  time.Time
-	leading bool
-	waiting bool // for the first listings of registries
-	trouble error
-	since   time.Time     // of trouble
-	pause   time.Duration // after trouble
-	until   time.Time     // the end of that pause
-	writes  Writes
+	mu       sync.Mutex // guards what follows; lead alone changes it but for holder
+	services map[string]*service
+	objects  map[key]*object
+	counts   map[State]int
+	without  int // resources without an object
+	refused  map[*object]struct{}
+	first    *object // of those that are refused, nil without any
+	queue    queue
+	holder   string
+	held     error // why nothing is known of the lease
+	heldAt   time.Time
+	leading  bool
+	waiting  bool // for the first listings of registries
+	trouble  error
+	since    time.Time     // of trouble
+	pause    time.Duration // after trouble
+	until    time.Time     // the end of that pause
+	writes   Writes
 }
 
 // New returns a consumer of a view that is not running. The error is one of the
@@ -156,11 +187,15 @@ func New(v *view.View, o Options, log *slog.Logger) (*Consumer, error) {
 		return nil, err
 	}
 	c := &Consumer{
-		o: o, view: v, log: log.With("consumer", o.Stub.Consumer), close: closeIdle, api: client.Resource(serviceEntries),
-		budget:  rate.NewLimiter(rate.Limit(o.WritesPerSecond), o.WritesPerSecond),
-		objects: make(map[key]*object), counts: make(map[State]int), without: make(map[string]string),
+		o: o, view: v, log: log.With("consumer", o.Make.consumer()), close: closeIdle,
+		apis:   make(map[string]dynamic.NamespaceableResourceInterface),
+		budget: rate.NewLimiter(rate.Limit(o.WritesPerSecond), o.WritesPerSecond),
 	}
-	name := "isthmus-" + o.Stub.Consumer
+	c.begin(false)
+	for _, k := range o.Make.kinds() {
+		c.apis[k.name] = client.Resource(k.GroupVersionResource)
+	}
+	name := leaseOf(o.Make.consumer())
 	if o.Shard != "" {
 		name += "-" + o.Shard
 	}
@@ -199,8 +234,11 @@ func (c *Consumer) lead(ctx context.Context) {
 	defer c.begin(false)
 	for ctx.Err() == nil {
 		changed := c.view.Changed() // read before the changes, so that none is missed
-		c.follow()
+		paced := c.follow()
 		if next := c.step(ctx); next > 0 {
+			if paced > 0 {
+				changed, next = nil, min(next, paced)
+			}
 			t := time.NewTimer(next)
 			select {
 			case <-changed:
@@ -217,8 +255,9 @@ func (c *Consumer) lead(ctx context.Context) {
 func (c *Consumer) begin(leading bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.objects, c.counts, c.without, c.queue = make(map[key]*object), make(map[State]int), make(map[string]string), nil
-	c.cursor, c.listed, c.leading, c.waiting = state.Cursor{}, time.Time{}, leading, false
+	c.services, c.objects, c.counts, c.without, c.queue = make(map[string]*service), make(map[key]*object), make(map[State]int), 0, nil
+	c.refused, c.first, c.made, c.making = make(map[*object]struct{}), nil, nil, nil
+	c.cursor, c.listed, c.next, c.leading, c.waiting = state.Cursor{}, time.Time{}, time.Time{}, leading, false
 	c.trouble, c.until, c.pause = nil, time.Time{}, 0
 }
 
@@ -246,7 +285,7 @@ func (c *Consumer) step(ctx context.Context) (pause time.Duration) {
 	if wait := o.due.Sub(now); wait > 0 {
 		return min(wait, pause)
 	}
-	if c.budget.Wait(ctx) != nil {
+	if c.hold(o) || c.budget.Wait(ctx) != nil {
 		return 0
 	}
 	c.follow() // what has changed in the meantime is written, not what was
@@ -290,74 +329,114 @@ func (c *Consumer) settle(ctx context.Context, err error) {
 	c.until = time.Now().Add(c.pause + rand.N(c.pause/4))
 }
 
-// follow reads what has changed.
-func (c *Consumer) follow() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.waiting = !c.view.Initialized(entries.Collection); c.waiting {
-		return
+// follow reads what has changed. It returns the pause until it does so again,
+// which keeps what changes all the time to a third of a processor.
+func (c *Consumer) follow() (pause time.Duration) {
+	if pause = time.Until(c.next); pause > 0 {
+		return pause
 	}
-	for change := range c.view.Changes(entries, &c.cursor) {
-		c.wantLocked(&change)
+	reads, waiting := c.o.Make.Reads(), false
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.waiting = waiting
+	}()
+	if waiting = !c.view.Initialized(reads.Collection); waiting {
+		return 0
 	}
-	if !c.cursor.Lost {
-		return
+	began := time.Now()
+	for change := range c.view.Changes(reads, &c.cursor) {
+		c.want(change.Name, change.Record)
 	}
-	// What is gone meanwhile is whatever is not there now.
-	gone := make(map[key]*object)
-	for k, o := range c.objects {
-		if o.of != nil {
-			gone[k] = o
+	if c.cursor.Lost {
+		// What is gone meanwhile is whatever is not there now.
+		gone := maps.Clone(c.services)
+		c.cursor = state.Cursor{}
+		for change := range c.view.Changes(reads, &c.cursor) {
+			delete(gone, change.Name)
+			c.want(change.Name, change.Record)
+		}
+		for name := range gone {
+			c.want(name, nil)
 		}
 	}
-	c.cursor, c.without = state.Cursor{}, make(map[string]string)
-	for change := range c.view.Changes(entries, &c.cursor) {
-		delete(gone, keyOf(change.Name))
-		c.wantLocked(&change)
+	c.next = time.Now().Add(2 * time.Since(began))
+	return 0
+}
+
+// want notes what there is to be of a service, which is nothing without a
+// record. What it keeps of the objects is their hashes.
+func (c *Consumer) want(name string, r *state.Record) {
+	var p Plan
+	if r != nil {
+		p = c.o.Make.Plan(r)
 	}
-	for _, o := range gone {
-		c.dropLocked(o)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.services[name]
+	if s == nil {
+		s = new(service)
+		c.services[name] = s
+	}
+	c.without += len(p.Without) - len(s.without)
+	before := s.objects
+	for _, o := range before {
+		o.of = nil
+	}
+	s.record, s.without, s.objects = r, p.Without, make([]*object, 0, len(p.Objects))
+	for _, u := range p.Objects {
+		k := keyOf(u)
+		o := c.objects[k]
+		if o == nil {
+			o = &object{key: k, index: -1}
+			c.objects[k] = o
+		}
+		o.of, o.gone = s, false
+		s.objects = append(s.objects, o)
+	}
+	for i, u := range p.Objects {
+		if o, hash := s.objects[i], u.GetAnnotations()[HashAnnotation]; hash != o.hash {
+			o.hash = hash
+			c.turnLocked(o)
+		}
+	}
+	for _, o := range before {
+		if o.of == nil {
+			o.hash, o.gone = "", true
+			c.turnLocked(o)
+		}
+	}
+	if len(s.objects)+len(s.without) == 0 {
+		delete(c.services, name)
 	}
 }
 
-func keyOf(name string) key {
-	namespace, name, _ := strings.Cut(name, "/")
-	return key{namespace, stubName(name)}
+// object makes an object that there is to be.
+func (c *Consumer) object(o *object) *unstructured.Unstructured {
+	if of := o.of.record; c.made != of {
+		c.made, c.making = of, make(map[key]*unstructured.Unstructured)
+		for _, u := range c.o.Make.Plan(of).Objects {
+			c.making[keyOf(u)] = u
+		}
+	}
+	return c.making[o.key]
 }
 
-// wantLocked applies a change of the state.
-func (c *Consumer) wantLocked(change *state.Change) {
-	k := keyOf(change.Name)
-	o := c.objects[k]
-	delete(c.without, change.Name)
-	if change.Removed {
-		c.dropLocked(o)
-		return
+// hold reports whether an object waits for the first one of its service, which
+// it is of no use without, and notes why.
+func (c *Consumer) hold(o *object) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if o.of == nil || o.of.objects[0].state == Written || o.of.objects[0] == o {
+		return false
 	}
-	made, err := c.o.Stub.ObjectOf(change.Record)
-	if err != nil {
-		c.without[change.Name] = err.Error()
-		c.dropLocked(o)
-		return
+	first := o.of.objects[0]
+	if first.state == Conflict && o.uid != "" {
+		return false // it is removed
 	}
-	if o == nil {
-		o = &object{key: k, index: -1}
-		c.objects[k] = o
-	}
-	o.of, o.gone = change.Record, false
-	if hash := made.GetAnnotations()[HashAnnotation]; hash != o.hash {
-		o.hash = hash
-		c.turnLocked(o)
-	}
-}
-
-// dropLocked makes an object, nil for none, one that is not to be.
-func (c *Consumer) dropLocked(o *object) {
-	if o == nil || o.of == nil {
-		return
-	}
-	o.of, o.hash, o.gone = nil, "", true
-	c.turnLocked(o)
+	c.leaveLocked(o)
+	c.setLocked(o, first.state, "its "+first.kind+" is not written")
+	return true
 }
 
 // turnLocked queues an object that is not as it has to be.
@@ -383,7 +462,37 @@ func (c *Consumer) setLocked(o *object, s State, reason string) {
 		c.counts[o.state]--
 	}
 	c.counts[s]++
+	before := o.state
 	o.state, o.reason, o.since = s, reason, time.Now()
+	if s == Refused || s == Conflict {
+		c.refused[o] = struct{}{}
+		if c.first == nil {
+			c.first = o
+		}
+	} else {
+		c.acceptLocked(o)
+	}
+	// What the others of its service wait for.
+	if o.of != nil && o.of.objects[0] == o && s != before && (s == Written || s == Conflict) {
+		for _, other := range o.of.objects[1:] {
+			if other.state != Written || s == Conflict {
+				c.queueLocked(other, 0)
+			}
+		}
+	}
+}
+
+// acceptLocked notes that an object is not refused.
+func (c *Consumer) acceptLocked(o *object) {
+	delete(c.refused, o)
+	if c.first != o {
+		return
+	}
+	c.first = nil
+	for next := range c.refused {
+		c.first = next
+		break
+	}
 }
 
 // queueLocked sets when it is an object's turn.
@@ -428,22 +537,11 @@ func (c *Consumer) list(ctx context.Context) error {
 		namespaces = []string{metav1.NamespaceAll}
 	}
 	var all []unstructured.Unstructured
-	for _, ns := range namespaces {
-		options := metav1.ListOptions{LabelSelector: ConsumerLabel + "=" + c.o.Stub.Consumer, Limit: pageObjects}
-		for {
-			page, err := c.api.Namespace(ns).List(ctx, options)
-			if err != nil {
-				return fmt.Errorf("list ServiceEntries: %w", err)
+	for _, k := range c.o.Make.kinds() {
+		for _, ns := range namespaces {
+			if err := listed(ctx, c.apis[k.name].Namespace(ns), ConsumerLabel+"="+c.o.Make.consumer(), &all); err != nil {
+				return fmt.Errorf("list %s: %w", k.Resource, err)
 			}
-			all = append(all, page.Items...)
-			next := page.GetContinue()
-			if next == "" {
-				break
-			}
-			if next == options.Continue {
-				return errors.New("list ServiceEntries: the same page again")
-			}
-			options.Continue = next
 		}
 	}
 	c.mu.Lock()
@@ -451,10 +549,10 @@ func (c *Consumer) list(ctx context.Context) error {
 	seen := make(map[key]bool, len(all))
 	for i := range all {
 		u := &all[i]
-		if !c.own(u) || !c.o.Has(firstHost(u)) {
+		if c.apis[u.GetKind()] == nil || !c.own(u) || !c.o.Has(hostOf(u)) {
 			continue
 		}
-		k := key{u.GetNamespace(), u.GetName()}
+		k := keyOf(u)
 		seen[k] = true
 		o := c.objects[k]
 		if o == nil {
@@ -484,17 +582,36 @@ func (c *Consumer) list(ctx context.Context) error {
 	return nil
 }
 
-func firstHost(u *unstructured.Unstructured) string {
-	hosts, _, _ := unstructured.NestedStringSlice(u.Object, "spec", "hosts")
-	if len(hosts) == 0 {
-		return ""
+// listed appends the objects with a label, page by page. Without an error it
+// has all of them.
+func listed(ctx context.Context, api dynamic.ResourceInterface, label string, all *[]unstructured.Unstructured) error {
+	options := metav1.ListOptions{LabelSelector: label, Limit: pageObjects}
+	for {
+		page, err := api.List(ctx, options)
+		if err != nil {
+			return err
+		}
+		*all = append(*all, page.Items...)
+		next := page.GetContinue()
+		if next == "" {
+			return nil
+		}
+		if next == options.Continue {
+			return errors.New("the same page again")
+		}
+		options.Continue = next
 	}
-	return hosts[0]
+}
+
+// hostOf returns the host of the service that an object is of.
+func hostOf(u *unstructured.Unstructured) string {
+	hosts, _, _ := unstructured.NestedStringSlice(u.Object, "spec", "hosts")
+	return cmp.Or(u.GetAnnotations()[HostAnnotation], append(hosts, "")[0])
 }
 
 // own reports whether an object is the consumer's.
 func (c *Consumer) own(u *unstructured.Unstructured) bool {
-	return u.GetLabels()[ConsumerLabel] == c.o.Stub.Consumer && u.GetUID() != "" && u.GetResourceVersion() != ""
+	return u.GetLabels()[ConsumerLabel] == c.o.Make.consumer() && u.GetUID() != "" && u.GetResourceVersion() != ""
 }
 
 // see notes what an object is like.
@@ -506,6 +623,7 @@ func (o *object) unsee() { o.uid, o.version, o.has = "", "", "" }
 
 func (c *Consumer) forgetLocked(o *object) {
 	c.leaveLocked(o)
+	c.acceptLocked(o)
 	c.counts[o.state]--
 	delete(c.objects, o.key)
 }
@@ -515,7 +633,7 @@ func (c *Consumer) forgetLocked(o *object) {
 func (c *Consumer) write(ctx context.Context, o *object) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*requestTime)
 	defer cancel()
-	api := c.api.Namespace(o.namespace)
+	api := c.apis[o.kind].Namespace(o.namespace)
 	if o.uid == "" {
 		u, err := api.Get(ctx, o.name, metav1.GetOptions{})
 		if err == nil && !c.own(u) {
@@ -537,17 +655,14 @@ func (c *Consumer) write(ctx context.Context, o *object) error {
 			c.mu.Unlock()
 		}
 	}
-	if o.of == nil {
+	if o.of == nil || o.of.objects[0].state == Conflict && o.of.objects[0] != o {
 		return c.remove(ctx, api, o)
 	}
 	if o.uid != "" && o.has == o.hash {
 		c.done(o, nil)
 		return nil
 	}
-	u, err := c.o.Stub.ObjectOf(o.of)
-	if err != nil {
-		return err // it was made before
-	}
+	u := c.object(o)
 	if o.uid != "" {
 		// Whatever changed since it was seen, or is another object of this
 		// name, is looked at first.
@@ -575,7 +690,12 @@ func (c *Consumer) remove(ctx context.Context, api dynamic.ResourceInterface, o 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.forgetLocked(o)
+	if o.of == nil {
+		c.forgetLocked(o)
+		return nil
+	}
+	o.unsee()
+	c.queueLocked(o, 0) // to be held
 	return nil
 }
 

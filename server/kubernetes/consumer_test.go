@@ -33,12 +33,12 @@ func TestMain(m *testing.M) {
 // share it have a namespace of their own, and a consumer of that name.
 type cluster struct {
 	*testkube.Server
-	t    *testing.T
+	t    testing.TB
 	w    *servertest.World
 	name string // of the namespace and of the consumer
 }
 
-func newCluster(t *testing.T, kube *testkube.Server) *cluster {
+func newCluster(t testing.TB, kube *testkube.Server) *cluster {
 	t.Helper()
 	c := &cluster{kube, t, servertest.New(t, state.Options{}), strings.ToLower(path.Base(t.Name()))}
 	c.Apply(t, fmt.Sprintf("{apiVersion: v1, kind: Namespace, metadata: {name: %s}}", c.name))
@@ -64,7 +64,7 @@ func TestAPIServer(t *testing.T) {
 func (c *cluster) start(changes ...func(*Options)) (consumer *Consumer, stop func()) {
 	c.t.Helper()
 	o := Options{
-		Stub: Stub{Consumer: c.name, Waypoint: "waypoint"}, Kubeconfig: c.Kubeconfig, WritesPerSecond: 100,
+		Make: &Stub{Meta: Meta{Consumer: c.name}, Waypoint: "waypoint"}, Kubeconfig: c.Kubeconfig, WritesPerSecond: 100,
 		Has: func(string) bool { return true }, Complete: func() bool { return true },
 	}
 	for _, change := range changes {

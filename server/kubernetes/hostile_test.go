@@ -106,7 +106,7 @@ func TestHostileServer(t *testing.T) {
 			w.Entry("shop/web", "web.shop")
 			log := new(testwait.Buffer)
 			consumer, err := New(w.View, Options{
-				Stub: Stub{Consumer: "ambient", Waypoint: "waypoint"}, Kubeconfig: file, WritesPerSecond: 1000,
+				Make: &Stub{Meta: Meta{Consumer: "ambient"}, Waypoint: "waypoint"}, Kubeconfig: file, WritesPerSecond: 1000,
 				Has: func(string) bool { return true }, Complete: func() bool { return true },
 				listEvery: 20 * time.Millisecond, minPause: time.Millisecond, maxPause: 2 * time.Millisecond,
 			}, slog.New(slog.NewTextHandler(log, nil)))

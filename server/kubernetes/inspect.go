@@ -3,7 +3,6 @@ package kubernetes
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -50,6 +49,7 @@ type Finding struct {
 // inspection is one look at a cluster.
 type inspection struct {
 	o     Options
+	stub  *Stub
 	want  map[key]*unstructured.Unstructured
 	found []Finding
 }
@@ -62,7 +62,7 @@ type inspection struct {
 func Inspect(ctx context.Context, o Options, look string, want []*unstructured.Unstructured) []Finding {
 	i := &inspection{o: o, want: make(map[key]*unstructured.Unstructured, len(want))}
 	for _, w := range want {
-		i.want[key{w.GetNamespace(), w.GetName()}] = w
+		i.want[keyOf(w)] = w
 	}
 	own, closeOwn, namespace, err := connect(o.Kubeconfig)
 	switch {
@@ -91,7 +91,11 @@ func Inspect(ctx context.Context, o Options, look string, want []*unstructured.U
 		defer closeOther()
 		reader = other
 	}
-	if i.stubs(ctx, reader) {
+	stub, ok := o.Make.(*Stub)
+	if !ok {
+		return i.found // there is no more to look at than the rights
+	}
+	if i.stub = stub; i.stubs(ctx, reader) {
 		i.waypoints(ctx, reader)
 	}
 	return i.found
@@ -128,14 +132,16 @@ func (i *inspection) rights(ctx context.Context, own dynamic.Interface, leaseNam
 		namespaces = []string{""}
 	}
 	for _, namespace := range namespaces {
-		for _, verb := range []string{"get", "list", "patch", "create", "delete"} {
-			ok, err := may(serviceEntries, namespace, verb)
-			if err != nil {
-				i.add("unreached", "the API server cannot be asked: "+err.Error(), "the server and the user of kubeconfig, or the token of the pod's service account")
-				return
-			}
-			if !ok {
-				lacks = append(lacks, fmt.Sprintf("%s serviceentries in %s", verb, cmp.Or(namespace, "all namespaces")))
+		for _, k := range i.o.Make.kinds() {
+			for _, verb := range []string{"get", "list", "patch", "create", "delete"} {
+				ok, err := may(k.GroupVersionResource, namespace, verb)
+				if err != nil {
+					i.add("unreached", "the API server cannot be asked: "+err.Error(), "the server and the user of kubeconfig, or the token of the pod's service account")
+					return
+				}
+				if !ok {
+					lacks = append(lacks, fmt.Sprintf("%s %s in %s", verb, k.Resource, cmp.Or(namespace, "all namespaces")))
+				}
 			}
 		}
 	}
@@ -213,24 +219,12 @@ func (i *inspection) list(ctx context.Context, reader dynamic.Interface) (map[ke
 	}
 	have := make(map[key]*unstructured.Unstructured)
 	for _, namespace := range namespaces {
-		options := metav1.ListOptions{LabelSelector: ConsumerLabel + "=" + i.o.Stub.Consumer, Limit: pageObjects}
-		for {
-			page, err := reader.Resource(serviceEntries).Namespace(namespace).List(ctx, options)
-			if err != nil {
-				return nil, err
-			}
-			for n := range page.Items {
-				u := &page.Items[n]
-				have[key{u.GetNamespace(), u.GetName()}] = u
-			}
-			next := page.GetContinue()
-			if next == "" {
-				break
-			}
-			if next == options.Continue {
-				return nil, errors.New("the same page again")
-			}
-			options.Continue = next
+		var all []unstructured.Unstructured
+		if err := listed(ctx, reader.Resource(serviceEntries.GroupVersionResource).Namespace(namespace), ConsumerLabel+"="+i.stub.Consumer, &all); err != nil {
+			return nil, err
+		}
+		for n := range all {
+			have[keyOf(&all[n])] = &all[n]
 		}
 	}
 	return have, nil
@@ -266,7 +260,7 @@ func (i *inspection) differences(have map[key]*unstructured.Unstructured) (all [
 func (i *inspection) waypoints(ctx context.Context, reader dynamic.Interface) {
 	namespaces := make(map[string]bool)
 	for k := range i.want {
-		namespaces[cmp.Or(i.o.Stub.WaypointNamespace, k.namespace)] = true
+		namespaces[cmp.Or(i.stub.WaypointNamespace, k.namespace)] = true
 	}
 	for n, namespace := range slices.Sorted(maps.Keys(namespaces)) {
 		if n == maxWaypoints {
@@ -282,7 +276,7 @@ func (i *inspection) waypoints(ctx context.Context, reader dynamic.Interface) {
 // waypoint looks at the waypoint of a namespace. False means that others cannot
 // be looked at either.
 func (i *inspection) waypoint(ctx context.Context, reader dynamic.Interface, namespace string) bool {
-	name := i.o.Stub.Waypoint
+	name := i.stub.Waypoint
 	apply := fmt.Sprintf("istioctl waypoint apply --namespace %s --name %s", namespace, name)
 	who := fmt.Sprintf("the waypoint %s/%s", namespace, name)
 	g, err := reader.Resource(gateways).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})

@@ -43,6 +43,9 @@ type lease struct {
 	at   time.Time // when that was read first
 }
 
+// leaseOf returns the name of the Lease of a consumer.
+func leaseOf(consumer string) string { return "isthmus-" + consumer }
+
 // run calls lead whenever the process holds the lease, with a context that ends
 // when it does no longer, and waits until lead has returned. It ends with ctx.
 func (l *lease) run(ctx context.Context, lead func(context.Context)) {

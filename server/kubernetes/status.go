@@ -48,13 +48,17 @@ type Status struct {
 	// Waiting reports that registries have not completed a first listing.
 	Waiting bool          `json:"waiting"`
 	Objects map[State]int `json:"objects"`
-	// Without is the number of services that have no object.
+	// NotWritten is one of those that are refused or in conflict, the same as
+	// long as it is.
+	NotWritten *Object `json:"not_written,omitempty"`
+	// Without is the number of resources that have no object.
 	Without int    `json:"without"`
 	Writes  Writes `json:"writes"`
 }
 
-// Object is the status of an object, or of a service that has none.
+// Object is the status of an object, or of a resource that has none.
 type Object struct {
+	Kind   string    `json:"kind,omitempty"`
 	Name   string    `json:"name"` // namespace/name, "" for none
 	Entry  string    `json:"entry,omitempty"`
 	State  State     `json:"state"`
@@ -62,7 +66,7 @@ type Object struct {
 	Since  time.Time `json:"since,omitzero"`
 }
 
-// Without is the state of a service that has no object.
+// Without is the state of a resource that has no object.
 const Without State = "without"
 
 // Status returns the status of the consumer.
@@ -70,13 +74,16 @@ func (c *Consumer) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := Status{
-		Name: c.o.Stub.Consumer, Writer: c.leading, Holder: c.holder, Waiting: c.waiting,
-		Objects: make(map[State]int), Without: len(c.without), Writes: c.writes,
+		Name: c.o.Make.consumer(), Writer: c.leading, Holder: c.holder, Waiting: c.waiting,
+		Objects: make(map[State]int), Without: c.without, Writes: c.writes,
 	}
 	for _, state := range States {
 		s.Objects[state] = 0
 	}
 	maps.Copy(s.Objects, c.counts)
+	if c.first != nil {
+		s.NotWritten = new(c.first.status())
+	}
 	switch {
 	case c.held != nil:
 		s.Error, s.Since = "the Lease: "+c.held.Error(), c.heldAt
@@ -86,19 +93,26 @@ func (c *Consumer) Status() Status {
 	return s
 }
 
-// Objects yields the objects, and the services that have none, in any order.
+// status describes an object for display.
+func (o *object) status() Object {
+	item := Object{Kind: o.kind, Name: o.namespace + "/" + o.name, State: o.state, Reason: o.reason, Since: o.since}
+	if o.of != nil {
+		item.Entry = o.of.record.Name()
+	}
+	return item
+}
+
+// Objects yields the objects, and the resources that have none, in any order.
 func (c *Consumer) Objects() iter.Seq[Object] {
 	c.mu.Lock()
-	all := make([]Object, 0, len(c.objects)+len(c.without))
+	all := make([]Object, 0, len(c.objects)+c.without)
 	for _, o := range c.objects {
-		item := Object{Name: o.namespace + "/" + o.name, State: o.state, Reason: o.reason, Since: o.since}
-		if o.of != nil {
-			item.Entry = o.of.Name()
-		}
-		all = append(all, item)
+		all = append(all, o.status())
 	}
-	for name, reason := range c.without {
-		all = append(all, Object{Entry: name, State: Without, Reason: reason})
+	for _, s := range c.services {
+		for name, reason := range s.without {
+			all = append(all, Object{Entry: name, State: Without, Reason: reason})
+		}
 	}
 	c.mu.Unlock()
 	return func(yield func(Object) bool) {

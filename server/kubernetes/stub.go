@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	kjson "k8s.io/apimachinery/pkg/util/json"
 
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
@@ -26,6 +27,9 @@ const (
 	ConsumerLabel = "isthmus.io/consumer"
 	// HashAnnotation is a hash of the rest of the object as it was made.
 	HashAnnotation = "isthmus.io/hash"
+	// HostAnnotation is the first host of the service, of objects that do not
+	// have it otherwise.
+	HostAnnotation = "isthmus.io/host"
 	// WaypointLabel and WaypointNamespaceLabel name the waypoint of a service.
 	WaypointLabel          = "istio.io/use-waypoint"
 	WaypointNamespaceLabel = "istio.io/use-waypoint-namespace"
@@ -43,16 +47,48 @@ var (
 	errNoAddress = errors.New("it has no address, by which ztunnel finds a service")
 )
 
-// Stub says how stubs are made.
-type Stub struct {
+// Meta is what all objects of a consumer have.
+type Meta struct {
 	// Consumer is the value of [ConsumerLabel].
 	Consumer string
+	// Labels and Annotations are those of objects besides their own.
+	Labels, Annotations map[string]string
+}
+
+func (m *Meta) consumer() string { return m.Consumer }
+
+// finish adds labels, annotations and hash to an object, which has nothing else
+// to come.
+func (m *Meta) finish(o *unstructured.Unstructured, labels, annotations map[string]string) error {
+	labels, annotations = joined(m.Labels, labels), joined(m.Annotations, annotations)
+	labels[ConsumerLabel] = m.Consumer
+	o.SetLabels(labels)
+	o.SetAnnotations(annotations)
+	text, err := json.Marshal(o.Object) // sorts keys
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(text)
+	annotations[HashAnnotation] = hex.EncodeToString(sum[:8])
+	o.SetAnnotations(annotations)
+	return nil
+}
+
+// joined returns the pairs of both, of the second one for keys of both.
+func joined(a, b map[string]string) map[string]string {
+	out := make(map[string]string, len(a)+len(b)+1)
+	maps.Copy(out, a)
+	maps.Copy(out, b)
+	return out
+}
+
+// Stub says how stubs are made.
+type Stub struct {
+	Meta
 	// Waypoint is the name of the waypoint's Gateway.
 	Waypoint string
 	// WaypointNamespace is its namespace, "" for that of the service.
 	WaypointNamespace string
-	// Labels and Annotations are those of objects besides their own.
-	Labels, Annotations map[string]string
 }
 
 // stubSuffix is what the name of a stub ends in. With the name of the
@@ -108,26 +144,15 @@ func (s *Stub) Object(entry *mcp.Resource) (*unstructured.Unstructured, error) {
 	}
 	fields["location"] = spec.GetLocation().String() // also the default, which JSON omits
 
-	labels, annotations := make(map[string]string), make(map[string]string)
-	maps.Copy(labels, s.Labels)
-	maps.Copy(annotations, s.Annotations)
-	labels[ConsumerLabel], labels[WaypointLabel] = s.Consumer, s.Waypoint
+	own := map[string]string{WaypointLabel: s.Waypoint}
 	if s.WaypointNamespace != "" {
-		labels[WaypointNamespaceLabel] = s.WaypointNamespace
+		own[WaypointNamespaceLabel] = s.WaypointNamespace
 	}
 	namespace, name, _ := strings.Cut(entry.GetMetadata().GetName(), "/")
-	o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry", "spec": fields}}
-	o.SetNamespace(namespace)
-	o.SetName(stubName(name))
-	o.SetLabels(labels)
-	o.SetAnnotations(annotations)
-	hash, err := hashOf(o)
-	if err != nil {
-		return nil, err
-	}
-	annotations[HashAnnotation] = hash
-	o.SetAnnotations(annotations)
-	return o, nil
+	o := serviceEntries.new(namespace, stubName(name))
+	o.Object["spec"] = fields
+	err = s.finish(o, own, nil)
+	return o, err
 }
 
 // ObjectOf is [Stub.Object] for a record of the state.
@@ -139,12 +164,18 @@ func (s *Stub) ObjectOf(r *state.Record) (*unstructured.Unstructured, error) {
 	return s.Object(entry)
 }
 
-// hashOf returns the hash of an object: equal content has an equal one.
-func hashOf(o *unstructured.Unstructured) (string, error) {
-	text, err := json.Marshal(o.Object) // sorts keys
+// Reads implements [Maker]: a change of an instance is none.
+func (s *Stub) Reads() state.Kind {
+	return state.Kind{Collection: collection.ServiceEntry, Shape: StubForm.Shape}
+}
+
+func (s *Stub) kinds() []kind { return []kind{serviceEntries} }
+
+// Plan implements [Maker].
+func (s *Stub) Plan(r *state.Record) Plan {
+	o, err := s.ObjectOf(r)
 	if err != nil {
-		return "", err
+		return Plan{Without: map[string]string{r.Name(): err.Error()}}
 	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:8]), nil
+	return Plan{Objects: []*unstructured.Unstructured{o}}
 }

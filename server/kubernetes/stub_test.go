@@ -105,7 +105,7 @@ func TestGolden(t *testing.T) {
 // hash, and what has a long name has a name of its own.
 func TestStubHash(t *testing.T) {
 	base := func() (Stub, string, map[string]any) {
-		return Stub{Consumer: "ambient", Waypoint: "waypoint"}, "shop/web", map[string]any{
+		return Stub{Meta: Meta{Consumer: "ambient"}, Waypoint: "waypoint"}, "shop/web", map[string]any{
 			"hosts": []any{"web.shop"}, "addresses": []any{"241.0.0.1"}, "resolution": "STATIC",
 			"ports": []any{map[string]any{"number": 80, "name": "http", "protocol": "HTTP"}},
 		}

@@ -153,6 +153,17 @@ func (w *World) InstanceUpsert(service, name, address string, weight uint32, por
 	return w.Upsert(service, name, entry)
 }
 
+// Instances sets instances of a service at once, one for each address, as
+// Instance does. Their names are that of the service with numbers from 0.
+func (w *World) Instances(service string, addresses ...string) {
+	w.t.Helper()
+	upserts := make([]*pluginv1.Upsert, 0, len(addresses))
+	for i, a := range addresses {
+		upserts = append(upserts, w.InstanceUpsert(service, fmt.Sprintf("%s-%d", service, i), a, 1))
+	}
+	w.Apply(upserts...)
+}
+
 // Crowd sets many instances of a service, each with a label that makes it about
 // so large, in bytes.
 func (w *World) Crowd(service string, count, size int) {

@@ -105,7 +105,7 @@ func TestGoldens(t *testing.T) {
 func TestStubs(t *testing.T) {
 	testenv.SkipIfShort(t)
 	v := startValidations(t)
-	stub := kubernetes.Stub{Consumer: "ambient", Waypoint: "waypoint"}
+	stub := kubernetes.Stub{Meta: kubernetes.Meta{Consumer: "ambient"}, Waypoint: "waypoint"}
 	made, without := 0, 0
 	for file, res := range goldens(t) {
 		entry := &networking.ServiceEntry{}
