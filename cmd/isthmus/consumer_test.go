@@ -101,4 +101,53 @@ func TestConsumer(t *testing.T) {
 	if code, a := post(t, r.admin+"/api/v1/reload", ""); code != http.StatusUnprocessableEntity || len(a.Problems) != 1 || a.Problems[0].Field != "consumers.kubernetes[0].kubeconfig" {
 		t.Errorf("a reload without the kubeconfig: %d %+v", code, a)
 	}
+
+	testPrune(t, kube, r, registries, registries+consumers)
+}
+
+// What a consumer has written is removed on demand: when neither the
+// configuration has it nor a bridge writes it, and only what a bridge has
+// written.
+func testPrune(t *testing.T, kube *testkube.Server, r *reloaded, without, with string) {
+	t.Helper()
+	labelled := func(name, consumer string) string {
+		return fmt.Sprintf("---\n{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {namespace: load, name: %s, labels: {isthmus.io/consumer: %s}}, spec: {hosts: [%[1]s.example.org], ports: [{number: 80, name: http, protocol: HTTP}], resolution: NONE}}\n", name, consumer)
+	}
+	kube.Apply(t, labelled("copied", "ambient")+labelled("others", "other"))
+	entries := func() int {
+		t.Helper()
+		body, code, err := kube.Do(t.Context(), http.MethodGet, "/apis/networking.istio.io/v1/serviceentries", "", "", nil)
+		if err != nil || code != http.StatusOK {
+			t.Fatalf("status %d, %v: %s", code, err, body)
+		}
+		return strings.Count(string(body), `"kind":"ServiceEntry"`)
+	}
+	bare, full := filepath.Join(t.TempDir(), "bare.yaml"), filepath.Join(t.TempDir(), "full.yaml")
+	replaceFile(t, bare, without)
+	replaceFile(t, full, with)
+	prune := func(code, left int, says string, args ...string) {
+		t.Helper()
+		p := start(t, append([]string{"kubernetes", "prune"}, args...)...)
+		got := p.wait()
+		out := strings.Join(append(p.stdout.seen, p.stderr.seen...), "\n")
+		if n := entries(); got != code || n != left || !strings.Contains(out, says) {
+			t.Errorf("prune %q ended with %d, %d objects are left, and it printed\n%s", args, got, n, out)
+		}
+	}
+	to := []string{"--config", bare, "--kubeconfig", kube.Kubeconfig}
+	one := append(to[:4:4], "--consumer", "ambient")
+	prune(exitFailed, 5, "is in the configuration", "--config", full, "--consumer", "ambient")
+	prune(exitOK, 5, "consumer other: ServiceEntry load/others, left alone", "--config", full)
+	prune(exitOK, 5, "Nothing was removed.", to...)
+	prune(exitFailed, 5, "holds the Lease default/isthmus-ambient and writes these objects", one...)
+	prune(exitFailed, 5, "the bridge is in no pod of Kubernetes", "--config", bare)
+	prune(exitOK, 5, "There are no objects", append(to[:4:4], "--consumer", "nobody")...)
+
+	r.reload(without)
+	prune(exitOK, 5, "consumer ambient: ServiceEntry load/copied, left alone: no bridge has written it", append(one[:6:6], "--dry-run")...)
+	prune(exitOK, 2, "Removed 3 objects of consumer ambient.", one...)
+	prune(exitOK, 2, "Removed 0 objects of consumer ambient.", one...)
+	if body, code, err := kube.Do(t.Context(), http.MethodGet, "/apis/coordination.k8s.io/v1/namespaces/default/leases/isthmus-ambient", "", "", nil); err != nil || code != http.StatusNotFound {
+		t.Errorf("the Lease: status %d, %v: %s", code, err, body)
+	}
 }

@@ -125,7 +125,7 @@ resources. To see it at work, run:
 	root.AddCommand(
 		newServe(), newDemo(), newWatch(), newVerify(), newDump(), newImport(), newDiff(), newValidate(),
 		newDoctor(), newMeshConfig(),
-		newRemovals(), newExplain(), newCheck(),
+		newRemovals(), newExplain(), newCheck(), newKubernetes(),
 		newBench(), newAdapter(), newPlugin(), newVersion(), newDocs(),
 		newHealthcheck(), newLogLevel(), newMan(),
 	)
