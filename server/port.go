@@ -139,7 +139,7 @@ func (s *Server) servePort(ctx context.Context, p *port) error {
 	server := grpc.NewServer(append(xds.ServerOptions(),
 		grpc.InTapHandle(s.crowd.tap), grpc.MaxHeaderListSize(maxHeaders),
 		grpc.Creds(s.crowd.intake.credentials(p.gate.Credentials())), grpc.ConnectionTimeout(access.HandshakeTime),
-		grpc.ChainStreamInterceptor(p.streams.Stream, s.crowd.counted, p.gate.Stream, s.crowd.stream, mcpserver.RefuseIf(elsewhere), s.tellHeld))...)
+		grpc.ChainStreamInterceptor(p.streams.Stream, s.crowd.counted, p.gate.Stream, s.crowd.stream, mcpserver.RefuseIf(elsewhere), s.tellWaiting))...)
 	s.mcp.Register(server)
 	if p.Field == fieldXDS {
 		s.xds.Register(server)

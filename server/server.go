@@ -35,6 +35,8 @@ import (
 	mcpserver "github.com/isthmus-mesh/isthmus/server/mcp"
 	"github.com/isthmus-mesh/isthmus/server/otlp"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 	"github.com/isthmus-mesh/isthmus/server/view"
@@ -535,7 +537,7 @@ func (s *Server) closePorts() (err error) {
 }
 
 // NotSynced explains for each registry whose first listing is incomplete why
-// that is so, and which collections it has held since when. It omits optional
+// that is so, and which collections wait for it since when. It omits optional
 // registries whose wait is over. Without any, it costs one read of a flag.
 func (s *Server) NotSynced() []string {
 	select {
@@ -698,7 +700,7 @@ func (s *Server) Overview() (o admin.Overview, ok bool) {
 }
 
 // Services yields the services of all registries, by registry and name.
-func (s *Server) Services() iter.Seq[state.ServiceStatus] { return s.db.Services() }
+func (s *Server) Services() iter.Seq[status.Service] { return s.db.Services() }
 
 // Explain follows one host from registries to sinks, and asks the plugins.
 func (s *Server) Explain(ctx context.Context, host string) admin.Explanation {
@@ -715,7 +717,7 @@ func (a source) NotReady() []string { return a.s.notReady() }
 func (a source) Conditions() []conditions.Condition { return a.s.Conditions() }
 
 // Kept implements admin.Source.
-func (a source) Removals(registry string) iter.Seq[state.Removal] { return a.s.db.Removals(registry) }
+func (a source) Removals(registry string) iter.Seq[status.Removal] { return a.s.db.Removals(registry) }
 
 // Decide implements admin.Source.
 func (a source) Decide(registry string, accept bool) (state.Protection, error) {
@@ -766,7 +768,7 @@ func (a source) Overview() admin.Overview {
 }
 
 // Services implements admin.Source.
-func (a source) Services() iter.Seq[state.ServiceStatus] { return a.s.db.Services() }
+func (a source) Services() iter.Seq[status.Service] { return a.s.db.Services() }
 
 // Resources implements admin.Source. It yields ServiceEntries with their
 // endpoints, all WorkloadEntries, with or without a service, and all other
@@ -832,10 +834,10 @@ func hasAddress(entry []byte, address string, whole bool) bool {
 }
 
 // Changes implements admin.Source.
-func (a source) Changes() iter.Seq[state.Event] { return a.s.db.History() }
+func (a source) Changes() iter.Seq[history.Event] { return a.s.db.History() }
 
 // Changed implements admin.Source.
 func (a source) Changed() <-chan struct{} { return a.s.db.Changed() }
 
 // Samples implements admin.Source.
-func (a source) Samples() []state.Sample { return a.s.db.Samples() }
+func (a source) Samples() []history.Sample { return a.s.db.Samples() }

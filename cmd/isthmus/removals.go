@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-mesh/isthmus/server/config"
-	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 func newRemovals() *cobra.Command {
@@ -63,10 +63,10 @@ func newRemovalsList() *cobra.Command {
 			if len(args) > 0 {
 				values.Set("registry", args[0])
 			}
-			all := []state.Removal{}
+			all := []status.Removal{}
 			for {
 				var page struct {
-					Items []state.Removal
+					Items []status.Removal
 					Next  string
 				}
 				text, err := getter(&c, address)(cmd.Context(), "/api/v1/removals?"+values.Encode())
@@ -95,7 +95,7 @@ func newRemovalsList() *cobra.Command {
 	return cmd
 }
 
-func writeRemovals(w io.Writer, all []state.Removal) error {
+func writeRemovals(w io.Writer, all []status.Removal) error {
 	if len(all) == 0 {
 		_, err := fmt.Fprintln(w, "No removal is paused.")
 		return err

@@ -1,6 +1,9 @@
 package conf
 
-import "strings"
+import (
+	"strings"
+	"unicode/utf8"
+)
 
 // Nearest returns the name that resembles written, "" if none does. Spellings
 // such as tokenFile, token-file and token_file are equal.
@@ -10,7 +13,7 @@ func Nearest(written string, names []string) string {
 	}
 	best, least := "", 1+max(1, min(3, len(written)/3))
 	for _, name := range names {
-		if d := distance(fold(written), fold(name)); d < least {
+		if d := Distance(fold(written), fold(name), least-1); d < least {
 			best, least = name, d
 		}
 	}
@@ -21,9 +24,13 @@ func fold(s string) string {
 	return strings.ToLower(strings.NewReplacer("_", "", "-", "").Replace(s))
 }
 
-// distance is the number of insertions, deletions, replacements and
-// transpositions of letters between a and b.
-func distance(a, b string) int {
+// Distance is the number of insertions, deletions, replacements and
+// transpositions of letters between a and b, or more than limit if it exceeds
+// that.
+func Distance(a, b string, limit int) int {
+	if n := utf8.RuneCountInString(a) - utf8.RuneCountInString(b); max(n, -n) > limit {
+		return limit + 1
+	}
 	x, y := []rune(a), []rune(b)
 	before, last, row := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
 	for j := range row {

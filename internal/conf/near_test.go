@@ -9,9 +9,10 @@ func FuzzDistance(f *testing.F) {
 		if len(a) > 200 || len(b) > 200 {
 			return
 		}
-		d := distance(a, b)
-		if d != distance(b, a) || d < 0 || d > max(len(a), len(b)) || (d == 0) != (string([]rune(a)) == string([]rune(b))) {
-			t.Errorf("%q to %q: %d, back %d", a, b, d, distance(b, a))
+		const all = 1 << 20
+		d := Distance(a, b, all)
+		if d != Distance(b, a, all) || d < 0 || d > max(len(a), len(b)) || (d == 0) != (string([]rune(a)) == string([]rune(b))) {
+			t.Errorf("%q to %q: %d, back %d", a, b, d, Distance(b, a, all))
 		}
 	})
 }

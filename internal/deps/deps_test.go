@@ -82,7 +82,7 @@ var rules = []rule{
 	{folder: "server/changelog"},
 	{
 		folder: "server/state", own: []string{"plugin/collection", "plugin/proto/...", "server/changelog", "server/encode", "server/state/...", "internal/clip"},
-		others: []string{"google.golang.org/protobuf/...", "github.com/prometheus/client_golang/...", "github.com/prometheus/client_model/go"},
+		others: []string{"google.golang.org/protobuf/...", "github.com/prometheus/client_golang/..."},
 		tests:  []string{"internal/testresource", "internal/testwait"},
 	},
 	{
@@ -90,15 +90,19 @@ var rules = []rule{
 		others: []string{"google.golang.org/protobuf/..."},
 		tests:  []string{"internal/testresource"},
 	},
+	{
+		folder: "server/state/status", own: []string{"plugin/collection", "server/changelog", "server/state/conflict", "server/state/problems", "server/state/protect"},
+		others: []string{"github.com/prometheus/client_golang/..."},
+	},
 	{folder: "server/state/...", own: []string{"plugin/collection", "server/changelog", "server/encode", "server/state/book", "server/state/record", "server/state/saved", "internal/clip"}},
 	{
 		folder: "server/view", own: []string{"plugin/collection", "plugin/shard", "server/changelog", "server/encode", "server/state"}, others: []string{"google.golang.org/protobuf/..."},
 		tests: []string{"plugin/proto/...", "internal/testresource"},
 	},
 	{
-		folder: "server/lastgood", own: []string{"plugin/collection", "server/encode", "server/state"},
+		folder: "server/lastgood", own: []string{"plugin/collection", "server/encode", "server/state", "server/state/saved"},
 		others: []string{"github.com/klauspost/compress/zstd", "github.com/prometheus/client_golang/..."},
-		tests:  []string{"plugin/proto/...", "internal/testenv/...", "internal/testresource"},
+		tests:  []string{"server/state/status", "plugin/proto/...", "internal/testenv/...", "internal/testresource"},
 	},
 	{
 		folder: "server/stream", own: []string{"server/encode", "server/view", "server/wire", "internal/clip"}, others: []string{"google.golang.org/grpc/...", "github.com/prometheus/client_golang/...", "golang.org/x/time/rate"},
@@ -135,7 +139,7 @@ var rules = []rule{
 		folder: "server/owns", own: []string{"plugin/collection", "server/config", "server/encode", "translate"}, others: []string{"google.golang.org/protobuf/...", "istio.io/api/..."},
 	},
 	{
-		folder: "server/admin", own: []string{"plugin/collection", "server/access", "server/conditions", "server/kubernetes", "server/state", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
+		folder: "server/admin", own: []string{"plugin/collection", "server/access", "server/conditions", "server/kubernetes", "server/state", "server/state/...", "server/stream", "server/supervisor"}, others: []string{"github.com/prometheus/client_golang/..."},
 		tests: []string{"server/view"},
 	},
 	{

@@ -23,6 +23,8 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 	"github.com/isthmus-mesh/isthmus/server/view"
@@ -33,14 +35,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // world is a Source that shows what it is told to.
 type world struct {
 	overview  Overview
-	services  []state.ServiceStatus
+	services  []status.Service
 	resources []Resource
-	changes   []state.Event
-	kept      []state.Removal
+	changes   []history.Event
+	kept      []status.Removal
 	decide    func(registry string, accept bool) (state.Protection, error)
 	explained Explanation
 	changed   chan struct{}
-	samples   []state.Sample
+	samples   []history.Sample
 }
 
 func (w *world) Explain(_ context.Context, host string) Explanation {
@@ -49,20 +51,20 @@ func (w *world) Explain(_ context.Context, host string) Explanation {
 	return e
 }
 
-func (w *world) Overview() Overview                      { return w.overview }
-func (w *world) NotReady() []string                      { return w.overview.NotReady }
-func (w *world) Services() iter.Seq[state.ServiceStatus] { return slices.Values(w.services) }
+func (w *world) Overview() Overview                 { return w.overview }
+func (w *world) NotReady() []string                 { return w.overview.NotReady }
+func (w *world) Services() iter.Seq[status.Service] { return slices.Values(w.services) }
 func (w *world) Resources(string) (iter.Seq[Resource], error) {
 	return slices.Values(w.resources), nil
 }
-func (w *world) Changes() iter.Seq[state.Event] { return slices.Values(w.changes) }
-func (w *world) Changed() <-chan struct{}       { return w.changed }
-func (w *world) Samples() []state.Sample        { return w.samples }
+func (w *world) Changes() iter.Seq[history.Event] { return slices.Values(w.changes) }
+func (w *world) Changed() <-chan struct{}         { return w.changed }
+func (w *world) Samples() []history.Sample        { return w.samples }
 
 func (w *world) Conditions() []conditions.Condition { return w.overview.Conditions }
 
-func (w *world) Removals(registry string) iter.Seq[state.Removal] {
-	return func(yield func(state.Removal) bool) {
+func (w *world) Removals(registry string) iter.Seq[status.Removal] {
+	return func(yield func(status.Removal) bool) {
 		for _, k := range w.kept {
 			if (registry == "" || k.Registry == registry) && !yield(k) {
 				return
@@ -171,7 +173,7 @@ func TestPages(t *testing.T) {
 	var want []string
 	for i := range 250 {
 		name := fmt.Sprintf("ns/web-%03d", i)
-		w.services = append(w.services, state.ServiceStatus{Registry: []string{"dc1", "dc2"}[i%2], Name: name, Hosts: []string{name[3:] + ".example.org"}})
+		w.services = append(w.services, status.Service{Registry: []string{"dc1", "dc2"}[i%2], Name: name, Hosts: []string{name[3:] + ".example.org"}})
 		want = append(want, name)
 	}
 	rand.New(rand.NewPCG(1, 2)).Shuffle(len(w.services), func(i, j int) { w.services[i], w.services[j] = w.services[j], w.services[i] })
@@ -180,7 +182,7 @@ func TestPages(t *testing.T) {
 		var got []string
 		after := ""
 		for {
-			page := getJSON[list[state.ServiceStatus]](t, s, fmt.Sprintf("/api/v1/services?limit=%d&after=%s", limit, url.QueryEscape(after)))
+			page := getJSON[list[status.Service]](t, s, fmt.Sprintf("/api/v1/services?limit=%d&after=%s", limit, url.QueryEscape(after)))
 			if page.Total != 250 || len(page.Items) > limit {
 				t.Fatalf("limit %d: total %d, %d items", limit, page.Total, len(page.Items))
 			}
@@ -195,10 +197,10 @@ func TestPages(t *testing.T) {
 			t.Errorf("limit %d (-want +got):\n%s", limit, diff)
 		}
 	}
-	if page := getJSON[list[state.ServiceStatus]](t, s, "/api/v1/services?registry=dc2&q=WEB-01"); page.Total != 5 || page.Items[0].Name != "ns/web-011" {
+	if page := getJSON[list[status.Service]](t, s, "/api/v1/services?registry=dc2&q=WEB-01"); page.Total != 5 || page.Items[0].Name != "ns/web-011" {
 		t.Errorf("filtered: %+v", page)
 	}
-	if page := getJSON[list[state.ServiceStatus]](t, s, "/api/v1/services?q=example.org"); page.Total != 250 || len(page.Items) != DefaultLimit {
+	if page := getJSON[list[status.Service]](t, s, "/api/v1/services?q=example.org"); page.Total != 250 || len(page.Items) != DefaultLimit {
 		t.Errorf("by host: total %d, %d items", page.Total, len(page.Items))
 	}
 }
@@ -210,7 +212,7 @@ func TestPagesOfSharedNames(t *testing.T) {
 	var want []string
 	for i := range 12 {
 		for _, registry := range []string{"dc1", "dc2", "dc3"}[:1+i%3] {
-			v := state.ServiceStatus{Registry: registry, Name: fmt.Sprintf("ns/web-%d", 10+i)}
+			v := status.Service{Registry: registry, Name: fmt.Sprintf("ns/web-%d", 10+i)}
 			if registry != "dc1" {
 				v.ShadowedBy = "dc1"
 			}
@@ -267,7 +269,7 @@ func TestChanges(t *testing.T) {
 	var want []string
 	for i := range 20 {
 		name := fmt.Sprint("n/", i)
-		w.changes = append(w.changes, state.Event{Revision: state.Revision(20 - i/3), Registry: "dc1", Collection: "c", Name: name, Op: "upsert"})
+		w.changes = append(w.changes, history.Event{Revision: state.Revision(20 - i/3), Registry: "dc1", Collection: "c", Name: name, Op: "upsert"})
 		if i%2 == 0 {
 			w.changes[i].Registry = "dc2"
 			want = append(want, name)
@@ -278,7 +280,7 @@ func TestChanges(t *testing.T) {
 		var got []string
 		path := fmt.Sprintf("/api/v1/changes?registry=dc2&limit=%d", limit)
 		for after := ""; ; {
-			page := getJSON[list[state.Event]](t, s, path+after)
+			page := getJSON[list[history.Event]](t, s, path+after)
 			for _, c := range page.Items {
 				got = append(got, c.Name)
 			}
@@ -507,10 +509,10 @@ func TestFields(t *testing.T) {
 				{Status: view.Status{LastNack: "n"}, Incremental: true, Oversize: true, Waiting: "w"},
 			}}},
 		},
-		services:  []state.ServiceStatus{{ShadowedBy: "dc1"}},
+		services:  []status.Service{{ShadowedBy: "dc1"}},
 		resources: []Resource{{Name: "n"}},
-		changes:   []state.Event{{Time: now, Registry: "dc1", Version: "v"}},
-		kept:      []state.Removal{{Service: "s", Until: now}},
+		changes:   []history.Event{{Time: now, Registry: "dc1", Version: "v"}},
+		kept:      []status.Removal{{Service: "s", Until: now}},
 	}, Options{})
 	item := func(list string) map[string]any {
 		return getJSON[struct{ Items []map[string]any }](t, s, "/api/v1/"+list).Items[0]

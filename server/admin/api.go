@@ -18,6 +18,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/kubernetes"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
@@ -204,9 +206,9 @@ func (s *Server) services(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	found := s.finder(q.text)
-	writeJSON(w, http.StatusOK, page(s.source.Services(), q, func(v state.ServiceStatus) bool {
+	writeJSON(w, http.StatusOK, page(s.source.Services(), q, func(v status.Service) bool {
 		return either(q.registry, v.Registry) && found(v)
-	}, func(v state.ServiceStatus) string { return v.Name + " " + v.Registry })) // several registries may have a service of that name
+	}, func(v status.Service) string { return v.Name + " " + v.Registry })) // several registries may have a service of that name
 }
 
 // beginsAddress matches what an IP address may begin with.
@@ -214,7 +216,7 @@ var beginsAddress = regexp.MustCompile(`^(\d{1,3}(\.\d{1,3}){0,2}\.\d{0,3}|[0-9a
 
 // finder returns what reports whether a text is in the name or a host of a
 // service, or is the address of one of its endpoints, or its beginning.
-func (s *Server) finder(text string) func(state.ServiceStatus) bool {
+func (s *Server) finder(text string) func(status.Service) bool {
 	entries := make(map[string]bool) // those with the address
 	_, err := netip.ParseAddr(text)
 	if whole := err == nil && !strings.HasSuffix(text, "::"); whole || beginsAddress.MatchString(text) {
@@ -226,7 +228,7 @@ func (s *Server) finder(text string) func(state.ServiceStatus) bool {
 			}
 		}
 	}
-	return func(v state.ServiceStatus) bool {
+	return func(v status.Service) bool {
 		return text == "" || contains(text, v.Name) || contains(text, v.Hosts...) || entries[v.Name]
 	}
 }
@@ -280,7 +282,7 @@ func (s *Server) changes(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	answer := list[state.Event]{Items: []state.Event{}}
+	answer := list[history.Event]{Items: []history.Event{}}
 	var at changeCursor
 	for c := range yielding(s.source.Changes()) {
 		if !either(q.registry, c.Registry) || !either(q.collection, c.Collection) || !contains(q.text, c.Name) {

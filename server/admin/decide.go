@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 // decision is the answer to a decision.
@@ -53,7 +54,7 @@ func (s *Server) removals(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	writeJSON(w, http.StatusOK, page(s.source.Removals(q.registry), q, func(k state.Removal) bool {
+	writeJSON(w, http.StatusOK, page(s.source.Removals(q.registry), q, func(k status.Removal) bool {
 		return either(q.collection, k.Collection) && contains(q.text, k.Name, k.Service)
-	}, func(k state.Removal) string { return k.Registry + " " + k.Collection + " " + k.Name }))
+	}, func(k status.Removal) string { return k.Registry + " " + k.Collection + " " + k.Name }))
 }

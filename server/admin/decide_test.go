@@ -13,6 +13,8 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/protect"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
 
@@ -33,7 +35,7 @@ func TestDecide(t *testing.T) {
 		"keep":                {path: "dc1/removals/keep", header: map[string]string{"Content-Type": asJSON + "; charset=utf-8"}, code: 200, text: `"services": 7`, called: "dc1 false"},
 		"the page itself":     {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON, "Origin": "http://example.com", "Sec-Fetch-Site": "same-origin"}, code: 200, called: "dc1 true"},
 		"no registry":         {path: "dc9/removals/allow", header: map[string]string{"Content-Type": asJSON}, err: ErrNoRegistry, code: 404, text: "/api/v1/registries", called: "dc9 true"},
-		"nothing held back":   {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON}, err: state.ErrNothingPaused, code: 409, text: "no removal is paused", called: "dc1 true"},
+		"nothing held back":   {path: "dc1/removals/allow", header: map[string]string{"Content-Type": asJSON}, err: protect.ErrNothingPaused, code: 409, text: "no removal is paused", called: "dc1 true"},
 		"no content type":     {path: "dc1/removals/allow", code: 415, text: "Content-Type: application/json"},
 		"a form":              {path: "dc1/removals/allow", header: map[string]string{"Content-Type": "application/x-www-form-urlencoded"}, code: 415},
 		"plain text":          {path: "dc1/removals/allow", header: map[string]string{"Content-Type": "text/plain"}, code: 415},
@@ -78,7 +80,7 @@ func TestRemovals(t *testing.T) {
 	var want []string
 	for i := range 250 {
 		name := fmt.Sprintf("ns/web-%03d", i)
-		w.kept = append(w.kept, state.Removal{Registry: []string{"dc1", "dc2"}[i%2], Collection: "c", Name: name, Service: "ns/web", Reason: "r", Since: time.Now()})
+		w.kept = append(w.kept, status.Removal{Registry: []string{"dc1", "dc2"}[i%2], Collection: "c", Name: name, Service: "ns/web", Reason: "r", Since: time.Now()})
 		if i%2 == 1 {
 			want = append(want, name)
 		}
@@ -86,7 +88,7 @@ func TestRemovals(t *testing.T) {
 	s := New(w, Options{})
 	var got []string
 	for after := ""; ; {
-		page := getJSON[list[state.Removal]](t, s, "/api/v1/removals?registry=dc2&limit=7&after="+url.QueryEscape(after))
+		page := getJSON[list[status.Removal]](t, s, "/api/v1/removals?registry=dc2&limit=7&after="+url.QueryEscape(after))
 		if page.Total != 125 || len(page.Items) > 7 {
 			t.Fatalf("total %d, %d items", page.Total, len(page.Items))
 		}
@@ -100,7 +102,7 @@ func TestRemovals(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if page := getJSON[list[state.Removal]](t, s, "/api/v1/kept"); page.Total != 250 || len(page.Items) != DefaultLimit {
+	if page := getJSON[list[status.Removal]](t, s, "/api/v1/kept"); page.Total != 250 || len(page.Items) != DefaultLimit {
 		t.Errorf("of all registries: total %d, %d items", page.Total, len(page.Items))
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/kubernetes"
-	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 // Explanation is the way of one host from the registries to the sinks.
@@ -52,7 +52,7 @@ type ExplainedRegistry struct {
 	// Services are those of the registry, as its plugin knows them.
 	Services []ExplainedService `json:"services,omitempty"`
 	// Claims are the ServiceEntries that the bridge has of the registry.
-	Claims []state.Claim `json:"claims,omitempty"`
+	Claims []status.Claim `json:"claims,omitempty"`
 }
 
 // ExplainedService is a service in the words of the registry.
@@ -208,7 +208,7 @@ func (e *Explanation) explain() {
 		r := &e.Registries[i]
 		found = found || len(r.Services)+len(r.Claims) > 0
 		for _, s := range r.Services {
-			shadowed := slices.ContainsFunc(r.Claims, func(c state.Claim) bool { return c.Name == s.Entry && c.Outcome == "shadowed" })
+			shadowed := slices.ContainsFunc(r.Claims, func(c status.Claim) bool { return c.Name == s.Entry && c.Outcome == "shadowed" })
 			if s.Host != "" && s.Entry != "" && s.Host != e.Host && s.Key != e.Host {
 				say("Its host is %s.", s.Host)
 			}

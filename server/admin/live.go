@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/server/access"
-	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
 )
 
 const (
@@ -36,7 +36,7 @@ const (
 // changeFilter selects changes.
 type changeFilter struct{ registry, text string }
 
-func (f *changeFilter) matches(c *state.Event) bool {
+func (f *changeFilter) matches(c *history.Event) bool {
 	return either(f.registry, c.Registry) && contains(f.text, c.Name)
 }
 
@@ -115,7 +115,7 @@ func (s *Server) streamChanges(w http.ResponseWriter, r *http.Request) {
 // and the number of the newest.
 func (s *Server) event(f *changeFilter, last uint64) (text string, newest uint64) {
 	newest = last
-	var found []state.Event
+	var found []history.Event
 	for c := range s.source.Changes() {
 		if newest == last && c.Number < last {
 			// The numbers are those of an earlier process.

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/server/access"
-	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
 )
 
 // moving is a Source whose changes grow.
@@ -25,11 +25,11 @@ type moving struct {
 	*world
 
 	mu      sync.Mutex
-	events  []state.Event // newest first
+	events  []history.Event // newest first
 	changed chan struct{}
 }
 
-func (m *moving) Changes() iter.Seq[state.Event] {
+func (m *moving) Changes() iter.Seq[history.Event] {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Values(slices.Clone(m.events))
@@ -45,9 +45,9 @@ func (m *moving) add(names ...string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range names {
-		m.events = slices.Insert(m.events, 0, state.Event{
+		m.events = slices.Insert(m.events, 0, history.Event{
 			Registry: "dc1", Collection: "g/WorkloadEntry", Name: name, Op: "upsert", Time: time.Unix(0, 0), Number: uint64(len(m.events) + 1),
-			Old: &state.EventEndpoint{Address: "10.0.0.1", Weight: 1}, New: &state.EventEndpoint{Address: "10.0.0.2", Weight: 3},
+			Old: &history.Endpoint{Address: "10.0.0.1", Weight: 1}, New: &history.Endpoint{Address: "10.0.0.2", Weight: 3},
 		})
 	}
 	close(m.changed)

@@ -19,6 +19,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/kubernetes"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
@@ -79,9 +81,9 @@ type pageData struct {
 
 	Rate   string
 	Charts []chart
-	Latest []state.Event
+	Latest []history.Event
 
-	Services list[state.ServiceStatus]
+	Services list[status.Service]
 	Shows    []option
 	Filtered bool
 	First    string // URLs of pages of a list
@@ -221,14 +223,14 @@ func (s *Server) servicesPage(d *pageData, r *http.Request) error {
 		return fmt.Errorf("sort=%q: must be host, registry, name, endpoints or state, with - before it for the other direction", order)
 	}
 	found := s.finder(q.text)
-	d.Services = page(s.source.Services(), q, func(v state.ServiceStatus) bool {
+	d.Services = page(s.source.Services(), q, func(v status.Service) bool {
 		shared := v.ShadowedBy != "" || v.Beside != "" || len(v.MergedWith) > 0
 		switch {
 		case show == "served" && v.ShadowedBy != "", show == "empty" && v.Endpoints > 0, (show == "shadowed" || show == "kept") && v.ShadowedBy == "", show == "shared" && !shared:
 			return false
 		}
 		return either(q.registry, v.Registry) && found(v)
-	}, func(v state.ServiceStatus) string {
+	}, func(v status.Service) string {
 		k := key(&v) + "\x00" + v.Name + " " + v.Registry
 		if strings.HasPrefix(order, "-") {
 			return reversed(k)
@@ -240,13 +242,13 @@ func (s *Server) servicesPage(d *pageData, r *http.Request) error {
 }
 
 // serviceOrders are the keys by which services are sorted.
-var serviceOrders = map[string]func(v *state.ServiceStatus) string{
-	"":          func(*state.ServiceStatus) string { return "" },
-	"host":      func(v *state.ServiceStatus) string { return strings.Join(v.Hosts, " ") },
-	"registry":  func(v *state.ServiceStatus) string { return v.Registry },
-	"name":      func(*state.ServiceStatus) string { return "" },
-	"endpoints": func(v *state.ServiceStatus) string { return fmt.Sprintf("%010d", v.Endpoints) },
-	"state": func(v *state.ServiceStatus) string {
+var serviceOrders = map[string]func(v *status.Service) string{
+	"":          func(*status.Service) string { return "" },
+	"host":      func(v *status.Service) string { return strings.Join(v.Hosts, " ") },
+	"registry":  func(v *status.Service) string { return v.Registry },
+	"name":      func(*status.Service) string { return "" },
+	"endpoints": func(v *status.Service) string { return fmt.Sprintf("%010d", v.Endpoints) },
+	"state": func(v *status.Service) string {
 		return fmt.Sprint(v.ShadowedBy == "", v.Endpoints > 0, v.ShadowedBy)
 	},
 }
@@ -483,7 +485,7 @@ type chart struct {
 
 // charts draws the samples, and returns the changes per second over the last
 // two of them, as the last may be a moment old.
-func charts(samples []state.Sample) (out []chart, rate string) {
+func charts(samples []history.Sample) (out []chart, rate string) {
 	rate = "0"
 	if len(samples) < 2 {
 		return nil, rate
@@ -627,7 +629,7 @@ func kindOf(coll string) string { return coll[strings.LastIndexByte(coll, '/')+1
 func anchor(name string) string { return "registry-" + url.PathEscape(name) }
 
 // changeText describes the change of an endpoint.
-func changeText(e state.Event) string {
+func changeText(e history.Event) string {
 	switch was, is := e.Old, e.New; {
 	case was != nil && is != nil && *was == *is:
 		return is.Address + ", metadata"
@@ -653,7 +655,7 @@ func changeText(e state.Event) string {
 
 // healthText describes how the health of an endpoint changed. What is served is
 // fit for traffic.
-func healthText(e state.Event) string {
+func healthText(e history.Event) string {
 	switch {
 	case e.Old != nil && e.New != nil, e.New == nil && e.Op != "remove":
 		return ""

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 // Problems of one kind are one group, however many there are, and those that
@@ -51,7 +53,7 @@ func TestGroupProblems(t *testing.T) {
 func TestServicesPage(t *testing.T) {
 	w := &world{}
 	for i := range 250 {
-		v := state.ServiceStatus{Registry: "dc1", Name: fmt.Sprintf("ns/web-%03d", i), Hosts: []string{fmt.Sprintf("web-%03d.example.org", i)}, Endpoints: i % 2}
+		v := status.Service{Registry: "dc1", Name: fmt.Sprintf("ns/web-%03d", i), Hosts: []string{fmt.Sprintf("web-%03d.example.org", i)}, Endpoints: i % 2}
 		if i%10 == 0 {
 			v.ShadowedBy = "dc0"
 		}
@@ -84,7 +86,7 @@ func TestServicesSort(t *testing.T) {
 	w := &world{}
 	for i := range 230 {
 		name := fmt.Sprintf("ns/web-%03d", i)
-		w.services = append(w.services, state.ServiceStatus{Registry: "dc1", Name: name, Hosts: []string{fmt.Sprintf("h-%03d.example.org", 999-i)}, Endpoints: i * 7 % 230})
+		w.services = append(w.services, status.Service{Registry: "dc1", Name: name, Hosts: []string{fmt.Sprintf("h-%03d.example.org", 999-i)}, Endpoints: i * 7 % 230})
 		w.resources = append(w.resources, Resource{Collection: "networking.istio.io/ServiceEntry", Name: name, HasAddress: func(a string, whole bool) bool {
 			is := fmt.Sprintf("10.0.0.%d", i)
 			return a == is || !whole && strings.HasPrefix(is, a)
@@ -133,7 +135,7 @@ func TestServicesSort(t *testing.T) {
 			t.Errorf("%s finds %d services, want %d", prefix, len(got), want)
 		}
 	}
-	if found := getJSON[list[state.ServiceStatus]](t, s, "/api/v1/services?q=10.0.0.17"); found.Total != 1 {
+	if found := getJSON[list[status.Service]](t, s, "/api/v1/services?q=10.0.0.17"); found.Total != 1 {
 		t.Errorf("the API finds %d", found.Total)
 	}
 	if code, _, _ := get(t, s, "/services?sort=size"); code != http.StatusBadRequest {
@@ -144,7 +146,7 @@ func TestServicesSort(t *testing.T) {
 // The summary of a host says what holds it back, and what to do.
 func TestExplainSummary(t *testing.T) {
 	until := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	served := ExplainedRegistry{Registry: "dc1", Listed: true, Claims: []state.Claim{{Registry: "dc1", Name: "ns/web", Outcome: "served"}}}
+	served := ExplainedRegistry{Registry: "dc1", Listed: true, Claims: []status.Claim{{Registry: "dc1", Name: "ns/web", Outcome: "served"}}}
 	for name, tt := range map[string]struct {
 		e    Explanation
 		want string
@@ -155,7 +157,7 @@ func TestExplainSummary(t *testing.T) {
 		"away":        {Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Listed: true, Error: "refused"}}}, "Registry dc1 cannot be followed, so it may have the host by now: refused."},
 		"no registry": {Explanation{}, "The configuration has no registry; add one under registries."},
 		"protected": {
-			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Claims: []state.Claim{{Name: "ns/web", Outcome: "served", RemovalCount: 2, Removals: []state.Removal{{Reason: "swept", Until: until}}}}}}},
+			Explanation{Registries: []ExplainedRegistry{{Registry: "dc1", Claims: []status.Claim{{Name: "ns/web", Outcome: "served", RemovalCount: 2, Removals: []status.Removal{{Reason: "swept", Until: until}}}}}}},
 			"Registry dc1 no longer has 2 resources of ns/web, which is still served (swept), until 03:04:05 UTC: isthmus removals allow dc1 removes it now, isthmus removals keep dc1 keeps it.",
 		},
 		"filtered": {
@@ -192,19 +194,19 @@ func TestExplainSummary(t *testing.T) {
 
 // A change says where an endpoint was and is, and what became of its health.
 func TestChangeRow(t *testing.T) {
-	at := func(address string, weight uint32) *state.EventEndpoint {
-		return &state.EventEndpoint{Address: address, Weight: weight}
+	at := func(address string, weight uint32) *history.Endpoint {
+		return &history.Endpoint{Address: address, Weight: weight}
 	}
 	for _, tt := range []struct {
-		event              state.Event
+		event              history.Event
 		what, text, health string
 	}{
-		{state.Event{Op: "upsert", New: at("10.0.0.1", 2)}, "added", "10.0.0.1, weight 2", "→ in traffic"},
-		{state.Event{Op: "upsert", Old: at("10.0.0.1", 2), New: at("10.0.0.2", 3)}, "changed", "10.0.0.1 → 10.0.0.2, weight 2 → 3", ""},
-		{state.Event{Op: "remove", Old: at("10.0.0.1", 2)}, "removed", "was 10.0.0.1", "in traffic → gone"},
-		{state.Event{Op: "remove", Old: at("10.0.0.1", 2), Health: "critical", Reason: "fails its check"}, "taken out", "was 10.0.0.1", "in traffic → critical<br><span class=\"faint\">fails its check</span>"},
-		{state.Event{Op: "remove", Old: at("10.0.0.1", 2), Reason: "has weight 0"}, "taken out", "was 10.0.0.1", "in traffic → idle<br><span class=\"faint\">has weight 0</span>"},
-		{state.Event{Op: "upsert", Version: "abc"}, "set", "version abc", ""},
+		{history.Event{Op: "upsert", New: at("10.0.0.1", 2)}, "added", "10.0.0.1, weight 2", "→ in traffic"},
+		{history.Event{Op: "upsert", Old: at("10.0.0.1", 2), New: at("10.0.0.2", 3)}, "changed", "10.0.0.1 → 10.0.0.2, weight 2 → 3", ""},
+		{history.Event{Op: "remove", Old: at("10.0.0.1", 2)}, "removed", "was 10.0.0.1", "in traffic → gone"},
+		{history.Event{Op: "remove", Old: at("10.0.0.1", 2), Health: "critical", Reason: "fails its check"}, "taken out", "was 10.0.0.1", "in traffic → critical<br><span class=\"faint\">fails its check</span>"},
+		{history.Event{Op: "remove", Old: at("10.0.0.1", 2), Reason: "has weight 0"}, "taken out", "was 10.0.0.1", "in traffic → idle<br><span class=\"faint\">has weight 0</span>"},
+		{history.Event{Op: "upsert", Version: "abc"}, "set", "version abc", ""},
 	} {
 		tt.event.Collection = "g/Kind"
 		var row strings.Builder
@@ -239,7 +241,7 @@ func TestRateOfChanges(t *testing.T) {
 		at      time.Duration
 		changes uint64
 	}{{0, 0}, {5 * time.Second, 10}, {10 * time.Second, 20}, {10600 * time.Millisecond, 22}} {
-		w.samples = append(w.samples, state.Sample{Time: time.Unix(0, 0).Add(s.at), Services: 7, Endpoints: 21, Changes: s.changes})
+		w.samples = append(w.samples, history.Sample{Time: time.Unix(0, 0).Add(s.at), Services: 7, Endpoints: 21, Changes: s.changes})
 	}
 	_, body, _ := get(t, New(w, Options{}), "/")
 	for _, want := range []string{`Services</a></dt><dd>7</dd>`, `Endpoints</a></dt><dd>21</dd>`, `Changes a second</a></dt><dd>2.1</dd>`} {

@@ -10,6 +10,8 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/kubernetes"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/supervisor"
 )
@@ -26,27 +28,27 @@ type Source interface {
 	// Overview returns everything but the lists below.
 	Overview() Overview
 	// Services yields each service of each registry once, in any order.
-	Services() iter.Seq[state.ServiceStatus]
+	Services() iter.Seq[status.Service]
 	// Resources yields each resource once, in any order: the inline shape, and
 	// WorkloadEntries, as sinks of a profile receive them, or tools if it is
 	// empty. The error is that of a profile that does not exist.
 	Resources(profile string) (iter.Seq[Resource], error)
 	// Changes yields the latest recorded changes, newest first.
-	Changes() iter.Seq[state.Event]
+	Changes() iter.Seq[history.Event]
 	// Changed returns a channel that is closed when anything changes. Get it
 	// before Changes.
 	Changed() <-chan struct{}
 	// Samples returns the size of the state over time, oldest first.
-	Samples() []state.Sample
+	Samples() []history.Sample
 	// Kept yields what is served although its registry no longer has it, in any
 	// order: of one registry, or of all if the name is empty.
-	Removals(registry string) iter.Seq[state.Removal]
+	Removals(registry string) iter.Seq[status.Removal]
 	// Explain follows one host, in lower case, from registries to sinks.
 	// Unlike the others it may take seconds, as it asks the plugins.
 	Explain(ctx context.Context, host string) Explanation
 	// Decide allows or keeps what is paused of a registry's removals, and
 	// returns what that was. The error is [ErrNoRegistry],
-	// [state.ErrNothingPaused] or [state.ErrAlreadyKept].
+	// [protect.ErrNothingPaused] or [protect.ErrAlreadyKept].
 	Decide(registry string, accept bool) (state.Protection, error)
 }
 

@@ -14,6 +14,7 @@ import (
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 // shared is the service of a host that dc1 and dc2 both have.
@@ -54,7 +55,7 @@ func TestConflictsAreKept(t *testing.T) {
 				}
 				r.Apply(m)
 			}
-			services := func(db *state.DB) []state.ServiceStatus { return slices.Collect(db.Services()) }
+			services := func(db *state.DB) []status.Service { return slices.Collect(db.Services()) }
 			restarted := func() *state.DB {
 				t.Helper()
 				pass(t, s)

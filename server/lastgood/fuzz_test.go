@@ -7,6 +7,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/saved"
 )
 
 // Whatever is on disk with a checksum that fits, nothing panics: not reading
@@ -24,11 +25,11 @@ func FuzzItems(f *testing.F) {
 	f.Add(state.Claims{Name: "dc1/service-000000-1"}.AppendSaved(items[:len(items):len(items)], collection.WorkloadEntry, nil))
 	f.Fuzz(func(t *testing.T, items []byte) {
 		db := newDB(t, "dc1")
-		saved, err := db.ParseSaved(items)
+		run, err := db.ParseSaved(items)
 		if err != nil {
 			return
 		}
-		if _, err := db.Restore([]state.Saved{saved}, []state.SavedRegistry{{Name: "dc1", AsOf: time.Unix(1, 0)}}); err != nil {
+		if _, err := db.Restore([]state.Saved{run}, []saved.Registry{{Name: "dc1", AsOf: time.Unix(1, 0)}}); err != nil {
 			return
 		}
 		content(db)

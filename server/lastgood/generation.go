@@ -14,9 +14,10 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/saved"
 )
 
-const itemsVersion = state.SavedFormat
+const itemsVersion = saved.Format
 
 // errLost means that removals missing from a generation have already been
 // evicted from the change log.

@@ -24,6 +24,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/saved"
 )
 
 const (
@@ -338,7 +339,7 @@ func (s *Store) restore(path string) (used *contents, err error) {
 	s.pauseGC(len(file))
 
 	// The last entry of a name is current; earlier ones are obsolete.
-	registries := make([]state.SavedRegistry, len(c.commit.Registries))
+	registries := make([]saved.Registry, len(c.commit.Registries))
 	known := make(map[string]bool)
 	for n := len(registries) - 1; n >= 0; n-- {
 		r := c.commit.Registries[n]
@@ -352,7 +353,7 @@ func (s *Store) restore(path string) (used *contents, err error) {
 		case r.AsOf.IsZero():
 			s.log.Info("the registry had not completed a first listing; nothing of it is restored", "registry", r.Name)
 		default:
-			registries[n] = state.SavedRegistry{Name: r.Name, AsOf: r.AsOf}
+			registries[n] = saved.Registry{Name: r.Name, AsOf: r.AsOf}
 			known[r.Name] = true
 			continue
 		}
@@ -390,23 +391,23 @@ func (s *Store) restore(path string) (used *contents, err error) {
 // restoreOf restores data frames, and returns how long they took to parse. What
 // was saved of a registry that meets a defect of the bridge is left out: it
 // would meet it after each restart again.
-func (s *Store) restoreOf(frames [][]byte, registries []state.SavedRegistry) (restored []state.Restored, read time.Duration, err error) {
+func (s *Store) restoreOf(frames [][]byte, registries []saved.Registry) (restored []saved.Restored, read time.Duration, err error) {
 	for {
 		began := time.Now()
-		saved, err := parse(s.db, frames)
+		runs, err := parse(s.db, frames)
 		if err != nil {
 			return nil, 0, err
 		}
 		read = time.Since(began)
-		restored, err = s.db.Restore(saved, registries)
-		of := (*state.DefectError)(nil)
+		restored, err = s.db.Restore(runs, registries)
+		of := (*saved.DefectError)(nil)
 		if !errors.As(err, &of) || of.Registry == "" {
 			return restored, read, err
 		}
 		s.metrics.errors.WithLabelValues("read").Inc()
 		s.log.Warn("a part of the registry is not restored: its saved state meets a defect of the bridge", "registry", of.Registry)
-		n := slices.IndexFunc(registries, func(r state.SavedRegistry) bool { return r.Name == of.Registry })
-		registries[n], s.rotate = state.SavedRegistry{}, true
+		n := slices.IndexFunc(registries, func(r saved.Registry) bool { return r.Name == of.Registry })
+		registries[n], s.rotate = saved.Registry{}, true
 	}
 }
 
@@ -445,7 +446,7 @@ func (s *Store) pauseGC(size int) {
 
 // parse parses data frames on all processors.
 func parse(db *state.DB, frames [][]byte) ([]state.Saved, error) {
-	saved := make([]state.Saved, len(frames))
+	runs := make([]state.Saved, len(frames))
 	workers := runtime.GOMAXPROCS(0)
 	decoder := newDecoder(workers)
 	defer decoder.Close()
@@ -464,7 +465,7 @@ func parse(db *state.DB, frames [][]byte) ([]state.Saved, error) {
 				err := func() (err error) {
 					defer func() { recovered(recover(), &err) }()
 					if items, err = decoder.DecodeAll(frames[n], items[:0]); err == nil {
-						saved[n], err = db.ParseSaved(items)
+						runs[n], err = db.ParseSaved(items)
 					}
 					return err
 				}()
@@ -476,7 +477,7 @@ func parse(db *state.DB, frames [][]byte) ([]state.Saved, error) {
 		})
 	}
 	group.Wait()
-	return saved, failed
+	return runs, failed
 }
 
 // goOn makes a restored file the current one.

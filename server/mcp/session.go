@@ -397,7 +397,7 @@ func (s *session) Status() stream.Status {
 	now := uint64(s.View.Revision())
 	for _, u := range s.Subs {
 		sub := stream.SubscriptionStatus{TypeURL: u.Name, Waiting: waitingProfile, Status: view.Status{
-			Collection: cmp.Or(collections[u.Name], u.Name), State: view.Held.String(),
+			Collection: cmp.Or(collections[u.Name], u.Name), State: view.Waiting.String(),
 		}}
 		if u.Open() {
 			sub.Status, sub.Waiting = u.Status(), ""

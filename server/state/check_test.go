@@ -18,7 +18,7 @@ func (r *Registry) counters() map[string]int {
 	g := &r.guard
 	out := map[string]int{
 		"resources": r.resources, "entries": r.entries, "bytes": r.bytes, "services": r.services, "instances": r.instances, "shadowed": r.shadowed,
-		"disputed": r.disputed, "unaddressed": r.unaddressed, "live": g.Live, "kept": len(g.paused), "kept services": g.Services,
+		"disputed": r.disputed, "unaddressed": r.unaddressed, "live": g.Live, "kept": g.Len(), "kept services": g.Services,
 		"kept endpoints": g.Endpoints, "kept resources": g.Resources, "pending": g.Pending, "mass": g.Mass,
 	}
 	for coll, n := range r.served {

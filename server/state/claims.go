@@ -110,7 +110,7 @@ func (c Claims) AppendSaved(b []byte, coll string, registry func(*Record) int) [
 		return it.Append(b)
 	}
 	for n, r := range c.Records {
-		it := r.item(registry(r), n > 0)
+		it := r.saved(registry(r), n > 0)
 		b = it.Append(b)
 	}
 	return b

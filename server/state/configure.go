@@ -54,13 +54,6 @@ func (d *DB) setRegistries(names []string, renamed map[string]string) {
 			gone = append(gone, r)
 		}
 	}
-	// Delete series of old names before creating those of new ones: two
-	// registries may have swapped names.
-	for _, name := range names {
-		if was := renamed[name]; before[was] != nil {
-			d.metrics.forget(was)
-		}
-	}
 	for n, name := range names {
 		was := cmp.Or(renamed[name], name)
 		r := before[was]
@@ -95,7 +88,6 @@ func (d *DB) setRegistries(names []string, renamed map[string]string) {
 		if !r.status.Restored.IsZero() {
 			d.restored.Add(-1)
 		}
-		d.metrics.forget(r.name)
 	}
 	d.remark()
 	d.wake()
@@ -159,13 +151,6 @@ func (r *Registry) rename(name string) {
 	r.shown.Store(&name)
 	r.log = d.log.With("registry", name)
 	r.status.Registry = name
-	d.metrics.begin(r)
-	d.metrics.setListing(r)
-	d.metrics.setSizes(r)
-	if r.status.Synced {
-		d.metrics.setSynced(r)
-	}
-	d.metrics.setPaused(r)
 }
 
 // republish moves each name of a renamed registry to the end of the logs, for

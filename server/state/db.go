@@ -23,6 +23,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
 	"github.com/isthmus-mesh/isthmus/server/state/message"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 // Revision counts the changes of a DB, one per name and shape, from 0. It is
@@ -76,7 +77,6 @@ type DB struct {
 	options    Options
 	reader     message.Reader
 	log        *slog.Logger
-	metrics    *metrics
 	tables     map[string]*table // by collection; immutable
 	behind     atomic.Int64      // registries whose first listing is awaited
 	restored   atomic.Int64      // registries served from restored state
@@ -93,8 +93,9 @@ type DB struct {
 
 	// book guards what readers read of the claims beside the logs. It is locked
 	// last.
-	book  book.Book
-	hosts *conflict.Hosts[entryID]
+	book      book.Book
+	hosts     *conflict.Hosts[entryID]
+	contested map[Policy]int // hosts by policy; immutable
 	// public are the registries, and in each its status, as the last change
 	// left them; guarded by book.
 	public []*Registry
@@ -143,13 +144,12 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 	}
 	d.hosts = newHosts(d, nil)
 	d.setRules(o.Conflicts)
-	d.metrics = newMetrics(d, reg)
 	for n, name := range registries {
 		d.registries = append(d.registries, newRegistry(d, name, n))
 	}
 	d.waiting = d.waitingNow()
-	d.metrics.setWaiting(d, d.waiting)
 	d.publish()
+	reg.MustRegister(status.Metrics{Source: d})
 	return d
 }
 
@@ -164,7 +164,7 @@ func (d *DB) Run(ctx context.Context) error {
 	t := time.NewTicker(tickEvery)
 	defer t.Stop()
 	d.apply.Lock()
-	d.history.AddSample(d.sizeNow(), maxSamples)
+	d.history.AddSample(d.sizeNow(), int(time.Hour/tickEvery))
 	d.apply.Unlock()
 	for {
 		select {
@@ -182,7 +182,7 @@ func (d *DB) tick() {
 	for _, r := range d.registries {
 		r.tick()
 	}
-	d.history.AddSample(d.sizeNow(), maxSamples)
+	d.history.AddSample(d.sizeNow(), int(time.Hour/tickEvery))
 }
 
 // unlock unlocks apply after a change of any registry.
@@ -393,34 +393,14 @@ func (d *DB) waitingNow() map[string][]string {
 // caller holds apply.
 func (d *DB) wake() {
 	waiting := d.waitingNow()
-	d.metrics.setWaiting(d, waiting)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.waiting = waiting
 	d.wakeLocked()
 }
 
-// ServiceStatus is a service as the admin pages show it.
-type ServiceStatus struct {
-	Registry  string   `json:"registry"`
-	Name      string   `json:"name"` // of its ServiceEntry
-	Hosts     []string `json:"hosts"`
-	Endpoints int      `json:"endpoints"`
-	Version   string   `json:"version"`
-	// ShadowedBy is who owns the host or the name while the service is
-	// shadowed: a registry, or a service (namespace/name) of the same registry.
-	// It is empty if the service is served.
-	ShadowedBy string `json:"shadowed_by,omitempty"`
-	// MergedWith are the registries, or services of the same registry, that are
-	// merged with this one, the lead first.
-	MergedWith []string `json:"merged_with,omitempty"`
-	// Beside is the registry, or the service of the same registry, with the
-	// same host that is served as well.
-	Beside string `json:"beside,omitempty"`
-}
-
 // Services returns the services of all registries, by registry and name.
-func (d *DB) Services() iter.Seq[ServiceStatus] {
+func (d *DB) Services() iter.Seq[status.Service] {
 	type item struct {
 		record                  *Record
 		order                   int
@@ -452,10 +432,10 @@ func (d *DB) Services() iter.Seq[ServiceStatus] {
 	slices.SortFunc(items, func(a, b item) int {
 		return cmp.Or(cmp.Compare(a.order, b.order), strings.Compare(a.record.Name(), b.record.Name()))
 	})
-	return func(yield func(ServiceStatus) bool) {
+	return func(yield func(status.Service) bool) {
 		for _, it := range items {
 			r := it.record
-			if !yield(ServiceStatus{
+			if !yield(status.Service{
 				Registry: it.registry, Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(),
 				Version: r.Version().String(), ShadowedBy: it.owner, MergedWith: it.merged, Beside: it.beside,
 			}) {
@@ -465,6 +445,14 @@ func (d *DB) Services() iter.Seq[ServiceStatus] {
 	}
 }
 
+// Contested returns the number of contested hosts by policy, which must not be
+// changed.
+func (d *DB) Contested() map[Policy]int {
+	d.book.RLock()
+	defer d.book.RUnlock()
+	return d.contested
+}
+
 // Registries returns the state of all registries, in the order of the
 // configuration. It does not wait for a change in progress.
 func (d *DB) Registries() []Status {
@@ -472,7 +460,7 @@ func (d *DB) Registries() []Status {
 	defer d.book.RUnlock()
 	out := make([]Status, 0, len(d.public))
 	for _, r := range d.public {
-		out = append(out, r.publicLocked())
+		out = append(out, r.public)
 	}
 	return out
 }

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 )
 
@@ -59,30 +57,5 @@ func TestExplainKept(t *testing.T) {
 	}
 	if kept == 0 {
 		t.Error("nothing of what is held back is explained")
-	}
-}
-
-// Hosts that resemble one that nobody has are suggested, the most similar
-// first.
-func TestSimilar(t *testing.T) {
-	e := newEnv(t, Options{}, "dc1")
-	for _, h := range []string{"web.example.org", "web-v2.example.org", "orders.example.org", "billing.example.net"} {
-		e.Registry("dc1").Apply(upserts(entry("ns/"+h, h)))
-	}
-	for asked, want := range map[string][]string{
-		"wep.example.org":    {"web.example.org"},
-		"web":                {"web.example.org", "web-v2.example.org"},
-		"web.example.com":    {"web.example.org", "web-v2.example.org"},
-		"order.example.org":  {"orders.example.org"},
-		"nothing.like.these": {},
-		"":                   {},
-	} {
-		got := e.Similar(asked, 3)
-		if asked == "wep.example.org" || asked == "order.example.org" {
-			got = got[:min(1, len(got))]
-		}
-		if d := cmp.Diff(want, got); d != "" {
-			t.Errorf("similar to %q (-want +got):\n%s", asked, d)
-		}
 	}
 }

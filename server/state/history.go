@@ -7,25 +7,14 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
-
-// Event is one change as the admin pages show it.
-type Event = history.Event
-
-// EventEndpoint is an endpoint before or after a change.
-type EventEndpoint = history.Endpoint
-
-// Sample is the size of the state at a time.
-type Sample = history.Sample
 
 // Bounds of the texts of a [history.Idle], in bytes.
 const (
 	maxHealth = 20
 	maxIdle   = 200
 )
-
-// maxSamples is the number of samples that are retained: an hour of them.
-const maxSamples = int(time.Hour / tickEvery)
 
 // record adds the changes of the batch to the history, as sinks of the shape
 // workload receive them: the ServiceEntry of endpoints that changed is another
@@ -63,7 +52,7 @@ func (d *DB) record(t *touch, by *Registry, revision Revision, why history.Idle)
 	if c.Collection == collection.WorkloadEntry {
 		c.Old, c.New = t.before.endpoint(), now.endpoint()
 	}
-	d.metrics.changes.WithLabelValues(by.name, c.Collection, op).Inc()
+	by.changes[status.Change{Collection: c.Collection, Op: op}]++
 	d.history.Add(&c)
 }
 
@@ -77,28 +66,11 @@ func (r *Record) endpoint() history.Endpoint {
 
 // History yields the newest 100,000 changes, newest first. It holds no lock
 // while it yields; what is evicted meanwhile is left out.
-func (d *DB) History() iter.Seq[Event] {
-	return func(yield func(Event) bool) {
-		buf := make([]Event, 0, 256) // read under one lock
-		for next := ^uint64(0); ; {
-			d.apply.Lock()
-			buf, next = d.history.Read(next, buf[:0])
-			d.apply.Unlock()
-			for _, e := range buf {
-				if !yield(e) {
-					return
-				}
-			}
-			if len(buf) < cap(buf) {
-				return
-			}
-		}
-	}
-}
+func (d *DB) History() iter.Seq[history.Event] { return d.history.All(&d.apply) }
 
 // sizeNow returns the size of what is served. The caller holds apply.
-func (d *DB) sizeNow() Sample {
-	s := Sample{Time: time.Now(), Changes: d.history.Recorded()}
+func (d *DB) sizeNow() history.Sample {
+	s := history.Sample{Time: time.Now(), Changes: d.history.Recorded()}
 	for _, r := range d.registries {
 		s.Services += r.served[collection.ServiceEntry]
 		s.Endpoints += r.served[collection.WorkloadEntry]
@@ -108,7 +80,7 @@ func (d *DB) sizeNow() Sample {
 
 // Samples returns the size of the state every five seconds of the last hour,
 // oldest first, and now.
-func (d *DB) Samples() []Sample {
+func (d *DB) Samples() []history.Sample {
 	d.apply.Lock()
 	defer d.apply.Unlock()
 	return d.history.Samples(d.sizeNow())

@@ -11,6 +11,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
+	"github.com/isthmus-mesh/isthmus/server/state/history"
 )
 
 // An endpoint's change says what it was and what it is.
@@ -36,7 +37,7 @@ func TestHistoryOfEndpoints(t *testing.T) {
 	}
 }
 
-func last(all []Sample) Sample { return all[len(all)-1] }
+func last(all []history.Sample) history.Sample { return all[len(all)-1] }
 
 // An endpoint that changes is one change, which is how sinks of the shape
 // workload have it: its ServiceEntry is another one only where it has the

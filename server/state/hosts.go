@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 
@@ -56,8 +57,6 @@ func (d *DB) decideAnew() {
 func (d *DB) commit(b *batch) {
 	b.commit()
 	for _, r := range d.registries {
-		d.metrics.setServed(r)
-		r.countProblems()
 		r.summarize(false)
 	}
 }
@@ -164,7 +163,7 @@ func (b *batch) decide() {
 	})
 	if len(all)+len(b.loose) > 0 {
 		b.merge(all)
-		d.metrics.setConflicts(d.hosts.By)
+		d.book.Change(func() { d.contested = maps.Clone(d.hosts.By) })
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/record"
+	"github.com/isthmus-mesh/isthmus/server/state/saved"
 )
 
 // port is a port of a service; its name says its protocol.
@@ -904,9 +905,9 @@ func (s *savedClaims) restore(e env) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	var registries []SavedRegistry
+	var registries []saved.Registry
 	for _, name := range s.names {
-		registries = append(registries, SavedRegistry{Name: name, AsOf: time.Now()})
+		registries = append(registries, saved.Registry{Name: name, AsOf: time.Now()})
 	}
 	if _, err := e.Restore([]Saved{parsed}, registries); err != nil {
 		e.t.Fatal(err)

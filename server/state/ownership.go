@@ -100,10 +100,7 @@ func (b *batch) tellShadowed() {
 		}
 	}
 	b.tellHosts()
-	b.db.metrics.setServed(b.r)
 	for _, r := range b.others {
-		b.db.metrics.setServed(r)
-		r.countProblems()
 		r.summarize(false)
 	}
 }

@@ -2,9 +2,6 @@ package state
 
 import (
 	"errors"
-	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/clip"
@@ -25,22 +22,7 @@ const listingPatience = time.Minute
 func (r *Registry) Skipped() []Problem {
 	r.db.apply.Lock()
 	defer r.db.apply.Unlock()
-	out := r.skipped.Append(make([]Problem, 0, r.skipped.Len()))
-	if r.skipped.Beyond > 0 {
-		out = append(out, Problem{ID: "more", Reason: fmt.Sprintf("more is skipped than the %d that are listed", problems.Max)})
-	}
-	return sorted(out)
-}
-
-// sorted orders problems by id, and sets their fields.
-func sorted(all []Problem) []Problem {
-	for i := range all {
-		if all[i].Field == "" {
-			all[i].Field = problems.FieldOf(all[i].Reason)
-		}
-	}
-	slices.SortFunc(all, func(a, b Problem) int { return strings.Compare(a.ID, b.ID) })
-	return all
+	return r.skipped.Skipped()
 }
 
 // line reports whether another line about a problem may be logged. The caller
@@ -95,7 +77,7 @@ func (r *Registry) tick() {
 // window, and at the end of a listing for all of them.
 func (r *Registry) summarize(listed bool) {
 	if n := r.lines.Summary(listed, r.status.Listing); n > 0 {
-		r.log.Warn("more problems than are logged one by one", "problems", n, "all", r.status.ProblemCount, "see", "/api/v1/registries")
+		r.log.Warn("more problems than are logged one by one", "problems", n, "all", r.problems(), "see", "/api/v1/registries")
 	}
 }
 
@@ -113,7 +95,7 @@ func (r *Registry) note(u *message.Upsert) {
 		r.forgetRejection(u.Part.Collection, u.Part.Name)
 		return
 	}
-	r.db.metrics.rejected.WithLabelValues(r.name).Inc()
+	r.status.Rejected++
 	text := clip.Text(u.Err.Error(), problems.MaxReason)
 	reason := text + "; rejected, the last good one is served"
 	coll, name := u.ID()
@@ -132,13 +114,10 @@ func (r *Registry) note(u *message.Upsert) {
 	if isLimit && r.limit.Reached(l.field) {
 		r.log.Warn("the registry has reached a limit; what is beyond it is rejected", "limit", l.field, "value", l.value)
 	}
-	have, listed := r.rejected[id]
-	if !listed && len(r.rejected) >= problems.Max {
+	fresh, ok := false, false
+	if r.db.book.Change(func() { fresh, ok = r.rejected.Set(id, reason, r.listing) }); !ok {
 		r.reported.Beyond++
-		return
-	}
-	r.db.book.Change(func() { r.rejected[id] = problems.Rejection{Reason: reason, Seen: r.listing} })
-	if !isLimit && have.Reason != reason && r.line() {
+	} else if !isLimit && fresh && r.line() {
 		r.log.Warn("resource rejected", "id", id, "err", text)
 	}
 }
@@ -194,61 +173,41 @@ func (r *Registry) problem(id, reason string) {
 	}
 }
 
-func (r *Registry) countProblems() {
-	r.status.ProblemCount = r.reported.Len() + len(r.rejected) + r.shadowed + r.disputed + r.unaddressed + min(r.reported.Beyond, 1)
-	r.status.SkippedCount = r.skipped.Len()
-	r.db.metrics.setProblems(r)
+// problems returns the number of what [Registry.Problems] lists.
+func (r *Registry) problems() int {
+	return r.reported.Len() + len(r.rejected) + r.shadowed + r.disputed + r.unaddressed + min(r.reported.Beyond, 1)
 }
 
 // Problems returns what cannot be served, ordered by id.
 func (r *Registry) Problems() []Problem {
-	return sorted(r.unsortedProblems())
+	return problems.Sorted(r.unsortedProblems())
 }
 
 func (r *Registry) unsortedProblems() []Problem {
 	d := r.db
 	d.apply.Lock()
 	defer d.apply.Unlock()
-	out := r.reported.Append(make([]Problem, 0, r.reported.Len()+len(r.rejected)+r.shadowed))
-	out = r.rejected.Append(out)
-	if n := r.reported.Beyond; n > 0 {
-		out = append(out, Problem{ID: "more", Reason: fmt.Sprintf("%d times since the listing began something was wrong that is not listed, "+
-			"since there are %d problems of its kind already", n, problems.Max)})
-	}
+	out := r.reported.Problems(r.rejected)
 	if r.shadowed+r.disputed > 0 {
 		for id, v := range d.hosts.Verdicts() {
 			if id.registry != r {
 				continue
 			}
 			if reason := id.problem(v); reason != "" {
-				out = append(out, Problem{ID: "resource " + collection.ServiceEntry + " " + id.name, Reason: reason, Field: "conflicts"})
+				out = append(out, problems.InConflict(id.name, reason))
 			}
 		}
-		r.claims(func(t *table, c *Record) {
-			if !c.marked(isShadowed) || t.name == collection.ServiceEntry {
-				return
-			}
-			what, cure := "shadowed", "Rename one of the two"
-			if c.IsInstance() {
-				what = "not served to sinks of the shape workload (inline, it is an endpoint of its service)"
-				cure = "Give the service in one of the two another name (translate.name)"
-			}
-			out = append(out, Problem{
-				ID: "resource " + t.name + " " + c.Name(),
-				Reason: fmt.Sprintf("registry %q, which comes first in the configuration, has a resource of the same name; %s. %s",
-					t.current(c.Name()).kind.registry.name, what, cure),
-			})
-		})
 	}
-	if r.unaddressed > 0 {
-		for c := range d.tables[collection.ServiceEntry].services() {
-			if c.of.registry == r && c.of.unaddressed {
-				out = append(out, Problem{
-					ID: "host " + c.of.host, Field: problems.OfNetwork,
-					Reason: "is served without an address, as other hosts have the two that it hashes to; choose a wider network with addresses.cidr",
-				})
+	if r.shadowed+r.unaddressed > 0 {
+		r.claims(func(t *table, c *Record) {
+			isEntry := t.name == collection.ServiceEntry
+			switch {
+			case !isEntry && c.marked(isShadowed):
+				out = append(out, problems.Shadowed(t.name, c.Name(), t.current(c.Name()).kind.registry.name, c.IsInstance()))
+			case isEntry && c.parts != nil && c.of.unaddressed:
+				out = append(out, problems.Unaddressed(c.of.host))
 			}
-		}
+		})
 	}
 	return out
 }

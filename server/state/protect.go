@@ -1,15 +1,13 @@
 package state
 
 import (
-	"errors"
 	"iter"
 	"maps"
-	"slices"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
-	"github.com/isthmus-mesh/isthmus/server/state/problems"
 	"github.com/isthmus-mesh/isthmus/server/state/protect"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 // Protect says which removals are treated as accidental and paused.
@@ -21,40 +19,22 @@ type ProtectService = protect.Service
 // ProtectWindow is how far back counts are compared with.
 const ProtectWindow = protect.Window
 
-// Errors of [Registry.Allow] and [Registry.Keep].
-var (
-	// ErrNothingPaused is returned if no removal is paused.
-	ErrNothingPaused = errors.New("no removal is paused: the registry has everything that is served of it")
-	// ErrAlreadyKept is returned if no removal awaits a decision.
-	ErrAlreadyKept = errors.New("everything whose removal is paused is kept already; isthmus removals allow is still possible")
-)
-
 // Protection summarizes the paused removals of a registry.
 type Protection = protect.Protection
 
-// Removal is a resource that is still served after its registry removed it.
-type Removal struct {
-	Registry   string    `json:"registry"`
-	Collection string    `json:"collection"`
-	Name       string    `json:"name"`
-	Service    string    `json:"service,omitempty"` // of an endpoint
-	Reason     string    `json:"reason"`
-	Since      time.Time `json:"since"`
-	Until      time.Time `json:"until,omitzero"` // time of the removal; zero if refused
-}
-
-// guard is the state of [Protect] for one registry, guarded by DB.apply.
+// guard is the state of [Protect] for one registry, guarded by DB.apply; a
+// writer holds the book too when it changes what is paused.
 type guard struct {
-	protect.Guard
-	paused map[claimName]*protect.Item // nil until first used
-	runs   map[*service]struct{}       // services that lost or got endpoints of late
-	run    protect.Run[*lostService]
-	told   time.Time // time of the last log line
+	protect.Paused[claimName]
+	runs map[*service]struct{} // services that lost or got endpoints of late
+	run  protect.Run[*lostService]
 }
 
+// claimName identifies a claim of a registry.
 type claimName struct {
 	table *table
 	name  string
+	of    *service // nil for a resource without instances
 }
 
 // high returns the peak number of services in the window.
@@ -121,22 +101,6 @@ func (r *Registry) countRestored() {
 // isService reports whether the record is a ServiceEntry published unchanged.
 func (r *Record) isService() bool { return r.of == nil && r.Collection() == collection.ServiceEntry }
 
-// setPaused marks a resource as retained, for readers too; nil ends that.
-func (r *Registry) setPaused(c *Record, why *protect.Item) {
-	g, name := &r.guard, claimName{c.kind.collection, c.Name()}
-	r.db.book.Change(func() {
-		c.mark(isPaused, why != nil)
-		if why == nil {
-			delete(g.paused, name)
-			return
-		}
-		if g.paused == nil {
-			g.paused = make(map[claimName]*protect.Item)
-		}
-		g.paused[name] = why
-	})
-}
-
 // countPaused adds n to the counts that include the retained resource.
 func (g *guard) countPaused(c *Record, n int) {
 	switch {
@@ -153,48 +117,43 @@ func (g *guard) countPaused(c *Record, n int) {
 	}
 }
 
+// pause retains a resource that its registry removed.
+func (r *Registry) pause(c *Record, why *protect.Item) {
+	r.db.book.Change(func() {
+		c.mark(isPaused, true)
+		r.guard.Set(claimName{c.kind.collection, c.Name(), c.of}, why)
+	})
+	r.guard.countPaused(c, 1)
+}
+
 // resume ends the retention of a resource that its registry has again or that
 // is being removed.
 func (r *Registry) resume(c *Record) {
 	if !c.marked(isPaused) {
 		return
 	}
-	g := &r.guard
-	g.Count(g.paused[claimName{c.kind.collection, c.Name()}], -1)
-	r.setPaused(c, nil)
-	g.countPaused(c, -1)
+	r.db.book.Change(func() {
+		c.mark(isPaused, false)
+		r.guard.Drop(claimName{c.kind.collection, c.Name(), c.of})
+	})
+	r.guard.countPaused(c, -1)
 }
 
 // protectionChanged logs changes of the paused removals at the end of a batch.
 func (r *Registry) protectionChanged(before, kept int) {
 	g := &r.guard
-	switch {
-	case before == 0 && g.Pending == 0:
-		if kept == len(g.paused) {
-			return
+	if g.Pending == 0 {
+		if before > 0 {
+			r.log.Info("the registry has everything again; no removal is paused any more")
 		}
-	case g.Pending == 0:
-		r.log.Info("the registry has everything again; no removal is paused any more")
-		r.endProtection()
-	case before == 0, g.Pending > before && time.Since(g.told) >= problems.Within:
-		g.told = time.Now()
-		p := r.guard.Protection()
+		if before > 0 || kept != g.Len() {
+			g.Update()
+		}
+	} else if g.Tell(before, time.Now()) {
+		p := g.Protection()
 		r.log.Warn("a removal looks like an accident and is paused", "services", p.Services, "of", p.Of, "endpoints", p.Endpoints,
 			"resources", p.Resources, "put_back", p.PutBack, "until", p.Until, "decide", "isthmus removals allow "+r.name+" or isthmus removals keep "+r.name)
 	}
-	r.db.metrics.setPaused(r)
-	r.db.remark()
-}
-
-// endProtection resets the state once no removal is pending.
-func (r *Registry) endProtection() {
-	g := &r.guard
-	g.Since, g.told = time.Time{}, time.Time{}
-	if len(g.paused) == 0 {
-		r.db.book.Change(func() { g.paused = nil })
-		g.Of = 0
-	}
-	r.db.metrics.setPaused(r)
 	r.db.remark()
 }
 
@@ -207,141 +166,125 @@ func (r *Registry) Protection() (p Protection, ok bool) {
 }
 
 // Allow applies all paused removals, and those that an operator keeps, and
-// returns their summary. The error is [ErrNothingPaused].
+// returns their summary. The error is [protect.ErrNothingPaused].
 func (r *Registry) Allow() (Protection, error) {
 	r.db.apply.Lock()
 	defer r.db.unlock()
-	if len(r.guard.paused) == 0 {
-		return Protection{}, ErrNothingPaused
+	if r.guard.Len() == 0 {
+		return Protection{}, protect.ErrNothingPaused
 	}
 	was := r.guard.Protection()
-	if err := r.removePaused(func(*protect.Item) bool { return true }); err != nil {
+	if err := r.removePaused(r.guard.Keys()); err != nil {
 		return was, err
 	}
 	r.log.Warn("an operator allowed the paused removal", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
 	return was, nil
 }
 
-// Keep retains the resources until the registry has them again or their
-// removal is accepted. The error is [ErrNothingPaused] or [ErrAlreadyKept].
-func (r *Registry) Keep() (Protection, error) {
+// Keep retains the resources until the registry has them again or their removal
+// is accepted. The error is [protect.ErrNothingPaused] or
+// [protect.ErrAlreadyKept].
+func (r *Registry) Keep() (p Protection, err error) {
 	r.db.apply.Lock()
 	defer r.db.unlock()
-	g := &r.guard
-	if len(g.paused) == 0 {
-		return Protection{}, ErrNothingPaused
+	if r.db.book.Change(func() { err = r.guard.Keep() }); err != nil {
+		return p, err
 	}
-	if g.Pending == 0 {
-		return Protection{}, ErrAlreadyKept
+	for name := range r.guard.Keys() {
+		name.forgetPeaks()
 	}
-	for name, k := range g.paused {
-		r.db.book.Change(func() { k.Kept = true })
-		name.table.claim(name.name, r).forgetPeaks()
-	}
-	g.Pending, g.Mass = 0, 0
-	g.ForgetPeaks()
 	r.forgetRuns(false)
 	was := r.guard.Protection()
-	r.endProtection()
+	r.guard.Update()
+	r.db.remark()
 	r.log.Warn("an operator keeps what the registry removed, until it has that again", "services", was.Services, "endpoints", was.Endpoints, "resources", was.Resources)
 	return was, nil
 }
 
-// forgetPeaks clears the endpoint peaks of the record's service.
-func (r *Record) forgetPeaks() {
-	if r.of != nil {
-		r.of.counts.ForgetPeaks()
+// forgetPeaks clears the endpoint peaks of the service.
+func (c claimName) forgetPeaks() {
+	if c.of != nil {
+		c.of.counts.ForgetPeaks()
 	}
 }
 
 // expire applies removals that have been paused for Protect.Hold, except
 // while the registry is disconnected or a listing is in progress.
 func (r *Registry) expire(now time.Time) {
-	g := &r.guard
-	if g.Pending == 0 || now.Sub(g.Since) < g.Config.Hold || r.status.Listing || r.status.Stale() {
+	if r.status.Listing || r.status.Stale() {
 		return
 	}
-	if g.Since = protect.Earliest(maps.Values(g.paused)); now.Sub(g.Since) < g.Config.Hold {
-		return // those before are there again
+	g := &r.guard
+	due, ok := g.Due(now)
+	if !ok {
+		return
 	}
-	was := r.guard.Protection()
-	if r.removePaused(func(k *protect.Item) bool { return g.Config.IsDue(k, now) }) != nil {
-		r.db.book.Change(func() {
-			for _, k := range g.paused {
-				k.From = now // until another hold is over
-			}
-		})
-		g.Since = now
+	was := g.Protection()
+	if r.removePaused(due) != nil {
+		r.db.book.Change(func() { g.Restart(now) })
 		return
 	}
 	r.log.Warn("nobody decided on the paused removal; it is carried out", "services", was.Services-g.Services, "endpoints", was.Endpoints-g.Endpoints,
 		"resources", was.Resources-g.Resources, "after", g.Config.Hold)
 }
 
-// removePaused removes the resources that chosen selects of those whose removal
-// is paused. After an error all of them are served as before.
-func (r *Registry) removePaused(chosen func(*protect.Item) bool) error {
-	b := &batch{r: r, db: r.db}
-	return r.db.attempt(b, aDecision, func() { r.removeChosen(b, chosen) })
-}
-
-func (r *Registry) removeChosen(b *batch, chosen func(*protect.Item) bool) {
-	var gone []*Record
-	for name, k := range r.guard.paused {
-		if chosen(k) {
-			gone = append(gone, name.table.claim(name.name, r))
+// removePaused removes resources whose removal is paused. After an error all of
+// them are served as before.
+func (r *Registry) removePaused(names iter.Seq[claimName]) error {
+	b, before := &batch{r: r, db: r.db}, maps.Collect(r.guard.All())
+	err := r.db.attempt(b, aDecision, func() {
+		for name := range names {
+			if c := name.table.claim(name.name, r); c != nil {
+				b.removeRecord(c) // with its instances
+			}
+			name.forgetPeaks()
+		}
+		b.commit()
+		r.guard.ForgetPeaks()
+		r.forgetRuns(false)
+		r.guard.Update()
+		r.db.remark()
+		r.summarize(false)
+	})
+	if err != nil { // what is there again is paused as before
+		for name, it := range before {
+			if c := name.table.claim(name.name, r); c != nil && !c.marked(isPaused) {
+				r.pause(c, it)
+			}
 		}
 	}
-	for _, c := range gone {
-		// Removing an entry also removes its instances.
-		if c.kind.collection.claim(c.Name(), r) == c {
-			b.removeRecord(c)
-		}
-		c.forgetPeaks()
-	}
-	b.commit()
-	r.guard.ForgetPeaks()
-	r.forgetRuns(false)
-	if r.guard.Pending == 0 {
-		r.endProtection()
-	} else {
-		r.guard.Since = protect.Earliest(maps.Values(r.guard.paused))
-		r.db.metrics.setPaused(r)
-	}
-	r.db.metrics.setBytes(r)
-	r.countProblems()
-	r.summarize(false)
+	return err
 }
 
 // Removals yields the paused removals of one registry, or of all if the name is
 // empty, in any order.
-func (d *DB) Removals(registry string) iter.Seq[Removal] {
-	return func(yield func(Removal) bool) {
-		d.apply.Lock()
-		registries := slices.Clone(d.registries)
-		d.apply.Unlock()
-		for _, r := range registries {
-			if registry != "" && r.name != registry {
-				continue
-			}
-			for _, k := range r.removalsNow() {
-				if !yield(k) {
-					return
+func (d *DB) Removals(registry string) iter.Seq[status.Removal] {
+	return func(yield func(status.Removal) bool) {
+		for _, st := range d.Registries() {
+			if r := d.Registry(st.Registry); r != nil && (registry == "" || st.Registry == registry) {
+				d.apply.Lock()
+				all := r.removals(func(claimName) bool { return true })
+				d.apply.Unlock()
+				for _, k := range all {
+					if !yield(k) {
+						return
+					}
 				}
 			}
 		}
 	}
 }
 
-func (r *Registry) removalsNow() []Removal {
-	r.db.apply.Lock()
-	defer r.db.apply.Unlock()
-	g := &r.guard
-	out := make([]Removal, 0, len(g.paused))
-	for name, item := range g.paused {
-		k := Removal{Registry: r.name, Collection: name.table.name, Name: name.name, Since: item.Since, Until: g.Config.Until(item), Reason: item.Reason()}
-		if c := name.table.claim(name.name, r); c.IsInstance() {
-			k.Service = c.of.name
+// removals returns the paused removals that are chosen. The caller holds apply,
+// or the book for reading.
+func (r *Registry) removals(chosen func(claimName) bool) (out []status.Removal) {
+	for name, it := range r.guard.All() {
+		if !chosen(name) {
+			continue
+		}
+		k := status.Removal{Registry: r.name, Collection: name.table.name, Name: name.name, Since: it.Since, Until: r.guard.Config.Until(it), Reason: it.Reason()}
+		if name.of != nil && name.table.name != collection.ServiceEntry {
+			k.Service = name.of.name
 		}
 		out = append(out, k)
 	}

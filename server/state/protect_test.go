@@ -18,6 +18,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/state/protect"
 )
 
 // protected are options with the defaults of the configuration.
@@ -114,7 +115,7 @@ func TestSweepIsHeldBack(t *testing.T) {
 	r.Apply(upserts(back...))
 	wantProtection(t, r, "none")
 	e.wantCounts(21, 41)
-	if _, err := r.Allow(); !errors.Is(err, ErrNothingPaused) {
+	if _, err := r.Allow(); !errors.Is(err, protect.ErrNothingPaused) {
 		t.Errorf("Accept = %v, want that there is nothing to accept", err)
 	}
 }
@@ -451,7 +452,7 @@ func TestRefuse(t *testing.T) {
 		if _, err := r.Keep(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Keep(); !errors.Is(err, ErrAlreadyKept) {
+		if _, err := r.Keep(); !errors.Is(err, protect.ErrAlreadyKept) {
 			t.Errorf("a second Refuse = %v", err)
 		}
 		wantProtection(t, r, "refused: would remove 25 of 40 services, 50 endpoints")
@@ -904,7 +905,7 @@ func TestProtectionModel(t *testing.T) {
 						t.Fatalf("after %v", m)
 					}
 				}
-				if _, err := r.Allow(); err == nil || errors.Is(err, ErrNothingPaused) {
+				if _, err := r.Allow(); err == nil || errors.Is(err, protect.ErrNothingPaused) {
 					want := map[string]int{}
 					for name, instances := range truth {
 						want[name] = len(instances)

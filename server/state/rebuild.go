@@ -2,13 +2,13 @@ package state
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"runtime/debug"
 	"slices"
 
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/encode"
-	"github.com/isthmus-mesh/isthmus/server/state/address"
 	"github.com/isthmus-mesh/isthmus/server/state/message"
 	"github.com/isthmus-mesh/isthmus/server/state/protect"
 	"github.com/isthmus-mesh/isthmus/server/state/record"
@@ -33,15 +33,6 @@ const (
 	aRestore  = "restore the last good state"
 )
 
-// source is where rebuild takes the claims from.
-type source byte
-
-const (
-	theLogs  source = iota // as of the last batch that was committed
-	theIndex               // with the batch that failed, which was complete
-	nothing
-)
-
 // attempt calls f, which applies a batch. If f panics, which is a defect of
 // this package, the state is made anew from the claims of all registries before
 // the batch, or after it if only the logs lack it. The error of a message ends
@@ -50,14 +41,11 @@ func (d *DB) attempt(b *batch, doing string, f func()) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = b.r.defect(p, doing)
-			relisted, from := b.r, theLogs
-			if doing != aMessage {
-				relisted = nil
+			var failed *Registry
+			if doing == aMessage {
+				failed = b.r
 			}
-			if b.written {
-				from = theIndex
-			}
-			d.rebuild(relisted, from)
+			d.rebuild(failed, b.written)
 		}
 	}()
 	f()
@@ -77,7 +65,7 @@ func (d *DB) reconfigure(registries []*Registry, f func()) {
 					r.order = n
 				}
 			})
-			d.rebuild(nil, theLogs)
+			d.rebuild(nil, false)
 		}
 	}()
 	f()
@@ -95,137 +83,88 @@ func (d *DB) defect(p any, doing, registry string) error {
 }
 
 // rebuild makes everything that is derived from the claims of the registries
-// anew.
+// anew: from those of the last batch that was committed or, if the one that
+// failed was complete, from the index.
 //
 // Readers have to start over: they find every name, in the version that it had.
 // The registry whose message failed, if it was one, is going to list
 // everything, so that what its counters of the protection say is dropped; those
 // of others stay.
-func (d *DB) rebuild(failed *Registry, from source) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.writing = true
-	defer func() { d.writing = false }()
-	d.book.ChangeAll(func() { d.rebuildLocked(failed, from) })
-	d.wakeLocked()
-}
-
-// rebuildLocked implements rebuild. The caller holds all locks.
-func (d *DB) rebuildLocked(failed *Registry, from source) {
-	l := loader{d: d, registries: slices.Clone(d.registries), whole: true}
-	was := make(map[*Record]*Record) // the record before, by its successor
+func (d *DB) rebuild(failed *Registry, complete bool) {
+	l := loader{d: d, registries: d.registries, whole: true}
 	var all Saved
+	before := make(map[*Record]*Record)
 	for _, name := range slices.Sorted(maps.Keys(d.tables)) {
-		t := d.tables[name]
-		for _, claims := range d.committedLocked(t, from) {
-			claims = slices.DeleteFunc(slices.Clone(claims), func(c *Record) bool { return !slices.Contains(d.registries, c.kind.registry) })
-			for n, old := range claims {
-				it := savedItem{registry: slices.Index(d.registries, old.kind.registry), more: n > 0}
-				c := old.copy()
+		for claims := range d.tables[name].claims(complete) {
+			more := false
+			for _, old := range claims {
+				it := item{record: old.copy(), registry: slices.Index(d.registries, old.kind.registry), more: more}
 				switch {
+				case it.registry < 0:
+					continue
 				case old.parts != nil:
-					c.parts, it.host = &composition{}, c.addressed()
+					it.record.parts = &composition{}
 				case old.of != nil:
 					it.service = old.of.name
 				}
-				it.record, was[c] = c, old
-				all.items = append(all.items, it)
+				all.items, before[it.record], more = append(all.items, it), old, true
 			}
 		}
 	}
 	l.items = []Saved{all}
-
-	for _, t := range d.tables {
-		t.names = newNames(d)
-		for _, s := range shapesOf(t) {
-			t.logs[s].Reset(d.revision + 1)
+	d.replace(func() {
+		d.reset()
+		paused := make(map[*Registry]map[claimName]*protect.Item)
+		for _, r := range d.registries {
+			paused[r] = r.guard.Take()
+			r.guard.run, r.guard.runs = protect.Run[*lostService]{}, nil
 		}
-		a := &t.asides
-		a.revision++
-		a.log.Reset(a.revision)
-		clear(a.places)
-		a.count.Store(0)
-	}
-	d.revision++
-	d.book.Reset()
-	d.addresses, d.hosts = address.In(d.addresses.Network()), newHosts(d, d.hosts.Rules)
-	kept := make(map[*Registry]map[claimName]*protect.Item)
-	for _, r := range d.registries {
-		r.resources, r.entries, r.bytes, r.services, r.instances, r.shadowed, r.disputed, r.unaddressed = 0, 0, 0, 0, 0, 0, 0, 0
-		for coll := range r.served {
-			r.served[coll] = 0
+		delete(paused, failed)
+		if err := l.load(); err != nil {
+			panic(fmt.Sprintf("BUG: state: %v", err))
 		}
-		g := &r.guard
-		if r != failed {
-			kept[r] = g.paused
-		}
-		g.Reset()
-		g.paused, g.run, g.runs = nil, protect.Run[*lostService]{}, nil
-	}
-
-	if err := l.merge(); err != nil {
-		panic(fmt.Sprintf("BUG: state: %v", err))
-	}
-	l.link()
-	l.compose()
-	l.contest()
-	l.enter()
-	l.decide()
-	for c, old := range was {
-		if c.of != nil && c.parts != nil && c.of.registry != failed {
-			c.of.retained = old.of.retained
-			c.of.counts.Inherit(&old.of.counts)
-		}
-	}
-	for _, r := range d.registries {
-		r.countRestored()
-		for name, item := range kept[r] {
-			if c := name.table.claim(name.name, r); c != nil {
-				r.pauseAgain(name, item, c)
+		for c, old := range before {
+			if c.of != nil && c.parts != nil && c.of.registry != failed {
+				c.of.retained = old.of.retained
+				c.of.counts.Inherit(&old.of.counts)
 			}
 		}
-		d.metrics.setServed(r)
-		d.metrics.setBytes(r)
-		d.metrics.setPaused(r)
-		r.countProblems()
-	}
-	d.remark()
-	d.publish()
-}
-
-// pauseAgain retains a resource that its registry removed before a rebuild.
-func (r *Registry) pauseAgain(name claimName, item *protect.Item, c *Record) {
-	g := &r.guard
-	r.setPaused(c, item)
-	g.Count(item, 1)
-	g.countPaused(c, 1)
-}
-
-// committedLocked returns the claims on each name of a collection, in order of
-// precedence.
-func (d *DB) committedLocked(t *table, from source) (all [][]*Record) {
-	isClaim := func(r *Record) bool { return r != nil && !r.Is(record.Tombstone|record.Derived) }
-	switch from {
-	case theLogs:
-	case nothing:
-		return nil
-	case theIndex:
-		for _, name := range slices.Sorted(maps.Keys(t.index)) {
-			if claims := slices.DeleteFunc(claimsOn(t.index[name]), func(r *Record) bool { return !isClaim(r) }); len(claims) > 0 {
-				all = append(all, claims)
+		for _, r := range d.registries {
+			r.status.Revision = d.revision
+			r.countRestored()
+			for name, item := range paused[r] {
+				if c := name.table.claim(name.name, r); c != nil {
+					r.pause(c, item)
+				}
 			}
 		}
-		return all
-	}
-	for _, r := range t.logs[encode.Workload].All() { // this shape has every name
-		if _, aside := t.asides.places[r.Name()]; isClaim(r) && !aside {
-			all = append(all, []*Record{r})
+		d.remark()
+		d.publish()
+	})
+}
+
+// claims yields the claims on each name, in order of precedence: those that are
+// committed, or those of the index.
+func (t *table) claims(index bool) iter.Seq[[]*Record] {
+	return func(yield func([]*Record) bool) {
+		isClaim := func(r *Record) bool { return !r.Is(record.Tombstone | record.Derived) }
+		if index {
+			for _, name := range slices.Sorted(maps.Keys(t.index)) {
+				if !yield(slices.DeleteFunc(claimsOn(t.index[name]), func(r *Record) bool { return !isClaim(r) })) {
+					return
+				}
+			}
+			return
+		}
+		for _, r := range t.logs[encode.Workload].All() { // this shape has every name
+			if _, aside := t.asides.places[r.Name()]; isClaim(r) && !aside && !yield([]*Record{r}) {
+				return
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(t.asides.places)) {
+			if claims, _ := t.asides.log.Get(t.asides.places[name]); !yield(claims.Records) {
+				return
+			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(t.asides.places)) {
-		if claims, _ := t.asides.log.Get(t.asides.places[name]); len(claims.Records) > 0 {
-			all = append(all, claims.Records)
-		}
-	}
-	return all
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
-	"github.com/isthmus-mesh/isthmus/server/state/protect"
 )
 
 // A panic while a message is parsed, applied or written to the logs is an error
@@ -140,11 +139,13 @@ func TestPanicInDecision(t *testing.T) {
 		}
 		seen := 0
 		if err := decide(func() error {
-			return r.removePaused(func(*protect.Item) bool {
-				if seen++; seen == kept {
-					panic("a defect")
+			return r.removePaused(func(yield func(claimName) bool) {
+				for name := range r.guard.Keys() {
+					if seen++; seen == kept/2 {
+						panic("a defect")
+					}
+					yield(name)
 				}
-				return true
 			})
 		}); err == nil || !strings.Contains(err.Error(), "a defect") {
 			t.Fatalf("error %v", err)

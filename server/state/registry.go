@@ -10,6 +10,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
 	"github.com/isthmus-mesh/isthmus/server/state/problems"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 // Registry holds the state last reported by one plugin. Its methods may be
@@ -31,15 +32,8 @@ type Registry struct {
 	exempt      map[string]bool // collections open when the registry was added, which it does not hold
 	listing     uint32          // number of the current listing
 	nameless    uint32          // last listing with a resource that has no name
-	resources   int             // claims
-	entries     int             // ServiceEntries among them
-	bytes       int             // of all claims
-	services    int             // services among them
-	instances   int             // instances among them
-	served      map[string]int  // served claims by collection
-	shadowed    int             // shadowed claims
-	disputed    int             // served ServiceEntries that differ from those of another registry
-	unaddressed int             // services whose host has no address
+	changes     map[status.Change]uint64
+	counts
 
 	reported problems.List       // problems that the plugin reports
 	skipped  problems.List       // what the plugin does not send although nothing is wrong with it
@@ -63,61 +57,36 @@ type Registry struct {
 }
 
 // Status describes a registry to operators.
-type Status struct {
-	Registry     string         `json:"-"`
-	Synced       bool           `json:"synced"`                 // a first listing is complete
-	Restored     time.Time      `json:"restored,omitzero"`      // time of the saved state being served; zero after the first listing
-	Required     bool           `json:"required"`               // its collections are held until it is listed
-	Released     bool           `json:"released,omitempty"`     // optional, not listed, and its collections were opened without it
-	Waits        []string       `json:"waiting,omitempty"`      // collections that wait for it, sorted
-	WaitingSince time.Time      `json:"waiting_since,omitzero"` // since when
-	Listing      bool           `json:"-"`                      // a new listing is in progress
-	ListingSince time.Time      `json:"listing_since,omitzero"` // start of the first listing not completed since
-	Down         string         `json:"-"`                      // why no plugin is running
-	Error        string         `json:"-"`                      // why the plugin cannot follow its registry
-	Detail       string         `json:"detail,omitempty"`       // how the registry is followed; may be empty
-	Since        time.Time      `json:"-"`                      // last change of the fields above
-	Services     uint64         `json:"services"`               // as counted by the plugin
-	Instances    uint64         `json:"instances"`              // as counted by the plugin
-	Resources    map[string]int `json:"-"`                      // served, by collection
-	Bytes        int            `json:"bytes"`                  // counted as in [Options.MaxBytes]
-	ProblemCount int            `json:"problem_count"`
-	SkippedCount int            `json:"skipped_count"`        // not meant to be served
-	Removals     int            `json:"removals"`             // resources that the registry removed and that are served
-	Protection   *Protection    `json:"protection,omitempty"` // nil if no removal is paused
-	Revision     Revision       `json:"revision"`             // after the last change
-	oldNames
-	// Late reports that the registry was added when all collections were open,
-	// so that it holds none.
-	Late bool `json:"-"`
+type Status = status.Registry
+
+// counts are derived from the claims of a registry.
+type counts struct {
+	resources   int            // claims
+	entries     int            // ServiceEntries among them
+	bytes       int            // of all claims
+	services    int            // services among them
+	instances   int            // instances among them
+	served      map[string]int // served claims by collection
+	shadowed    int            // shadowed claims
+	disputed    int            // served ServiceEntries that differ from those of another registry
+	unaddressed int            // services whose host has no address
 }
 
-// oldNames are fields under the names that they had before, for this release.
-type oldNames struct {
-	Holds        []string  `json:"holds,omitempty"`
-	HeldSince    time.Time `json:"held_since,omitzero"`
-	LeftOutCount int       `json:"left_out_count"`
-	Kept         int       `json:"kept"`
+func newCounts() counts {
+	return counts{served: map[string]int{collection.ServiceEntry: 0, collection.WorkloadEntry: 0}}
 }
-
-// Stale reports whether the served state may be older than the registry's.
-func (s Status) Stale() bool { return s.Down != "" || s.Error != "" }
-
-// Listed reports whether a complete state is served: from a listing, or
-// restored.
-func (s Status) Listed() bool { return s.Synced || !s.Restored.IsZero() }
 
 func newRegistry(d *DB, name string, order int) *Registry {
 	r := &Registry{
 		db: d, name: name, order: order, log: d.log.With("registry", name), kinds: make(map[string]*kind),
-		served:   map[string]int{collection.ServiceEntry: 0, collection.WorkloadEntry: 0},
+		counts:   newCounts(),
+		changes:  make(map[status.Change]uint64),
 		reported: problems.NewList(), skipped: problems.NewList(), rejected: make(problems.Rejections),
 		status: Status{Registry: name, Since: time.Now()},
 		begun:  time.Now(),
 	}
 	r.shown.Store(&name)
 	r.setOptions(d.options.Registries[name])
-	d.metrics.begin(r)
 	return r
 }
 
@@ -141,10 +110,8 @@ func (r *Registry) Begin(collections []string) {
 	if !r.status.Listing {
 		r.guard.Base = r.guard.Live
 		r.status.Listing, r.status.ListingSince, r.patience = true, time.Now(), listingPatience
-		d.metrics.setListing(r)
 	}
 	r.setState(func(s *Status) { s.Down, s.Error, s.Detail = "", "", "" })
-	r.countProblems()
 	d.wake()
 }
 
@@ -167,7 +134,6 @@ func (r *Registry) setState(change func(*Status)) {
 	if before.Down != r.status.Down || before.Error != r.status.Error || before.Detail != r.status.Detail {
 		r.status.Since = time.Now()
 	}
-	r.db.metrics.setStale(r)
 }
 
 // Apply applies one message of the plugin as a whole. Resources that cannot be
@@ -205,7 +171,7 @@ func (r *Registry) Apply(m *pluginv1.WatchResponse) error {
 // completes. The caller holds apply.
 func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) (complete []any) {
 	d := r.db
-	live, pending, kept := r.guard.Live, r.guard.Pending, len(r.guard.paused)
+	live, pending, kept := r.guard.Live, r.guard.Pending, r.guard.Len()
 	if r.status.Listing {
 		live = r.guard.Base
 	}
@@ -231,9 +197,6 @@ func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) (complete []any) {
 		}
 		r.status.Synced, r.status.Listing, r.status.ListingSince, r.status.Restored = true, false, time.Time{}, time.Time{}
 		d.remark()
-		d.metrics.setListing(r)
-		d.metrics.setRestored(r)
-		d.metrics.setSynced(r)
 	}
 	b.commit()
 	if !r.status.Listing {
@@ -256,10 +219,7 @@ func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) (complete []any) {
 	r.protectionChanged(pending, kept)
 	if m.GetServices() != 0 || m.GetInstances() != 0 || m.GetSynced() || len(m.GetRemovals()) > 0 {
 		r.status.Services, r.status.Instances = m.GetServices(), m.GetInstances()
-		d.metrics.setSizes(r)
 	}
-	d.metrics.setBytes(r)
-	r.countProblems()
 	r.summarize(m.GetSynced())
 	if opened {
 		d.wake()
@@ -272,34 +232,36 @@ func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) (complete []any) {
 func (r *Registry) Status() Status {
 	r.db.book.RLock()
 	defer r.db.book.RUnlock()
-	return r.publicLocked()
-}
-
-// publicLocked returns a copy of public. The caller holds the book for reading.
-func (r *Registry) publicLocked() Status {
-	s := r.public
-	s.Resources = maps.Clone(s.Resources)
-	return s
+	return r.public
 }
 
 // publishLocked lets readers see the status. The caller holds apply and the
 // book.
 func (r *Registry) publishLocked() {
-	s, resources := r.status, r.public.Resources
-	if resources == nil {
-		resources = make(map[string]int, len(r.served))
-	}
-	maps.Copy(resources, r.served)
-	s.Resources, s.Bytes = resources, r.bytes
+	s, was := r.status, &r.public
+	r.reported.By[problems.OfRejection] = len(r.rejected)
+	r.reported.By[problems.OfNetwork] = r.unaddressed
+	r.reported.By[problems.OfShadow] = r.shadowed + r.disputed
+	s.Reasons, s.Skips = snapshot(was.Reasons, r.reported.By), snapshot(was.Skips, r.skipped.By)
+	s.Resources, s.Changes = snapshot(was.Resources, r.served), snapshot(was.Changes, r.changes)
+	s.ProblemCount, s.SkippedCount, s.Bytes = r.problems(), r.skipped.Len(), r.bytes
 	s.Required, s.Released = !r.options.Optional, r.released && !s.Listed()
 	if s.Waits = r.waits(); len(s.Waits) > 0 {
 		s.WaitingSince = r.begun
 	}
-	if s.Removals = len(r.guard.paused); s.Removals > 0 {
+	if s.Removals = r.guard.Len(); s.Removals > 0 {
 		s.Protection = new(r.guard.Protection())
 	}
-	s.oldNames = oldNames{s.Waits, s.WaitingSince, s.SkippedCount, s.Removals}
+	s.SetOldNames()
 	r.public = s
+}
+
+// snapshot returns a copy of a map for readers: the one before if it is equal.
+func snapshot[M ~map[K]V, K, V comparable](before, now M) M {
+	if before != nil && maps.Equal(before, now) {
+		return before
+	}
+	return maps.Clone(now)
 }
 
 // claims calls f with each claim of the registry, ordered by collection.

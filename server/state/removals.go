@@ -223,7 +223,6 @@ func (b *batch) pause(c *Record, why protect.Item) {
 	if c.marked(isPaused) {
 		return
 	}
-	b.r.guard.Pause(&why, b.r.status.Listing)
-	b.r.setPaused(c, &why)
-	b.r.guard.countPaused(c, 1)
+	b.r.guard.Begin(&why, b.r.status.Listing)
+	b.r.pause(c, &why)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/server/state/message"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 // RegistryOptions tune one registry. The zero value works.
@@ -30,23 +31,16 @@ type Owner = message.Owner
 // DefaultSyncTimeout is the default of [RegistryOptions.SyncTimeout].
 const DefaultSyncTimeout = time.Minute
 
-// Wait describes a registry that collections wait for.
-type Wait struct {
-	Registry    string    `json:"registry"`
-	Collections []string  `json:"collections"` // sorted
-	Since       time.Time `json:"since"`
-}
-
 // Waits returns the registries that collections wait for, in the order of the
 // configuration.
-func (d *DB) Waits() []Wait {
+func (d *DB) Waits() []status.Wait {
 	if d.Synced() {
 		return nil
 	}
-	var out []Wait
+	var out []status.Wait
 	for _, s := range d.Registries() {
 		if len(s.Waits) > 0 {
-			out = append(out, Wait{s.Registry, s.Waits, s.WaitingSince})
+			out = append(out, status.Wait{Registry: s.Registry, Collections: s.Waits, Since: s.WaitingSince})
 		}
 	}
 	return out
@@ -59,7 +53,7 @@ func (d *DB) Remarkable() bool { return d.remarkable.Load() }
 // remark updates the value of [DB.Remarkable].
 func (d *DB) remark() {
 	d.remarkable.Store(slices.ContainsFunc(d.registries, func(r *Registry) bool {
-		return len(r.guard.paused) > 0 || r.released && !r.status.Listed()
+		return r.guard.Len() > 0 || r.released && !r.status.Listed()
 	}))
 }
 

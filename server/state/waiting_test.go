@@ -12,6 +12,7 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	pluginv1 "github.com/isthmus-mesh/isthmus/plugin/proto/isthmus/plugin/v1"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 // heldSeries returns isthmus_waiting by collection, where it is 1.
@@ -67,7 +68,7 @@ func TestOptional(t *testing.T) {
 					}
 					time.Sleep(2*tickEvery + time.Second)
 				}
-				if diff := cmp.Diff([]Wait{{"dc1", services, begun}}, d.Waits()); diff != "" {
+				if diff := cmp.Diff([]status.Wait{{Registry: "dc1", Collections: services, Since: begun}}, d.Waits()); diff != "" {
 					t.Errorf("holds (-want +got):\n%s", diff)
 				}
 				if diff := cmp.Diff(services, heldSeries(t, reg)); diff != "" {

@@ -50,9 +50,9 @@ func Interval(size int) time.Duration {
 type State uint8
 
 const (
-	// Held means that registries of the collection have not completed a first
-	// listing; nothing was sent.
-	Held State = iota
+	// Waiting means that registries of the collection have not completed a
+	// first listing; nothing was sent.
+	Waiting State = iota
 	// Current means that the sink has everything.
 	Current
 	// Sent means that a response is in flight: neither ACK nor NACK has
@@ -63,7 +63,7 @@ const (
 // String returns the state's name in lower case.
 func (s State) String() string {
 	switch s {
-	case Held:
+	case Waiting:
 		return "waiting"
 	case Sent:
 		return "sent"
@@ -398,7 +398,7 @@ func (s *Subscription) Drop(names ...string) {
 func (s *Subscription) Names() int { return len(s.names) }
 
 // Narrowed reports whether only changes of requested names matter.
-func (s *Subscription) Narrowed() bool { return s.narrow && s.state != Held }
+func (s *Subscription) Narrowed() bool { return s.narrow && s.state != Waiting }
 
 func (s *Subscription) ask(name string) {
 	if s.pending == nil {
@@ -420,7 +420,7 @@ func (s *Subscription) unask(name string) {
 // Next returns the next response, if the sink lacks anything and no response is
 // in flight. The error is [ErrFellBehind], [ErrResume] or nil.
 func (s *Subscription) Next() (r Response, ok bool, err error) {
-	if s.state == Sent || s.state == Held && !s.view.data.Initialized(s.options.Collection) {
+	if s.state == Sent || s.state == Waiting && !s.view.data.Initialized(s.options.Collection) {
 		return r, false, nil
 	}
 	if r, ok, err = s.next(); !ok || err != nil {
@@ -466,7 +466,7 @@ func (s *Subscription) everything() (r Response, ok bool, err error) {
 		s.pages = s.view.acquire(pagesKey{s.options.Collection, s.options.Form, s.options.Framing})
 	}
 	all := s.pages.current(s.view.data)
-	if s.state != Held && !s.again {
+	if s.state != Waiting && !s.again {
 		unchanged := s.full == all.Version
 		if s.full == "" { // the newest response was incremental
 			at, n := s.cursor, 0
@@ -482,7 +482,7 @@ func (s *Subscription) everything() (r Response, ok bool, err error) {
 			return r, false, nil
 		}
 	}
-	if s.options.Framing == MCP && s.state != Held && s.capable && !s.options.ReplaceOnRemoval && all.Size > MaxMessage {
+	if s.options.Framing == MCP && s.state != Waiting && s.capable && !s.options.ReplaceOnRemoval && all.Size > MaxMessage {
 		return r, false, ErrResume
 	}
 	s.options.Versions, s.versionBytes, s.listing = nil, 0, false
@@ -493,7 +493,7 @@ func (s *Subscription) everything() (r Response, ok bool, err error) {
 
 // changes returns the changes since the cursor, or the next part of a listing.
 func (s *Subscription) changes() (r Response, ok bool, err error) {
-	held := s.state == Held
+	waiting := s.state == Waiting
 	if !s.begun {
 		if err := s.holdBefore(); err != nil {
 			return r, false, err
@@ -523,7 +523,7 @@ func (s *Subscription) changes() (r Response, ok bool, err error) {
 	r.Removed = slices.Compact(r.Removed)
 	s.answer(&r)
 	r.Version, r.Revision = strconv.FormatUint(uint64(s.cursor.Revision), 10), s.cursor.Revision
-	if ok = held || r.Resources > 0 || len(r.Removed) > 0; ok {
+	if ok = waiting || r.Resources > 0 || len(r.Removed) > 0; ok {
 		s.full = ""
 	}
 	return r, ok, nil
@@ -603,7 +603,7 @@ func (s *Subscription) holdBefore() error {
 
 // named returns the changes of a subscription to names.
 func (s *Subscription) named() (r Response, ok bool, err error) {
-	held := s.state == Held
+	waiting := s.state == Waiting
 	marked, at := s.view.changes(s)
 	for name := range marked {
 		if _, asked := s.names[name]; asked {
@@ -613,7 +613,7 @@ func (s *Subscription) named() (r Response, ok bool, err error) {
 	s.cursor, s.begun, s.listing, s.before = state.At(at), true, false, nil
 	s.answer(&r)
 	r.Version, r.Revision = strconv.FormatUint(uint64(at), 10), at
-	return r, held || r.Resources > 0 || len(r.Removed) > 0, nil
+	return r, waiting || r.Resources > 0 || len(r.Removed) > 0, nil
 }
 
 // answer adds pending names to a response while they fit.

@@ -251,7 +251,7 @@ func TestHeld(t *testing.T) {
 	for _, f := range []Framing{XDS, DeltaXDS, MCP} {
 		db := state.New([]string{"dc1"}, state.Options{}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 		s := newSink(t, New(db), f, Options{})
-		if _, ok := s.step(); ok || s.sub.State() != Held {
+		if _, ok := s.step(); ok || s.sub.State() != Waiting {
 			t.Fatalf("framing %d: a held collection was answered", f)
 		}
 		db.Registry("dc1").Apply(&pluginv1.WatchResponse{Synced: true})

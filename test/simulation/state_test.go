@@ -33,6 +33,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/shard"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/saved"
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
@@ -627,15 +628,15 @@ func (w *model) restart() {
 		r.close()
 	}
 	w.begin()
-	saved, err := w.db.ParseSaved(run)
+	parsed, err := w.db.ParseSaved(run)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	var registries []state.SavedRegistry
+	var registries []saved.Registry
 	for _, name := range w.names {
-		registries = append(registries, state.SavedRegistry{Name: name, AsOf: time.Now()})
+		registries = append(registries, saved.Registry{Name: name, AsOf: time.Now()})
 	}
-	if _, err := w.db.Restore([]state.Saved{saved}, registries); err != nil {
+	if _, err := w.db.Restore([]state.Saved{parsed}, registries); err != nil {
 		w.t.Fatal(err)
 	}
 	w.compare(was)

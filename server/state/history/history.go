@@ -5,8 +5,10 @@
 package history
 
 import (
+	"iter"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unique"
 
@@ -140,6 +142,28 @@ func (h *History) Read(from uint64, buf []Event) (events []Event, next uint64) {
 		buf = append(buf, h.events[(next-1)%Max].event(next))
 	}
 	return buf, next
+}
+
+// All yields all events, newest first. It holds the lock, which guards the
+// history, only while it reads some of them; what is evicted meanwhile is left
+// out.
+func (h *History) All(lock sync.Locker) iter.Seq[Event] {
+	return func(yield func(Event) bool) {
+		buf := make([]Event, 0, 256)
+		for next := ^uint64(0); ; {
+			lock.Lock()
+			buf, next = h.Read(next, buf[:0])
+			lock.Unlock()
+			for _, e := range buf {
+				if !yield(e) {
+					return
+				}
+			}
+			if len(buf) < cap(buf) {
+				return
+			}
+		}
+	}
 }
 
 // Sample is the size of what is served at a time.

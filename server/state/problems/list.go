@@ -75,8 +75,7 @@ func (l *List) Clear() {
 	l.Beyond = 0
 }
 
-// Append appends the list, in no order.
-func (l *List) Append(out []Problem) []Problem {
+func (l *List) append(out []Problem) []Problem {
 	for id, reason := range l.reasons {
 		out = append(out, Problem{ID: id, Reason: reason})
 	}
@@ -103,10 +102,13 @@ func (r Rejections) Sweep(listing uint32) {
 	maps.DeleteFunc(r, func(_ string, refused Rejection) bool { return refused.Seen != listing })
 }
 
-// Append appends the rejections, in no order.
-func (r Rejections) Append(out []Problem) []Problem {
-	for id, refused := range r {
-		out = append(out, Problem{ID: id, Reason: refused.Reason})
+// Set lists a rejection; ok is false if there are too many. It is fresh if it
+// has another reason than before.
+func (r Rejections) Set(id, reason string, seen uint32) (fresh, ok bool) {
+	have, listed := r[id]
+	if !listed && len(r) >= Max {
+		return false, false
 	}
-	return out
+	r[id] = Rejection{Reason: reason, Seen: seen}
+	return have.Reason != reason, true
 }

@@ -68,12 +68,12 @@ func (g *Guard) Batch(gain int, complete, listing bool, now time.Time) *Batch {
 	}
 }
 
-// Pause counts a removal that is paused.
-func (g *Guard) Pause(it *Item, listing bool) {
+// Begin notes what a removal that is going to be paused is compared with, if it
+// is the first one.
+func (g *Guard) Begin(it *Item, listing bool) {
 	if g.Pending == 0 {
 		g.Since, g.Of = it.From, g.High(listing, it.Since)+g.Services
 	}
-	g.Count(it, 1)
 }
 
 // Count adds n to the counts of items like one.

@@ -63,7 +63,8 @@ func TestGuardModel(t *testing.T) {
 			}
 			if it := (&Item{From: now, Since: now, Kept: r.IntN(3) == 0, Service: r.IntN(2) == 0, Back: r.IntN(2) == 0}); r.IntN(2) == 0 {
 				items = append(items, it)
-				g.Pause(it, false)
+				g.Begin(it, false)
+				g.Count(it, 1)
 			} else if len(items) > 0 {
 				g.Count(items[0], -1)
 				items = items[1:]

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
@@ -39,14 +40,15 @@ type Item struct {
 
 	// A claim.
 
-	URL                      string // of the body
+	URL                      string // of the body, which names the collection
 	Traits                   byte
 	Hash                     encode.Hash
 	SpecAt, NameAt, NameLen  int
 	AddressAt, AddressLength int
 	Buf                      string
 
-	Collection, Name string // of a removal
+	Collection string
+	Name       string // of a removal
 }
 
 // Append appends the encoded item.
@@ -80,9 +82,9 @@ var ErrMalformed = errors.New("malformed")
 
 // reader reads the fields of items. After an error it returns zero values.
 type reader struct {
-	rest  []byte
-	bad   bool
-	texts map[string]string // of services and URLs, which recur
+	rest   []byte
+	bad    bool
+	bodies map[string]body // by URL
 }
 
 func (s *reader) number(limit uint64) int {
@@ -115,21 +117,34 @@ func (s *reader) again(last *string) string {
 	return *last
 }
 
-// url returns a text of which there are few.
-func (s *reader) url() string {
+// body is a kind of message, of which there are few.
+type body struct{ url, collection string }
+
+func (s *reader) body() body {
 	b := s.text()
-	url, known := s.texts[string(b)]
+	of, known := s.bodies[string(b)]
 	if !known {
-		url = string(b)
-		s.texts[url] = url
+		of = body{string(b), collection.OfBody(string(b))}
+		s.bodies[of.url] = of
 	}
-	return url
+	return of
+}
+
+// fits reports whether a claim may be of its collection.
+func (it *Item) fits() bool {
+	switch it.Kind {
+	case Entry:
+		return it.Collection == collection.ServiceEntry
+	case Instance:
+		return it.Collection == collection.WorkloadEntry
+	}
+	return it.Collection != ""
 }
 
 // Parse calls f with each item of a run, whose strings are copies. It returns
 // the error of f, or [ErrMalformed].
 func Parse(run []byte, f func(*Item) error) error {
-	s := reader{rest: run, texts: make(map[string]string)}
+	s := reader{rest: run, bodies: make(map[string]body)}
 	service := ""
 	for len(s.rest) > 0 {
 		it := Item{Registry: s.number(1<<16 - 2)}
@@ -148,7 +163,8 @@ func Parse(run []byte, f func(*Item) error) error {
 		if it.Kind == Instance {
 			it.Service = s.again(&service)
 		}
-		it.URL = s.url()
+		of := s.body()
+		it.URL, it.Collection = of.url, of.collection
 		if b := s.bytes(1); len(b) == 1 {
 			it.Traits = b[0]
 		}
@@ -158,6 +174,9 @@ func Parse(run []byte, f func(*Item) error) error {
 		it.SpecAt, it.NameAt, it.NameLen = s.number(1<<31), s.number(1<<31), s.number(1<<16-1)
 		it.AddressAt, it.AddressLength = s.number(1<<31), s.number(1<<16-1)
 		it.Buf = string(s.text())
+		if !it.fits() {
+			return ErrMalformed
+		}
 		if n := len(it.Buf); s.bad || it.SpecAt > n || it.NameLen == 0 || it.NameAt+it.NameLen > n ||
 			it.AddressAt+it.AddressLength > n || it.AddressAt < it.SpecAt {
 			return ErrMalformed

@@ -6,16 +6,24 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
+)
+
+const (
+	entryURL    = "type.googleapis.com/istio.networking.v1alpha3.ServiceEntry"
+	workloadURL = "type.googleapis.com/istio.networking.v1alpha3.WorkloadEntry"
+	ruleURL     = "type.googleapis.com/istio.networking.v1alpha3.DestinationRule"
 )
 
 var items = []Item{
-	{Registry: 1, Kind: Entry, URL: "type/Entry", Traits: 3, Hash: 1 << 60, SpecAt: 4, NameAt: 0, NameLen: 4, AddressAt: 4, Buf: "ns/aspec"},
-	{Registry: 2, Kind: Entry, More: true, URL: "type/Entry", Hash: 7, SpecAt: 4, NameLen: 4, AddressAt: 8, Buf: "ns/aspec"},
-	{Kind: Instance, Service: "ns/a", URL: "type/Workload", Hash: 9, SpecAt: 5, NameAt: 1, NameLen: 4, AddressAt: 7, AddressLength: 2, Buf: "-ns/bxx10"},
-	{Kind: Instance, Service: "ns/a", URL: "type/Workload", Hash: 9, SpecAt: 4, NameLen: 4, AddressAt: 4, Buf: "ns/c"},
+	{Registry: 1, Kind: Entry, Collection: collection.ServiceEntry, URL: entryURL, Traits: 3, Hash: 1 << 60, SpecAt: 4, NameAt: 0, NameLen: 4, AddressAt: 4, Buf: "ns/aspec"},
+	{Registry: 2, Kind: Entry, More: true, Collection: collection.ServiceEntry, URL: entryURL, Hash: 7, SpecAt: 4, NameLen: 4, AddressAt: 8, Buf: "ns/aspec"},
+	{Kind: Instance, Service: "ns/a", Collection: collection.WorkloadEntry, URL: workloadURL, Hash: 9, SpecAt: 5, NameAt: 1, NameLen: 4, AddressAt: 7, AddressLength: 2, Buf: "-ns/bxx10"},
+	{Kind: Instance, Service: "ns/a", Collection: collection.WorkloadEntry, URL: workloadURL, Hash: 9, SpecAt: 4, NameLen: 4, AddressAt: 4, Buf: "ns/c"},
 	{Kind: Removal, Collection: "c", Name: "ns/d"},
-	{Registry: 1<<16 - 2, Kind: Plain, URL: "type/Other", Hash: 10, SpecAt: 4, NameLen: 1, AddressAt: 4, Buf: "ns/e"},
-	{Kind: Instance, Service: "ns/f", URL: "type/Workload", Hash: 9, SpecAt: 4, NameLen: 4, AddressAt: 4, Buf: "ns/g"},
+	{Registry: 1<<16 - 2, Kind: Plain, Collection: collection.DestinationRule, URL: ruleURL, Hash: 10, SpecAt: 4, NameLen: 1, AddressAt: 4, Buf: "ns/e"},
+	{Kind: Instance, Service: "ns/f", Collection: collection.WorkloadEntry, URL: workloadURL, Hash: 9, SpecAt: 4, NameLen: 4, AddressAt: 4, Buf: "ns/g"},
 }
 
 func parse(run []byte) (out []Item, err error) {
@@ -60,7 +68,7 @@ func TestTruncated(t *testing.T) {
 
 // What would be out of the buffer, or contradicts itself, is malformed.
 func TestMalformed(t *testing.T) {
-	good := Item{Kind: Plain, URL: "u", SpecAt: 3, NameAt: 1, NameLen: 2, AddressAt: 3, AddressLength: 1, Buf: "abcd"}
+	good := Item{Kind: Plain, URL: ruleURL, SpecAt: 3, NameAt: 1, NameLen: 2, AddressAt: 3, AddressLength: 1, Buf: "abcd"}
 	if _, err := parse(good.Append(nil)); err != nil {
 		t.Fatal(err)
 	}
@@ -72,6 +80,9 @@ func TestMalformed(t *testing.T) {
 		"an address in no spec": func(it *Item) { it.AddressAt = 2 },
 		"a registry":            func(it *Item) { it.Registry = 1<<16 - 1 },
 		"a kind":                func(it *Item) { it.Kind = 8 },
+		"a body":                func(it *Item) { it.URL = "type.googleapis.com/google.protobuf.Any" },
+		"an entry":              func(it *Item) { it.Kind = Entry },
+		"an instance":           func(it *Item) { it.Kind, it.URL = Instance, entryURL },
 		"a further removal":     func(it *Item) { *it = Item{Kind: Removal, More: true, Collection: "c", Name: "n"} },
 	} {
 		it := good

@@ -14,14 +14,14 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state"
 )
 
-// heldHeader is sent at the start of each stream while collections are held,
+// waitingHeader is sent at the start of each stream while collections wait,
 // with one value for each collection and registry: "COLLECTION REGISTRY SINCE",
 // the time in RFC 3339. istiod ignores it; `isthmus watch` shows it.
-const heldHeader = "isthmus-held"
+const waitingHeader = "isthmus-held"
 
-// tellHeld sends heldHeader.
-func (s *Server) tellHeld(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if md := s.held(); len(md) > 0 {
+// tellWaiting sends waitingHeader.
+func (s *Server) tellWaiting(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if md := s.waitingHeaders(); len(md) > 0 {
 		if err := stream.SendHeader(md); err != nil {
 			return err
 		}
@@ -29,12 +29,12 @@ func (s *Server) tellHeld(srv any, stream grpc.ServerStream, _ *grpc.StreamServe
 	return handler(srv, stream)
 }
 
-// held returns heldHeader, or nothing while no collection is held.
-func (s *Server) held() metadata.MD {
+// waitingHeaders returns waitingHeader, or nothing while no collection waits.
+func (s *Server) waitingHeaders() metadata.MD {
 	md := metadata.MD{}
 	for _, h := range s.db.Waits() {
 		for _, coll := range h.Collections {
-			md.Append(heldHeader, coll+" "+h.Registry+" "+h.Since.UTC().Format(time.RFC3339))
+			md.Append(waitingHeader, coll+" "+h.Registry+" "+h.Since.UTC().Format(time.RFC3339))
 		}
 	}
 	return md
@@ -59,7 +59,7 @@ func registryOptions(cfg *config.Config) map[string]state.RegistryOptions {
 	return out
 }
 
-// waitingWords describes which collections a registry holds, and since when.
+// waitingWords describes which collections wait for a registry, and since when.
 func waitingWords(st state.Status) string {
 	what := strings.Join(st.Waits, ", ")
 	if len(st.Waits) == len(collection.All()) {
