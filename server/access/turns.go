@@ -21,7 +21,9 @@ var ErrTurns = errors.New("too much is under way for this address")
 // had what the one had that was served last: it does not wait for what others
 // have queued, nor does it catch up on what it left to them. Of networks that
 // have had the same, the one that came last goes first, so that nobody queues
-// before others by coming from many. Who asks without end waits for himself.
+// before others by coming from many. One whose caller gives up counts as having
+// had a moment, so that nobody goes first by giving up and coming back. Who
+// asks without end waits for himself.
 //
 // A turn costs the logarithm of the number of networks. Those that wait are in
 // lines by the turns that they have:
@@ -32,7 +34,7 @@ var ErrTurns = errors.New("too much is under way for this address")
 //
 // When now grows, the first of a later line may become due; it changes lines
 // when its level is looked at. A network that neither has a turn nor waits is
-// idle, and is remembered until now reaches what it has had.
+// idle, and is remembered until now reaches what it has had, or nobody waits.
 type Turns struct {
 	each, waiting int // at most, of a network; 0 for any number
 
@@ -167,6 +169,7 @@ func (t *Turns) Enter(ctx context.Context, network string) (*Pass, error) {
 			var i int
 			if i, left = slices.BinarySearchFunc(s.queue, w.came, func(other waiter, came int) int { return cmp.Compare(other.came, came) }); left {
 				s.queue = slices.Delete(s.queue, i, i+1)
+				s.had = max(s.had, t.now) + 1
 			}
 		})
 		if !left { // it began meanwhile
@@ -249,12 +252,13 @@ func (t *Turns) firstLocked() *share {
 // beginLocked begins the turns that there is room for.
 func (t *Turns) beginLocked() {
 	for t.free > 0 {
-		for s := t.idle.first(); s != nil && (s.had <= t.now || t.free == t.slots); s = t.idle.first() {
-			t.now = max(t.now, s.had) // nobody has waited for it
-			heap.Pop(&t.idle)
-			delete(t.of, s.network)
-		}
 		s := t.firstLocked()
+		quiet := s == nil && t.free == t.slots
+		for i := t.idle.first(); i != nil && (i.had <= t.now || quiet || t.idle.Len() > maxSpared); i = t.idle.first() {
+			t.now = max(t.now, i.had) // nobody waits for it, or too many are remembered
+			heap.Pop(&t.idle)
+			delete(t.of, i.network)
+		}
 		if s == nil {
 			return
 		}

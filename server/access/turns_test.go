@@ -141,6 +141,78 @@ func TestTurnsGivenUp(t *testing.T) {
 	})
 }
 
+// Many that ask without end, and come back as soon as they have waited in vain,
+// do not keep out one that comes once.
+func TestTurnsComingBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const patience, takes = 10 * time.Second, time.Second
+		turns := NewTurns(1, 1, 8)
+		all, end := context.WithCancel(t.Context())
+		defer end()
+		enter := func(network string, patience time.Duration) bool {
+			ctx, cancel := context.WithTimeout(all, patience)
+			defer cancel()
+			pass, err := turns.Enter(ctx, network)
+			if err != nil {
+				return false
+			}
+			defer pass.Leave()
+			time.Sleep(takes) // of a fake clock
+			pass.FreeAfter(takes)
+			pass.RestAfter(takes)
+			return true
+		}
+		for i := range 32 {
+			go func() {
+				for time.Sleep(time.Duration(i) * patience / 32); all.Err() == nil; {
+					enter(fmt.Sprint("guesser ", i), patience)
+				}
+			}()
+		}
+		for i := range 10 {
+			time.Sleep(3*patience + takes/2)
+			if !enter(fmt.Sprint("newcomer ", i), patience) {
+				t.Errorf("newcomer %d waits for %v in vain", i, patience)
+			}
+		}
+	})
+}
+
+// Networks that come once and give up are forgotten, while others wait too.
+func TestTurnsForget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turns := NewTurns(1, 1, 0)
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		pass, err := turns.Enter(t.Context(), "first")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 10 {
+			for n := range maxSpared / 2 {
+				if _, err := turns.Enter(gone, fmt.Sprint(i, " ", n)); err == nil {
+					t.Fatal("a slot is free")
+				}
+			}
+			next := make(chan *Pass)
+			go func() {
+				pass, err := turns.Enter(t.Context(), fmt.Sprint("next ", i))
+				if err != nil {
+					t.Error(err)
+				}
+				next <- pass
+			}()
+			synctest.Wait()
+			pass.Leave()
+			pass = <-next
+		}
+		if n := len(turns.of); n > 2*maxSpared {
+			t.Errorf("%d networks are remembered", n)
+		}
+		pass.Leave()
+	})
+}
+
 // Whatever happens, the network that is served next is the one that a look at
 // all of them finds.
 func TestTurnsModel(t *testing.T) {
