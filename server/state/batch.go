@@ -14,6 +14,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state/message"
 	"github.com/isthmus-mesh/isthmus/server/state/problems"
 	"github.com/isthmus-mesh/isthmus/server/state/record"
+	"github.com/isthmus-mesh/isthmus/server/state/shapes"
 )
 
 // ErrNotComposable is the refusal of a ServiceEntry that is composed of
@@ -424,7 +425,7 @@ func (b *batch) compose() {
 		s.own.Address = b.db.addresses.Of(s.host)
 		b.setUnaddressed(s, s.host != "" && !s.own.Address.IsValid())
 		e := *c
-		e.place = [shapes]Revision{}
+		e.place = shapes.Places{}
 		e.parts = s.own
 		entries.put(&e)
 	}
@@ -453,7 +454,7 @@ func (b *batch) commit() {
 			b.settle(t.table, t.name)
 		}
 	}
-	changed := make([]shapeSet, len(b.touched))
+	changed := make([]shapes.Set, len(b.touched))
 	var before, revision Revision
 	b.written = true
 	d.write(func() {
@@ -463,7 +464,11 @@ func (b *batch) commit() {
 		}
 		for _, t := range b.touched {
 			d.updateAsidesLocked(t.table, t.name)
-			d.boundLocked(t.table)
+			t.table.logs.Evict(d.options.Tombstones, func(r *Record) {
+				if r.Is(record.Tombstone) {
+					t.table.drop(r)
+				}
+			})
 		}
 		if revision = d.revision; revision != before {
 			if d.options.Applied != nil {
@@ -496,47 +501,22 @@ func (b *batch) sort() {
 	})
 }
 
-// shapeSet is a set of shapes, as bits.
-type shapeSet uint8
-
 // moveLocked updates the logs to what is served under a name, and returns the
 // shapes in which that is a change.
-func (d *DB) moveLocked(t *touch) (changed shapeSet) {
-	old := t.before
-	now := t.table.current(t.name)
+func (d *DB) moveLocked(t *touch) shapes.Set {
+	old, now := t.before, t.table.current(t.name)
 	if now.isGone() {
 		now = nil
 	}
 	var tomb *Record // holds the place of a removed name
-	holder := func() *Record {
-		if now != nil {
-			return now
-		}
+	changed := t.table.logs.Move(old, now, &d.revision, func() *Record {
 		if tomb == nil {
 			if tomb = old; !old.Is(record.Tombstone) {
 				tomb = newTombstone(old.kind, t.name)
 			}
 		}
 		return tomb
-	}
-	for _, s := range shapesOf(t.table) {
-		l := t.table.logs[s]
-		was, is := old.visible(l.shape), now.visible(l.shape)
-		switch {
-		case !is && (old == nil || old.place[l.shape] == 0):
-		case was && is && old.Hash(s) == now.Hash(s) && old.kind.registry != now.kind.registry:
-			d.revision++
-			l.hand(old, now, d.revision)
-			changed |= 1 << s
-		case !was && !is, was && is && old.Hash(s) == now.Hash(s):
-			l.swap(old, holder())
-		default:
-			l.leave(old)
-			d.revision++
-			l.enter(holder(), d.revision)
-			changed |= 1 << s
-		}
-	}
+	})
 	switch {
 	case now != nil && old != nil && old.Is(record.Tombstone):
 		t.table.drop(old)
@@ -547,24 +527,3 @@ func (d *DB) moveLocked(t *touch) (changed shapeSet) {
 }
 
 func (r *Record) isGone() bool { return r == nil || r.Is(record.Tombstone) }
-
-// boundLocked evicts the oldest removals beyond the bound.
-func (d *DB) boundLocked(t *table) {
-	for _, s := range shapesOf(t) {
-		t.logs[s].forget(d.options.Tombstones, func(r *Record) {
-			if r.Is(record.Tombstone) && r.place == ([shapes]Revision{}) {
-				t.drop(r)
-			}
-		})
-	}
-}
-
-// shapesOf returns the shapes in which a collection has separate logs.
-func shapesOf(t *table) []encode.Shape {
-	if t.logs[encode.Inline] == t.logs[encode.Workload] {
-		return bothShapes[:1]
-	}
-	return bothShapes
-}
-
-var bothShapes = []encode.Shape{encode.Inline, encode.Workload}

@@ -4,7 +4,6 @@ import (
 	"iter"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"github.com/isthmus-mesh/isthmus/server/changelog"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -35,7 +34,7 @@ func (d *DB) ClaimsNow(coll string) ClaimsCursor {
 	defer d.mu.RUnlock()
 	c := ClaimsCursor{served: At(d.revision)}
 	if t := d.tables[coll]; t != nil {
-		c.aside = At(t.asides.revision)
+		c.aside = At(t.asides.Revision)
 	}
 	return c
 }
@@ -46,7 +45,7 @@ func (d *DB) ClaimsRevision() Revision {
 	defer d.mu.RUnlock()
 	sum := d.revision
 	for _, t := range d.tables {
-		sum += t.asides.revision
+		sum += t.asides.Revision
 	}
 	return sum
 }
@@ -66,7 +65,7 @@ func (d *DB) Claims(coll string, c *ClaimsCursor) iter.Seq[Claims] {
 		}
 		if !c.aside.HasBegun() { // before the log of what is served is read
 			d.mu.RLock()
-			c.aside = changelog.Begin(t.asides.revision)
+			c.aside = changelog.Begin(t.asides.Revision)
 			d.mu.RUnlock()
 		}
 		for change := range d.Changes(Kind{coll, encode.Workload}, &c.served) {
@@ -81,7 +80,7 @@ func (d *DB) Claims(coll string, c *ClaimsCursor) iter.Seq[Claims] {
 			}
 		}
 		if !c.served.Lost {
-			t.asides.log.Follow(d.mu.RLocker(), &t.asides.revision, &c.aside, func(of changelog.Change[Claims]) bool { return yield(of.Entry) })
+			t.asides.Follow(d.mu.RLocker(), &t.asides.Revision, &c.aside, func(of changelog.Change[Claims]) bool { return yield(of.Entry) })
 		}
 		c.Lost = c.served.Lost || c.aside.Lost
 	}
@@ -89,17 +88,13 @@ func (d *DB) Claims(coll string, c *ClaimsCursor) iter.Seq[Claims] {
 
 // asideClaims returns all claims on a name if asides has it.
 func (d *DB) asideClaims(t *table, name string) ([]*Record, bool) {
-	if t.asides.count.Load() == 0 {
+	if t.asides.IsEmpty() {
 		return nil, false
 	}
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	at, known := t.asides.places[name]
-	if !known {
-		return nil, false
-	}
-	claims, _ := t.asides.log.Get(at)
-	return claims.Records, true
+	claims, _, known := t.asides.Find(name)
+	return claims.Records, known
 }
 
 // AppendSaved appends the claims in the form that [DB.ParseSaved] reads. The
@@ -116,56 +111,31 @@ func (c Claims) AppendSaved(b []byte, coll string, registry func(*Record) int) [
 	return b
 }
 
-// asides lists the names of a collection that have a claim which is not what
-// sinks receive under the name: it is shadowed, or merged into another. Sinks
-// see nothing of it. A name whose claims have become what is served is removed
-// from it. DB.mu guards it.
-type asides struct {
-	log      changelog.Log[Claims]
-	places   map[string]Revision // of each name in the log
-	revision Revision            // counts changes
-	count    atomic.Int64        // of names, for readers without a lock
-}
-
 // updateAsidesLocked updates asides with the claims on a name that a batch
 // changed. The caller holds apply and mu.
 func (d *DB) updateAsidesLocked(t *table, name string) {
-	a := &t.asides
-	at, known := a.places[name]
+	was, wasServed, known := t.asides.Find(name)
 	head := t.index[name]
 	if !known && (head == nil || head.next == nil && (head.marked(isServed) || head.Is(record.Tombstone))) {
 		return
 	}
-	var claims []*Record
-	served := true
+	now, served := Claims{Name: was.Name}, true
 	for r := head; r != nil; r = r.next {
 		if !r.Is(record.Tombstone | record.Derived) {
-			claims = append(claims, r)
+			now.Records = append(now.Records, r)
 			served = served && r.marked(isServed)
 		}
 	}
 	switch {
-	case known:
-		was, wasServed := a.log.Get(at)
-		name = was.Name
-		if served == wasServed && slices.EqualFunc(was.Records, claims, (*Record).isSavedLike) {
-			a.log.Set(at, Claims{name, claims})
-			return
-		}
-		a.log.Leave(at)
-	case served:
+	case known && served == wasServed && slices.EqualFunc(was.Records, now.Records, (*Record).isSavedLike):
+		t.asides.Update(now.Name, now)
+		return
+	case !known && served:
 		return // one claim, and derived records that are not served
-	default:
-		name = strings.Clone(name)
+	case !known:
+		now.Name = strings.Clone(name)
 	}
-	if a.places == nil {
-		a.places = make(map[string]Revision)
-	}
-	a.revision++
-	a.places[name] = a.revision
-	a.log.Append(a.revision, Claims{name, claims}, served)
-	a.log.Evict(d.options.Tombstones, func(c Claims) { delete(a.places, c.Name) })
-	a.count.Store(int64(len(a.places)))
+	t.asides.Put(now.Name, now, served, d.options.Tombstones, func(c Claims) string { return c.Name })
 }
 
 // isSavedLike reports whether both are saved in the same form.

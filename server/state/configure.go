@@ -159,19 +159,7 @@ func (d *DB) republish(r *Registry) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, t := range d.tables {
-		for _, s := range shapesOf(t) {
-			l := t.logs[s]
-			var of []*Record
-			for _, c := range l.All() {
-				if c.kind.registry == r {
-					of = append(of, c)
-				}
-			}
-			for _, c := range of {
-				d.revision++
-				l.hand(c, c, d.revision)
-			}
-		}
+		t.logs.Republish(&d.revision, func(c *Record) bool { return c.kind.registry == r })
 	}
 	d.renamed = d.revision
 }

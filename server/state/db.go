@@ -23,6 +23,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
 	"github.com/isthmus-mesh/isthmus/server/state/message"
+	"github.com/isthmus-mesh/isthmus/server/state/shapes"
 	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
@@ -112,8 +113,12 @@ type DB struct {
 type table struct {
 	name string
 	*names
-	logs   [shapes]*changeLog // the same log where shapes do not differ; guarded by DB.mu
-	asides asides
+	logs shapes.Logs[*Record] // guarded by DB.mu
+	// asides lists the names that have a claim which is not what sinks receive
+	// under the name: it is shadowed, or merged into another. Sinks see nothing
+	// of it. A name whose claims have become what is served is removed from it.
+	// DB.mu guards it.
+	asides changelog.Index[Claims]
 }
 
 // New returns the state of the named registries, in the order of the
@@ -134,13 +139,8 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 	}
 	d.reader = message.Reader{Valid: func(_ *encode.Part, body proto.Message) error { return o.Validate(body) }, Selector: d.selector}
 	for _, name := range collection.All() {
-		t := &table{name: name, names: newNames(d)}
-		t.logs[encode.Inline] = &changeLog{shape: encode.Inline}
-		t.logs[encode.Workload] = t.logs[encode.Inline]
-		if name == collection.ServiceEntry || name == collection.WorkloadEntry {
-			t.logs[encode.Workload] = &changeLog{shape: encode.Workload}
-		}
-		d.tables[name] = t
+		perShape := name == collection.ServiceEntry || name == collection.WorkloadEntry
+		d.tables[name] = &table{name: name, names: newNames(d), logs: shapes.New[*Record](perShape)}
 	}
 	d.hosts = newHosts(d, nil)
 	d.setRules(o.Conflicts)
@@ -247,9 +247,9 @@ func (d *DB) IsServed(i *Record) bool {
 	return i.place[encode.Workload] != 0
 }
 
-func (d *DB) logOf(k Kind) *changeLog {
+func (d *DB) logOf(k Kind) *shapes.Log[*Record] {
 	if t := d.tables[k.Collection]; t != nil {
-		return t.logs[k.Shape]
+		return t.logs.In(k.Shape)
 	}
 	return nil
 }
@@ -301,7 +301,7 @@ func (d *DB) Get(k Kind, name string) (*Record, bool) {
 	}
 	d.book.RLock()
 	defer d.book.RUnlock()
-	if r := t.currentShared(name); r.visible(k.Shape) {
+	if r := t.currentShared(name); r.Shows(k.Shape) {
 		return r, true
 	}
 	return nil, false
@@ -323,7 +323,7 @@ func (d *DB) Collections() []string {
 	defer d.mu.RUnlock()
 	var names []string
 	for name, t := range d.tables {
-		if t.logs[encode.Inline].Len()+t.logs[encode.Workload].Len() > 0 {
+		if t.logs.Len() > 0 {
 			names = append(names, name)
 		}
 	}

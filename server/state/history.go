@@ -7,6 +7,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
+	"github.com/isthmus-mesh/isthmus/server/state/shapes"
 	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
@@ -19,7 +20,7 @@ const (
 // record adds the changes of the batch to the history, as sinks of the shape
 // workload receive them: the ServiceEntry of endpoints that changed is another
 // one in the shape inline only, and no change of its own.
-func (b *batch) record(changed []shapeSet, revision Revision) {
+func (b *batch) record(changed []shapes.Set, revision Revision) {
 	told := make(map[string]bool) // services with an endpoint that changed
 	for n, t := range b.touched {
 		for _, r := range []*Record{t.before, t.table.current(t.name)} {
@@ -34,7 +35,7 @@ func (b *batch) record(changed []shapeSet, revision Revision) {
 	}
 	for n := range b.touched {
 		t := &b.touched[n]
-		if changed[n] == 0 || changed[n] == 1<<encode.Inline && t.table.name == collection.ServiceEntry && told[t.name] {
+		if changed[n] == 0 || changed[n] == shapes.Of(encode.Inline) && t.table.name == collection.ServiceEntry && told[t.name] {
 			continue
 		}
 		b.db.record(t, b.r, revision, b.idle[t.name])

@@ -790,7 +790,7 @@ func TestHostsAreDecidedAlike(t *testing.T) {
 				default:
 					r.Apply(w.change(rnd, name))
 				}
-				for _, shape := range bothShapes {
+				for _, shape := range []encode.Shape{encode.Inline, encode.Workload} {
 					for _, coll := range []string{collection.ServiceEntry, collection.WorkloadEntry} {
 						k := Kind{coll, shape}
 						if cursors[k] == nil {

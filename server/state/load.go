@@ -53,14 +53,8 @@ func (d *DB) reset() {
 	d.revision++
 	for _, t := range d.tables {
 		t.names = newNames(d)
-		for _, s := range shapesOf(t) {
-			t.logs[s].Reset(d.revision)
-		}
-		a := &t.asides
-		a.revision++
-		a.log.Reset(a.revision)
-		clear(a.places)
-		a.count.Store(0)
+		t.logs.Reset(d.revision)
+		t.asides.Clear()
 	}
 	d.book.Reset()
 	d.addresses, d.hosts, d.contested = address.In(d.addresses.Network()), newHosts(d, d.hosts.Rules), nil
@@ -282,9 +276,7 @@ func (l *loader) contest() {
 func (l *loader) enter() {
 	d := l.d
 	for _, t := range d.tables {
-		for _, s := range shapesOf(t) {
-			t.logs[s].Grow(len(t.index))
-		}
+		t.logs.Grow(len(t.index))
 	}
 	l.each(func(it *item) {
 		c := it.record
@@ -292,12 +284,6 @@ func (l *loader) enter() {
 			return
 		}
 		d.setServed(c, true)
-		t := c.kind.collection
-		for _, s := range shapesOf(t) {
-			if log := t.logs[s]; c.visible(log.shape) {
-				d.revision++
-				log.enter(c, d.revision)
-			}
-		}
+		c.kind.collection.logs.Enter(c, &d.revision)
 	})
 }

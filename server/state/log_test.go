@@ -364,7 +364,7 @@ func TestClaimsAreBounded(t *testing.T) {
 			t.Fatalf("%s without b: %q, lost %v", name, got, late.Lost)
 		}
 	}
-	if n := len(e.tables[collection.ServiceEntry].asides.places); n > 5 {
+	if n := len(slices.Collect(e.tables[collection.ServiceEntry].asides.Names())); n > 5 {
 		t.Errorf("%d names are remembered", n)
 	}
 	if read(&early); !early.Lost {

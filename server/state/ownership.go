@@ -63,27 +63,27 @@ func (b *batch) concern(r *Registry) {
 	}
 }
 
-// setServed updates the count of served claims and reports whether it changed.
+// setServed marks a claim as served, and reports whether that is a change.
 func (d *DB) setServed(c *Record, on bool) bool {
-	return d.setCounted(c, isServed, on, func(r *Registry, n int) { r.served[c.Collection()] += n })
+	return c.count(isServed, on, func(r *Registry, n int) { r.served[c.Collection()] += n })
 }
 
-// setShadowed updates the count of shadowed claims and reports whether it
-// changed.
+// setShadowed marks a claim as shadowed, and reports whether that is a change.
 func (d *DB) setShadowed(c *Record, on bool) bool {
-	return d.setCounted(c, isShadowed, on, func(r *Registry, n int) { r.shadowed += n })
+	return c.count(isShadowed, on, func(r *Registry, n int) { r.shadowed += n })
 }
 
-func (d *DB) setCounted(c *Record, m marks, on bool, count func(r *Registry, n int)) bool {
-	if c.marked(m) == on {
+// count marks a claim, and adds the change to a count of its registry.
+func (r *Record) count(m marks, on bool, add func(r *Registry, n int)) bool {
+	switch {
+	case r.marked(m) == on:
 		return false
+	case on:
+		add(r.kind.registry, 1)
+	default:
+		add(r.kind.registry, -1)
 	}
-	c.mark(m, on)
-	n := 1
-	if !on {
-		n = -1
-	}
-	count(c.kind.registry, n)
+	r.mark(m, on)
 	return true
 }
 

@@ -16,7 +16,7 @@ import (
 
 // read parses and checks a message, without a lock. A panic, which is a defect
 // of the bridge, is the plugin's error.
-func (r *Registry) read(m *pluginv1.WatchResponse) (out *message.Message, err error) {
+func (r *Registry) read(m *pluginv1.WatchResponse) (upserts []message.Upsert, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = r.defect(p, aMessage)
@@ -156,13 +156,13 @@ func (t *table) claims(index bool) iter.Seq[[]*Record] {
 			}
 			return
 		}
-		for _, r := range t.logs[encode.Workload].All() { // this shape has every name
-			if _, aside := t.asides.places[r.Name()]; isClaim(r) && !aside && !yield([]*Record{r}) {
+		for _, r := range t.logs.In(encode.Workload).All() { // this shape has every name
+			if _, _, aside := t.asides.Find(r.Name()); isClaim(r) && !aside && !yield([]*Record{r}) {
 				return
 			}
 		}
-		for _, name := range slices.Sorted(maps.Keys(t.asides.places)) {
-			if claims, _ := t.asides.log.Get(t.asides.places[name]); !yield(claims.Records) {
+		for _, name := range slices.Sorted(t.asides.Names()) {
+			if claims, _, _ := t.asides.Find(name); !yield(claims.Records) {
 				return
 			}
 		}

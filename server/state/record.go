@@ -6,6 +6,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/record"
+	"github.com/isthmus-mesh/isthmus/server/state/shapes"
 )
 
 // Record is one resource of one registry: the ServiceEntry of a service, the
@@ -30,7 +31,7 @@ type Record struct {
 
 	// place is the revision of the record's slot in the log of each shape, 0
 	// for none. Guarded by DB.mu.
-	place [shapes]Revision
+	place shapes.Places
 }
 
 // composition has the endpoints of a service.
@@ -38,9 +39,6 @@ type composition = record.Composition[*Record]
 
 // Encoding is a record in a form, ready to be written.
 type Encoding = record.Encoding[*Record]
-
-// shapes is the number of shapes.
-const shapes = 2
 
 // marks are mutable properties of a record.
 type marks uint8
@@ -154,9 +152,12 @@ func (r *Record) Tail() []byte {
 	return r.of.label
 }
 
-// visible reports whether the resource exists in a shape. In the inline shape,
+// Places returns the record's places in the logs. It implements [shapes.Entry].
+func (r *Record) Places() *shapes.Places { return &r.place }
+
+// Shows reports whether the resource exists in a shape. In the inline shape,
 // instances are endpoints of their service.
-func (r *Record) visible(s encode.Shape) bool {
+func (r *Record) Shows(s encode.Shape) bool {
 	return r != nil && !r.Is(record.Tombstone) && (s == encode.Workload || !r.IsInstance())
 }
 

@@ -142,11 +142,11 @@ func (r *Registry) setState(change func(*Status)) {
 // [message.Reader], and nothing of it is applied; or that the bridge has a
 // defect, see [DB.attempt].
 func (r *Registry) Apply(m *pluginv1.WatchResponse) error {
-	read, err := r.read(m)
+	upserts, err := r.read(m)
 	if err != nil {
 		return err
 	}
-	b := &batch{r: r, db: r.db, upserts: read.Upserts}
+	b := &batch{r: r, db: r.db, upserts: upserts}
 	listed, log := []any(nil), (*slog.Logger)(nil)
 	defer func() { // whoever reads the line finds the status
 		if listed != nil {

@@ -1678,7 +1678,7 @@ func FuzzApply(f *testing.F) {
 			r.Status()
 		}
 		for _, coll := range e.Collections() {
-			for _, shape := range bothShapes {
+			for _, shape := range []encode.Shape{encode.Inline, encode.Workload} {
 				for c := range e.Changes(Kind{coll, shape}, &Cursor{}) {
 					decode(t, c.Record, encode.Form{Shape: shape, Address: true, PortSets: true, EndpointsHash: true})
 				}

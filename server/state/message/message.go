@@ -18,12 +18,6 @@ import (
 // maxNamed bounds a name in an error, in bytes.
 const maxNamed = 200
 
-// Message is what a plugin sent, with its resources as they are served.
-type Message struct {
-	*pluginv1.WatchResponse
-	Upserts []Upsert
-}
-
 // Upsert is a resource, or the reason why it is refused.
 type Upsert struct {
 	Service string // its ServiceEntry, of an instance or of a service
@@ -73,15 +67,15 @@ type Reader struct {
 	Selector func(service string) (value string, label []byte)
 }
 
-// Read reads a message. The hash of an instance includes the selector label
-// that is added if it is missing. The owner may be nil.
+// Read returns the resources of a message. The hash of an instance includes the
+// selector label that is added if it is missing. The owner may be nil.
 //
 // An error says how the message breaks the contract as such, so that no part of
 // it is applied: it names a resource more than once, or both retains a service
 // and ends its retention. A resource without a legible collection or name is
 // not compared; it is refused, or has no effect.
-func (r *Reader) Read(m *pluginv1.WatchResponse, owner Owner) (*Message, error) {
-	out := &Message{m, make([]Upsert, len(m.GetUpserts()))}
+func (r *Reader) Read(m *pluginv1.WatchResponse, owner Owner) ([]Upsert, error) {
+	out := make([]Upsert, len(m.GetUpserts()))
 	var service, selector string // of the previous upsert: instances of a service are adjacent
 	var label []byte
 	checks := []encode.Check{r.Valid}
@@ -94,7 +88,7 @@ func (r *Reader) Read(m *pluginv1.WatchResponse, owner Owner) (*Message, error) 
 		})
 	}
 	for n, u := range m.GetUpserts() {
-		to := &out.Upserts[n]
+		to := &out[n]
 		to.Service = u.GetService()
 		to.Part, to.Err = encode.Parse(u.GetResource(), func(p *encode.Part) []byte {
 			if to.Service == "" || p.Collection != collection.WorkloadEntry {
@@ -110,12 +104,12 @@ func (r *Reader) Read(m *pluginv1.WatchResponse, owner Owner) (*Message, error) 
 			return label
 		}, checks...)
 	}
-	return out, out.check()
+	return out, check(m, out)
 }
 
 // check implements Read.
-func (m *Message) check() error {
-	n := len(m.Upserts) + len(m.GetRemovals()) + len(m.GetKept()) + len(m.GetRelisted())
+func check(m *pluginv1.WatchResponse, upserts []Upsert) error {
+	n := len(upserts) + len(m.GetRemovals()) + len(m.GetKept()) + len(m.GetRelisted())
 	if n < 2 {
 		return nil
 	}
@@ -146,8 +140,8 @@ func (m *Message) check() error {
 			return err
 		}
 	}
-	for n := range m.Upserts {
-		coll, name := m.Upserts[n].ID()
+	for n := range upserts {
+		coll, name := upserts[n].ID()
 		if err := again(coll, name, place{"upserts", n}); err != nil {
 			return err
 		}

@@ -30,19 +30,19 @@ func instance(service, name string, labels map[string]string) *pluginv1.Upsert {
 // front of whatever other instances it is sent.
 func TestLabelIsHashed(t *testing.T) {
 	own := map[string]string{encode.SelectorLabel: "ns/web"}
-	m, err := reader.Read(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{
+	got, err := reader.Read(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{
 		instance("ns/web", "ns/1", nil), instance("ns/api", "ns/2", own), instance("ns/web", "ns/3", own), instance("", "ns/4", nil),
 	}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for n, added := range []bool{true, true, false, false} {
-		p := m.Upserts[n].Part
+		p := got[n].Part
 		if without := encode.HashOf([]byte(p.Collection), p.Metadata, p.Spec); (p.Hash != without) != added {
 			t.Errorf("upsert %d has the hash %v, and %v without a label", n, p.Hash, without)
 		}
-		if m.Upserts[n].IsInstance() != (n < 3) {
-			t.Errorf("upsert %d: instance %v", n, m.Upserts[n].IsInstance())
+		if got[n].IsInstance() != (n < 3) {
+			t.Errorf("upsert %d: instance %v", n, got[n].IsInstance())
 		}
 	}
 }
@@ -59,23 +59,23 @@ func (owner) Check(p *encode.Part, _ proto.Message) error {
 // What is not the registry's is refused with the reason of its owner, and what
 // does not decode as far as it is legible; neither ends the message.
 func TestRefused(t *testing.T) {
-	m, err := reader.Read(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{
+	got, err := reader.Read(&pluginv1.WatchResponse{Upserts: []*pluginv1.Upsert{
 		instance("ns/web", "ns/foreign", nil), instance("ns/web", "ns/mine", nil), {Resource: []byte("?")},
 	}}, owner{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if foreign, ok := errors.AsType[*ForeignError](m.Upserts[0].Err); !ok || foreign.Unwrap().Error() != "not yours" {
-		t.Errorf("error %v", m.Upserts[0].Err)
+	if foreign, ok := errors.AsType[*ForeignError](got[0].Err); !ok || foreign.Unwrap().Error() != "not yours" {
+		t.Errorf("error %v", got[0].Err)
 	}
-	if coll, name := m.Upserts[0].ID(); coll != collection.WorkloadEntry || name != "ns/foreign" || m.Upserts[0].IsInstance() {
+	if coll, name := got[0].ID(); coll != collection.WorkloadEntry || name != "ns/foreign" || got[0].IsInstance() {
 		t.Errorf("%s %s", coll, name)
 	}
-	if m.Upserts[1].Err != nil || m.Upserts[1].IsNameless() {
-		t.Errorf("error %v", m.Upserts[1].Err)
+	if got[1].Err != nil || got[1].IsNameless() {
+		t.Errorf("error %v", got[1].Err)
 	}
-	if m.Upserts[2].Err == nil || !m.Upserts[2].IsNameless() {
-		t.Errorf("error %v", m.Upserts[2].Err)
+	if got[2].Err == nil || !got[2].IsNameless() {
+		t.Errorf("error %v", got[2].Err)
 	}
 }
 
