@@ -84,7 +84,7 @@ func (r *Registry) kindOf(t *table, url string) *kind {
 }
 
 func (b *batch) touch(t *table, name string) {
-	if current, first := t.begin(name); first {
+	if current, first := t.Begin(name); first {
 		b.touched = append(b.touched, touch{t, name, current})
 	}
 }
@@ -126,7 +126,7 @@ func (b *batch) disclaim(c *Record) {
 	if c.isService() {
 		b.r.guard.Live--
 	}
-	t.drop(c)
+	t.Drop(c)
 	if t.name == collection.ServiceEntry {
 		b.r.entries--
 		b.rehost(c, nil)
@@ -466,7 +466,7 @@ func (b *batch) commit() {
 			d.updateAsidesLocked(t.table, t.name)
 			t.table.logs.Evict(d.options.Tombstones, func(r *Record) {
 				if r.Is(record.Tombstone) {
-					t.table.drop(r)
+					t.table.Drop(r)
 				}
 			})
 		}
@@ -504,7 +504,7 @@ func (b *batch) sort() {
 // moveLocked updates the logs to what is served under a name, and returns the
 // shapes in which that is a change.
 func (d *DB) moveLocked(t *touch) shapes.Set {
-	old, now := t.before, t.table.current(t.name)
+	old, now := t.before, t.table.Listed(t.name)
 	if now.isGone() {
 		now = nil
 	}
@@ -519,7 +519,7 @@ func (d *DB) moveLocked(t *touch) shapes.Set {
 	})
 	switch {
 	case now != nil && old != nil && old.Is(record.Tombstone):
-		t.table.drop(old)
+		t.table.Drop(old)
 	case tomb != nil && tomb != old:
 		t.table.put(tomb)
 	}

@@ -115,13 +115,13 @@ func (c Claims) AppendSaved(b []byte, coll string, registry func(*Record) int) [
 // changed. The caller holds apply and mu.
 func (d *DB) updateAsidesLocked(t *table, name string) {
 	was, wasServed, known := t.asides.Find(name)
-	head := t.index[name]
+	head := t.Head(name)
 	if !known && (head == nil || head.next == nil && (head.marked(isServed) || head.Is(record.Tombstone))) {
 		return
 	}
 	now, served := Claims{Name: was.Name}, true
 	for r := head; r != nil; r = r.next {
-		if !r.Is(record.Tombstone | record.Derived) {
+		if r.isClaim() {
 			now.Records = append(now.Records, r)
 			served = served && r.marked(isServed)
 		}

@@ -129,14 +129,9 @@ func (d *DB) reorder() {
 	b := &batch{r: d.registries[0], db: d}
 	d.hosts.MarkAll()
 	for _, t := range d.tables {
-		for name, head := range t.index {
-			if head.next == nil {
-				continue
-			}
-			if claims := claimsOn(head); !slices.IsSortedFunc(claims, precedence) {
-				b.touch(t, name)
-				slices.SortStableFunc(claims, precedence)
-				t.relink(name, claims)
+		for name, head := range t.Heads() {
+			if head.next != nil {
+				t.Sort(name, func() { b.touch(t, name) })
 			}
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
 	"github.com/isthmus-mesh/isthmus/server/state/message"
+	"github.com/isthmus-mesh/isthmus/server/state/names"
 	"github.com/isthmus-mesh/isthmus/server/state/shapes"
 	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
@@ -112,7 +113,7 @@ type DB struct {
 // table holds the resources of one collection.
 type table struct {
 	name string
-	*names
+	*names.Names[*Record]
 	logs shapes.Logs[*Record] // guarded by DB.mu
 	// asides lists the names that have a claim which is not what sinks receive
 	// under the name: it is shadowed, or merged into another. Sinks see nothing
@@ -140,7 +141,7 @@ func New(registries []string, o Options, log *slog.Logger, reg prometheus.Regist
 	d.reader = message.Reader{Valid: func(_ *encode.Part, body proto.Message) error { return o.Validate(body) }, Selector: d.selector}
 	for _, name := range collection.All() {
 		perShape := name == collection.ServiceEntry || name == collection.WorkloadEntry
-		d.tables[name] = &table{name: name, names: newNames(d), logs: shapes.New[*Record](perShape)}
+		d.tables[name] = &table{name: name, Names: newNames(d), logs: shapes.New[*Record](perShape)}
 	}
 	d.hosts = newHosts(d, nil)
 	d.setRules(o.Conflicts)
@@ -301,7 +302,7 @@ func (d *DB) Get(k Kind, name string) (*Record, bool) {
 	}
 	d.book.RLock()
 	defer d.book.RUnlock()
-	if r := t.currentShared(name); r.Shows(k.Shape) {
+	if r := t.ListedShared(name); r.Shows(k.Shape) {
 		return r, true
 	}
 	return nil, false

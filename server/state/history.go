@@ -23,7 +23,7 @@ const (
 func (b *batch) record(changed []shapes.Set, revision Revision) {
 	told := make(map[string]bool) // services with an endpoint that changed
 	for n, t := range b.touched {
-		for _, r := range []*Record{t.before, t.table.current(t.name)} {
+		for _, r := range []*Record{t.before, t.table.Listed(t.name)} {
 			if changed[n] == 0 || r == nil || !r.IsInstance() {
 				continue
 			}
@@ -45,7 +45,7 @@ func (b *batch) record(changed []shapes.Set, revision Revision) {
 // record adds the change of a name to the history. The caller holds apply.
 func (d *DB) record(t *touch, by *Registry, revision Revision, why history.Idle) {
 	c := history.Change{At: time.Now(), Registry: by.name, Collection: t.table.name, Name: t.name, Revision: revision, Removed: true, Idle: why}
-	op, now := "remove", t.table.current(t.name)
+	op, now := "remove", t.table.Listed(t.name)
 	if !now.isGone() {
 		c.Removed, op = false, "upsert"
 		c.Registry, c.Hash = now.kind.registry.name, now.Version()

@@ -116,7 +116,7 @@ func (e entries) Contender(id entryID) *conflict.Contender[entryID] {
 // Named implements [conflict.Entries].
 func (e entries) Named(name string) iter.Seq[entryID] {
 	return func(yield func(entryID) bool) {
-		for c := e.index[name]; c != nil; c = c.next {
+		for c := e.Head(name); c != nil; c = c.next {
 			if !c.Is(record.Tombstone) && !yield(c.id()) {
 				return
 			}

@@ -860,7 +860,7 @@ func TestHostsAreDecidedAlike(t *testing.T) {
 				t.Errorf("%d hosts, verdicts and policies of nothing", n)
 			}
 			for _, table := range e.tables {
-				for name, c := range table.index {
+				for name, c := range table.Heads() {
 					if !c.Is(record.Tombstone) {
 						t.Errorf("%s is left", name)
 					}

@@ -52,7 +52,7 @@ func (d *DB) replace(f func()) {
 func (d *DB) reset() {
 	d.revision++
 	for _, t := range d.tables {
-		t.names = newNames(d)
+		t.Names = newNames(d)
 		t.logs.Reset(d.revision)
 		t.asides.Clear()
 	}
@@ -103,18 +103,15 @@ func (l *loader) merge() error {
 	count := make(map[*table]int)
 	l.each(func(it *item) { count[it.record.kind.collection]++ })
 	for t, n := range count {
-		t.index = make(map[string]*Record, n)
+		t.Grow(n)
 	}
 	l.leftOut = make([]int, len(l.registries))
 	var err error
 	l.each(func(it *item) {
 		c := it.record
 		t, name := c.kind.collection, c.Name()
-		if old := t.index[name]; old != nil && !it.more {
-			for ; old != nil; old = old.next {
-				old.kind = nil
-			}
-			delete(t.index, name) // the key retains a buffer
+		if !it.more {
+			t.Clear(name, func(old *Record) { old.kind = nil })
 		}
 		switch {
 		case c.Is(record.Tombstone):
@@ -129,15 +126,12 @@ func (l *loader) merge() error {
 		}
 		r := l.registries[it.registry]
 		c.kind = r.kindOf(t, c.kind.url)
-		if !it.more {
-			t.index[name] = c
-			return
-		}
-		old := t.claim(name, r)
-		if t.put(c); old != nil {
+		if old := t.Put(c); old != nil {
 			old.kind = nil
 		}
-		l.several = append(l.several, c)
+		if it.more {
+			l.several = append(l.several, c)
+		}
 	})
 	return err
 }
@@ -152,7 +146,7 @@ func (l *loader) link() {
 		isEntry := c.kind.collection == entries
 		if !fits || !l.whole && (isEntry && r.entries >= o.MaxServices || r.resources >= o.MaxResources || r.bytes+c.Size() > o.MaxBytes) {
 			l.leftOut[it.registry]++
-			c.kind.collection.drop(c)
+			c.kind.collection.Drop(c)
 			c.kind = nil
 			return false
 		}
@@ -261,7 +255,7 @@ func (l *loader) contest() {
 		if isEntry {
 			d.hosts.MarkName(s.Name())
 		}
-		for c := s.kind.collection.index[s.Name()]; c != nil; c = c.next {
+		for c := s.kind.collection.Head(s.Name()); c != nil; c = c.next {
 			if isEntry {
 				entry(c)
 			} else {
@@ -276,7 +270,7 @@ func (l *loader) contest() {
 func (l *loader) enter() {
 	d := l.d
 	for _, t := range d.tables {
-		t.logs.Grow(len(t.index))
+		t.logs.Grow(t.Len())
 	}
 	l.each(func(it *item) {
 		c := it.record

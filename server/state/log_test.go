@@ -117,7 +117,7 @@ func TestTombstonesAreBounded(t *testing.T) {
 	if got := e.changes(&first); len(got) > 0 || first.Lost || first.Revision != 6 {
 		t.Errorf("from the beginning: lost %t, at %d, %v", first.Lost, first.Revision, got)
 	}
-	if n := len(e.tables[routes].index); n != 2 {
+	if n := e.tables[routes].Len(); n != 2 {
 		t.Errorf("%d names are remembered, want 2", n)
 	}
 }

@@ -94,7 +94,7 @@ func (b *batch) composeMerger(m *merger) {
 	for _, c := range removed {
 		if c.Is(record.Derived) {
 			b.touch(c.kind.collection, c.Name())
-			c.kind.collection.drop(c)
+			c.kind.collection.Drop(c)
 			b.db.setServed(c, false)
 			b.concern(c.kind.registry)
 		}

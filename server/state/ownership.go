@@ -27,13 +27,13 @@ func (b *batch) settle(t *table, name string) {
 	isEntry := t.name == collection.ServiceEntry
 	aside := func(c *Record) bool { return isEntry && d.verdictOf(c).IsAside() }
 	var owner *Record
-	for c := t.index[name]; c != nil; c = c.next {
+	for c := t.Head(name); c != nil; c = c.next {
 		if c.eligible() && !aside(c) {
 			owner = c
 			break
 		}
 	}
-	for c := t.index[name]; c != nil; c = c.next {
+	for c := t.Head(name); c != nil; c = c.next {
 		if c.Is(record.Tombstone) {
 			continue
 		}

@@ -203,7 +203,7 @@ func (r *Registry) unsortedProblems() []Problem {
 			isEntry := t.name == collection.ServiceEntry
 			switch {
 			case !isEntry && c.marked(isShadowed):
-				out = append(out, problems.Shadowed(t.name, c.Name(), t.current(c.Name()).kind.registry.name, c.IsInstance()))
+				out = append(out, problems.Shadowed(t.name, c.Name(), t.Listed(c.Name()).kind.registry.name, c.IsInstance()))
 			case isEntry && c.parts != nil && c.of.unaddressed:
 				out = append(out, problems.Unaddressed(c.of.host))
 			}

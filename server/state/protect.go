@@ -87,9 +87,9 @@ func (r *Registry) forgetRuns(keep bool) {
 func (r *Registry) countRestored() {
 	t := r.db.tables[collection.ServiceEntry]
 	r.guard.Live = 0
-	for name := range t.index {
-		switch c := t.claim(name, r); {
-		case c == nil:
+	for c := range t.All() {
+		switch {
+		case !c.isOf(r):
 		case c.parts != nil:
 			c.of.counts.Restore(&r.guard.Guard, c.of.own.Len())
 		default:

@@ -11,7 +11,6 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/message"
 	"github.com/isthmus-mesh/isthmus/server/state/protect"
-	"github.com/isthmus-mesh/isthmus/server/state/record"
 )
 
 // read parses and checks a message, without a lock. A panic, which is a defect
@@ -147,17 +146,16 @@ func (d *DB) rebuild(failed *Registry, complete bool) {
 // committed, or those of the index.
 func (t *table) claims(index bool) iter.Seq[[]*Record] {
 	return func(yield func([]*Record) bool) {
-		isClaim := func(r *Record) bool { return !r.Is(record.Tombstone | record.Derived) }
 		if index {
-			for _, name := range slices.Sorted(maps.Keys(t.index)) {
-				if !yield(slices.DeleteFunc(claimsOn(t.index[name]), func(r *Record) bool { return !isClaim(r) })) {
+			for _, name := range t.Sorted() {
+				if !yield(slices.DeleteFunc(t.Of(name), func(r *Record) bool { return !r.isClaim() })) {
 					return
 				}
 			}
 			return
 		}
 		for _, r := range t.logs.In(encode.Workload).All() { // this shape has every name
-			if _, _, aside := t.asides.Find(r.Name()); isClaim(r) && !aside && !yield([]*Record{r}) {
+			if _, _, aside := t.asides.Find(r.Name()); r.isClaim() && !aside && !yield([]*Record{r}) {
 				return
 			}
 		}

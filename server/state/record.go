@@ -78,11 +78,12 @@ func newTombstone(k *kind, name string) *Record {
 	return &Record{Content: record.TombstoneOf(name), kind: k}
 }
 
-// isOf reports whether the record is a claim of the registry, as opposed to a
-// derived record or a tombstone.
-func (r *Record) isOf(registry *Registry) bool {
-	return r.kind.registry == registry && !r.Is(record.Tombstone|record.Derived)
-}
+// isClaim reports whether the record is a claim of its registry, and neither
+// derived nor a tombstone.
+func (r *Record) isClaim() bool { return !r.Is(record.Tombstone | record.Derived) }
+
+// isOf reports whether the record is a claim of the registry.
+func (r *Record) isOf(registry *Registry) bool { return r.kind.registry == registry && r.isClaim() }
 
 // Collection returns the resource's collection.
 func (r *Record) Collection() string { return r.kind.collection.name }

@@ -268,8 +268,8 @@ func snapshot[M ~map[K]V, K, V comparable](before, now M) M {
 func (r *Registry) claims(f func(*table, *Record)) {
 	for _, name := range slices.Sorted(maps.Keys(r.db.tables)) {
 		t := r.db.tables[name]
-		for name := range t.index {
-			if c := t.claim(name, r); c != nil {
+		for c := range t.All() {
+			if c.isOf(r) {
 				f(t, c)
 			}
 		}
