@@ -13,10 +13,8 @@ import (
 
 // Explain returns the claims on a host of all registries, in the order of
 // precedence. The host may also be the name of a ServiceEntry. It does not wait
-// for a batch in progress, but for one that is written to the logs.
+// for a batch in progress.
 func (d *DB) Explain(host string) []status.Claim {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
 	d.book.RLock()
 	defer d.book.RUnlock()
 	t := d.tables[collection.ServiceEntry]
@@ -39,22 +37,25 @@ func (d *DB) Explain(host string) []status.Claim {
 	return out
 }
 
-// explainLocked describes one claim. The caller holds mu and the book for
-// reading.
+// explainLocked describes one claim. The caller holds the book for reading.
 func (d *DB) explainLocked(r *Record) status.Claim {
 	of := r.kind.registry
 	c := status.Claim{
 		Registry: r.Registry(), Name: r.Name(), Hosts: r.Hosts(), Endpoints: r.Endpoints(), Version: r.Version().String(), Outcome: "served",
-		Inline: r.place[encode.Inline], Workload: r.place[encode.Workload],
+		Inline: r.place.At(encode.Inline), Workload: r.place.At(encode.Workload),
 		Rejected: of.rejected[problems.ResourceID(collection.ServiceEntry, r.Name())].Reason,
 	}
 	for i := range r.Instances() {
-		c.Workload = max(c.Workload, i.place[encode.Workload])
+		c.Workload = max(c.Workload, i.place.At(encode.Workload))
 	}
 	id := entryID{of, r.Name()}
 	if v := d.hosts.VerdictShared(id); v != nil {
 		c.Outcome, c.Owner, c.OwnerName = v.Outcome.String(), *v.By.registry.shown.Load(), v.By.name
 		c.SetConflict(v.Says(), id.problem(v))
+	} else if min(c.Inline, c.Workload) == 0 {
+		// Another record of it is being entered: only a sink without a lag has
+		// everything.
+		c.Inline, c.Workload = ^Revision(0), ^Revision(0)
 	}
 	c.SetRemovals(of.removals(func(k claimName) bool {
 		return r.of != nil && k.of == r.of || k.table == r.kind.collection && k.name == r.Name()

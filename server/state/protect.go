@@ -282,7 +282,7 @@ func (r *Registry) removals(chosen func(claimName) bool) (out []status.Removal) 
 		if !chosen(name) {
 			continue
 		}
-		k := status.Removal{Registry: r.name, Collection: name.table.name, Name: name.name, Since: it.Since, Until: r.guard.Config.Until(it), Reason: it.Reason()}
+		k := status.Removal{Registry: *r.shown.Load(), Collection: name.table.name, Name: name.name, Since: it.Since, Until: r.guard.Config.Until(it), Reason: it.Reason()}
 		if name.of != nil && name.table.name != collection.ServiceEntry {
 			k.Service = name.of.name
 		}

@@ -30,7 +30,7 @@ type Record struct {
 	next *Record
 
 	// place is the revision of the record's slot in the log of each shape, 0
-	// for none. Guarded by DB.mu.
+	// for none. DB.mu guards it; see [shapes.Places.At].
 	place shapes.Places
 }
 

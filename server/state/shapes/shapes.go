@@ -6,12 +6,24 @@
 package shapes
 
 import (
+	"sync/atomic"
+
 	"github.com/isthmus-mesh/isthmus/server/changelog"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 )
 
 // Places are the places of an entry, by shape.
 type Places [encode.Workload + 1]changelog.Revision
+
+// At returns the place in a shape for a reader that does not hold the lock of
+// the logs. It is 0 while another entry of the name takes its place.
+func (p *Places) At(s encode.Shape) changelog.Revision {
+	return changelog.Revision(atomic.LoadUint64((*uint64)(&p[s])))
+}
+
+func (p *Places) set(s encode.Shape, at changelog.Revision) {
+	atomic.StoreUint64((*uint64)(&p[s]), uint64(at))
+}
 
 // Set is a set of shapes, as bits.
 type Set uint8
@@ -75,7 +87,7 @@ func (l Logs[E]) Enter(e E, at *changelog.Revision) {
 // enter lists an entry without a place.
 func (l *Log[E]) enter(e E, at changelog.Revision) {
 	l.Append(at, e, !e.Shows(l.shape))
-	e.Places()[l.shape] = at
+	e.Places().set(l.shape, at)
 }
 
 // Move replaces the entry of a name, old by now, and returns the shapes in
@@ -107,7 +119,8 @@ func (l Logs[E]) Move(old, now E, at *changelog.Revision, tomb func() E) (change
 		case same && (!was || old.IsOfRegistry(now)):
 			if to := holder(); to != old {
 				log.Set(place, to)
-				to.Places()[s], old.Places()[s] = place, 0
+				to.Places().set(s, place)
+				old.Places().set(s, 0)
 			}
 			continue
 		case same:
@@ -116,7 +129,7 @@ func (l Logs[E]) Move(old, now E, at *changelog.Revision, tomb func() E) (change
 		default:
 			if place != 0 {
 				log.Leave(place)
-				old.Places()[s] = 0
+				old.Places().set(s, 0)
 			}
 			*at++
 			log.enter(holder(), *at)
@@ -130,8 +143,8 @@ func (l Logs[E]) Move(old, now E, at *changelog.Revision, tomb func() E) (change
 // whose registry has another name. Both may be the same entry.
 func (l *Log[E]) hand(old, with E, at changelog.Revision) {
 	l.Hand(old.Places()[l.shape], at, with)
-	old.Places()[l.shape] = 0
-	with.Places()[l.shape] = at
+	old.Places().set(l.shape, 0)
+	with.Places().set(l.shape, at)
 }
 
 // Republish moves the names of some entries to the end, as the name of their
@@ -156,7 +169,7 @@ func (l Logs[E]) Republish(at *changelog.Revision, some func(E) bool) {
 func (l Logs[E]) Evict(limit int, f func(E)) {
 	for _, log := range l {
 		log.Log.Evict(limit, func(e E) {
-			e.Places()[log.shape] = 0
+			e.Places().set(log.shape, 0)
 			if *e.Places() == (Places{}) {
 				f(e)
 			}
