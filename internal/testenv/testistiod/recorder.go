@@ -68,8 +68,8 @@ func (p Push) String() string {
 	return fmt.Sprintf("%s %s %d %.200v", p.Time.Format("15:04:05.000"), p.Kind, len(p.Names), p.Names)
 }
 
-// Recorder is a sidecar proxy to istiod. It records what it receives, and
-// configures nothing.
+// Recorder is a sidecar proxy or a waypoint to istiod. It records what it
+// receives, and configures nothing.
 type Recorder struct {
 	name string
 
@@ -93,6 +93,26 @@ const recorderNode = "sidecar~127.0.0.9~recorder.default~default.svc.cluster.loc
 // stream ends with the test; if it ends earlier, the next wait fails.
 func StartRecorder(t testing.TB, i *Server) *Recorder {
 	t.Helper()
+	return startRecorder(t, i, recorderNode, map[string]any{"NAMESPACE": "default", "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes", "DNS_CAPTURE": "true"})
+}
+
+// StartWaypoint is [StartRecorder] as a pod of a waypoint.
+func StartWaypoint(t testing.TB, i *Server, namespace, name string) *Recorder {
+	t.Helper()
+	return startRecorder(t, i, fmt.Sprintf("waypoint~127.0.0.8~%[2]s.%[1]s~%[1]s.svc.cluster.local", namespace, name), map[string]any{
+		"NAMESPACE": namespace, "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes",
+		"LABELS": map[string]any{"gateway.networking.k8s.io/gateway-name": name},
+	})
+}
+
+// InboundCluster returns a waypoint's name of the cluster for one port of a
+// host, for http or tcp.
+func InboundCluster(host string, port int, protocol string) string {
+	return "inbound-vip|" + strconv.Itoa(port) + "|" + protocol + "|" + host
+}
+
+func startRecorder(t testing.TB, i *Server, node string, metadata map[string]any) *Recorder {
+	t.Helper()
 	r := &Recorder{
 		name:      "recorder behind " + i.Version.Name,
 		clusters:  map[string]*cluster.Cluster{},
@@ -112,7 +132,7 @@ func StartRecorder(t testing.TB, i *Server) *Recorder {
 	}
 	var done sync.WaitGroup
 	// Owned by the recorder; ends when the cleanup cancels the stream.
-	done.Go(func() { r.end(r.receive(stream)) })
+	done.Go(func() { r.end(r.receive(stream, node, metadata)) })
 	t.Cleanup(func() {
 		cancel()
 		done.Wait()
@@ -131,12 +151,12 @@ func (r *Recorder) end(err error) {
 }
 
 // receive subscribes, acknowledges and records until the stream ends.
-func (r *Recorder) receive(stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient) error {
-	metadata, err := structpb.NewStruct(map[string]any{"NAMESPACE": "default", "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes", "DNS_CAPTURE": "true"})
+func (r *Recorder) receive(stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient, id string, fields map[string]any) error {
+	metadata, err := structpb.NewStruct(fields)
 	if err != nil {
 		return err
 	}
-	node := &core.Node{Id: recorderNode, Metadata: metadata}
+	node := &core.Node{Id: id, Metadata: metadata}
 	// The names and acknowledgement of the last request of each type.
 	type asked struct {
 		names          []string
