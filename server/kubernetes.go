@@ -32,6 +32,9 @@ type consumer struct {
 // makerOf returns how the objects of a consumer are made.
 func makerOf(k *config.Kubernetes) kubernetes.Maker {
 	meta := kubernetes.Meta{Consumer: k.Name, Labels: k.Labels, Annotations: k.Annotations}
+	if k.Publish == config.PublishServices {
+		return &kubernetes.Services{Meta: meta, ClusterIP: k.ClusterIP}
+	}
 	return &kubernetes.Stub{Meta: meta, Waypoint: k.Waypoint.Name, WaypointNamespace: k.Waypoint.Namespace}
 }
 

@@ -45,6 +45,7 @@ A registry that is not required and cannot be reached is left out; standard erro
 Standard error lists what cannot be served as the registry has it, with the reason. The exit code is 0 then, too.
 --for kubernetes prints what ambient needs of these services in Kubernetes, next to the xDS listener that istiod follows: a stub for each, which is a
 ServiceEntry with its host, address and ports, the label of a waypoint, and no endpoints. It changes when a service does, never when an instance does.
+Of each consumer in the configuration it prints what that one writes: with publish: services, a Service and EndpointSlices for each service.
 
 --rejected prints only the list on standard error, as YAML on standard output, together with what is skipped: instances that fail their
 check, are disabled or have weight 0, and what a filter leaves out. Each item has registry, id, the field of the

@@ -243,9 +243,11 @@ consumers:
   kubernetes:
   - {name: Up, publish: pods, view: {collections: [networking.istio.io/ServiceEntry]}, waypoint: {name: a/b, namespace: A}, writes_per_second: 0}
   - {name: two, labels: {istio.io/use-waypoint: x, "a b": y, team: "a b"}, annotations: {isthmus.io/hash: x}}
-  - {name: two, lease_namespace: "*"}`, `
+  - {name: two, lease_namespace: "*"}
+  - {name: three, cluster_ip: true}
+  - {name: four, publish: services, waypoint: {name: x}}`, `
 f:4:6: consumers.kubernetes[0].name: must be lower-case letters, digits and dashes, at most 40, such as ambient
-f:4:16: consumers.kubernetes[0].publish: must be stubs
+f:4:16: consumers.kubernetes[0].publish: must be stubs or services
 f:4:38: consumers.kubernetes[0].view.collections: is for sinks; services are written
 f:4:99: consumers.kubernetes[0].waypoint.name: must be the name of a Gateway, such as waypoint
 f:4:110: consumers.kubernetes[0].waypoint.namespace: must be a namespace such as istio-ingress
@@ -253,7 +255,9 @@ f:4:125: consumers.kubernetes[0].writes_per_second: must be 1 to 1000
 f:5:17: consumers.kubernetes[1].labels: a b is no key, such as example.org/team
 f:5:76: consumers.kubernetes[1].annotations: isthmus.io/hash is the consumer's own
 f:6:6: consumers.kubernetes[2].name: another consumer has the name two already, on line 5; names are unique
-f:6:17: consumers.kubernetes[2].lease_namespace: must be a namespace such as istio-ingress`},
+f:6:17: consumers.kubernetes[2].lease_namespace: must be a namespace such as istio-ingress
+f:7:19: consumers.kubernetes[3].cluster_ip: is for publish: services
+f:8:37: consumers.kubernetes[4].waypoint: is for publish: stubs`},
 		{"no number", "registries: [{name: a, type: sim}]\nlimits: {streams: \"${SECRET}\", tombstones: !!int \"${NONE}\"}", `
 f:2:19: limits.streams: must be a number, and the value of the variables is none
 f:2:44: limits.tombstones: the environment variable NONE is not set`},

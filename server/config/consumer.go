@@ -15,16 +15,17 @@ import (
 
 // Consumers configures who is written to.
 type Consumers struct {
-	Kubernetes []Kubernetes `json:"kubernetes" doc:"API servers of Kubernetes that get objects of what is served, for programs that read nothing else; see docs/ambient.md."`
+	Kubernetes []Kubernetes `json:"kubernetes" doc:"API servers of Kubernetes that get objects of what is served, for programs that read nothing else; see docs/ambient.md and docs/gateways.md."`
 }
 
 // Kubernetes is an API server of Kubernetes that is written to.
 type Kubernetes struct {
 	Name            string            `json:"name" doc:"Name of the consumer, in the label isthmus.io/consumer of its objects and in the name of its Lease: lower-case letters, digits and dashes, at most 40. One that no other bridge of the cluster has; replicas of one bridge share it."`
-	Publish         string            `json:"publish" doc:"What is written. stubs: a ServiceEntry without endpoints for each service, with which ztunnel and waypoints have it while the instances come by xDS."`
+	Publish         string            `json:"publish" doc:"What is written. stubs: a ServiceEntry without endpoints for each service, with which ztunnel and waypoints have it while the instances come by xDS. services: a Service with EndpointSlices, for gateways and other programs that know nothing of Istio."`
+	ClusterIP       bool              `json:"cluster_ip" doc:"With publish: services, give each Service an address of the cluster. Otherwise it is headless."`
 	View            View              `json:"view" doc:"The services that are written; see docs/views.md. Without it all. With namespaces the bridge needs its permissions in these only."`
 	Kubeconfig      string            `json:"kubeconfig" doc:"Kubeconfig with the API server and what the bridge identifies itself with there: a token or a certificate. Empty: the bridge runs in a pod, and writes to its cluster as its own service account."`
-	Waypoint        Waypoint          `json:"waypoint" doc:"The waypoint of the services."`
+	Waypoint        Waypoint          `json:"waypoint" doc:"With publish: stubs, the waypoint of the services."`
 	Labels          map[string]string `json:"labels" doc:"Labels of the objects, besides their own."`
 	Annotations     map[string]string `json:"annotations" doc:"Annotations of the objects, besides their own."`
 	LeaseNamespace  string            `json:"lease_namespace" doc:"Namespace of the Lease that keeps all but one replica from writing. Empty: that of the pod, or of the kubeconfig's context."`
@@ -37,8 +38,11 @@ type Waypoint struct {
 	Namespace string `json:"namespace" doc:"Its namespace. Empty: that of each service."`
 }
 
-// PublishStubs is the value of [Kubernetes.Publish].
-const PublishStubs = "stubs"
+// Values of [Kubernetes.Publish].
+const (
+	PublishStubs    = "stubs"
+	PublishServices = "services"
+)
 
 // DefaultKubernetes holds the values of missing fields of an API server that is
 // written to.
@@ -79,7 +83,9 @@ func (d *decoder) consumers() {
 		default:
 			names[k.Name] = d.config.Position(name).Line
 		}
-		d.check(k.Publish == PublishStubs, at+".publish", "must be %s", PublishStubs)
+		d.check(k.Publish == PublishStubs || k.Publish == PublishServices, at+".publish", "must be %s or %s", PublishStubs, PublishServices)
+		d.check(!k.ClusterIP || k.Publish == PublishServices, at+".cluster_ip", "is for publish: %s", PublishServices)
+		d.check(k.Waypoint == DefaultKubernetes.Waypoint || k.Publish != PublishServices, at+".waypoint", "is for publish: %s", PublishStubs)
 		d.view(at+".view", false, &k.View, nil)
 		d.check(len(k.View.Collections) == 0, at+".view.collections", "is for sinks; services are written")
 		d.check(len(k.Waypoint.Name) <= maxName && label.MatchString(k.Waypoint.Name), at+".waypoint.name", "must be the name of a Gateway, such as waypoint")

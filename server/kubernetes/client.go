@@ -33,9 +33,11 @@ type kind struct {
 
 var (
 	serviceEntries = kind{"ServiceEntry", schema.GroupVersionResource{Group: "networking.istio.io", Version: "v1", Resource: "serviceentries"}}
+	services       = kind{"Service", schema.GroupVersionResource{Version: "v1", Resource: "services"}}
+	endpointSlices = kind{"EndpointSlice", schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}}
 
 	// allKinds are those that consumers write.
-	allKinds = []kind{serviceEntries}
+	allKinds = []kind{serviceEntries, services, endpointSlices}
 
 	leases = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 )

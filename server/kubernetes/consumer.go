@@ -47,7 +47,7 @@ const (
 	maxReason = 1000
 )
 
-// Maker says which objects a service has: a [Stub].
+// Maker says which objects a service has: a [Stub] or [Services].
 type Maker interface {
 	// Reads is what is read of the state.
 	Reads() state.Kind
@@ -121,6 +121,7 @@ type object struct {
 	// uid and version are of the object as it was seen last, "" if it was not;
 	// has is its hash annotation.
 	uid, version, has string
+	headless          bool // of a Service, for ever
 
 	state  State
 	reason string // the API server's, "" unless it refused
@@ -617,7 +618,11 @@ func (c *Consumer) own(u *unstructured.Unstructured) bool {
 // see notes what an object is like.
 func (o *object) see(u *unstructured.Unstructured) {
 	o.uid, o.version, o.has = string(u.GetUID()), u.GetResourceVersion(), u.GetAnnotations()[HashAnnotation]
+	o.headless = headless(u)
 }
+
+// headless reports whether an object is a headless Service.
+func headless(u *unstructured.Unstructured) bool { return field(u, "spec", "clusterIP") == noAddress }
 
 func (o *object) unsee() { o.uid, o.version, o.has = "", "", "" }
 
@@ -663,6 +668,9 @@ func (c *Consumer) write(ctx context.Context, o *object) error {
 		return nil
 	}
 	u := c.object(o)
+	if o.uid != "" && headless(u) != o.headless {
+		return c.remove(ctx, api, o) // it cannot be changed, and comes back
+	}
 	if o.uid != "" {
 		// Whatever changed since it was seen, or is another object of this
 		// name, is looked at first.

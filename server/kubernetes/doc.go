@@ -13,4 +13,9 @@
 // one that istiod has of the bridge, is enough: ztunnel sends what is for its
 // address to the waypoint, which knows the instances by xDS. A change of
 // instances changes no object.
+//
+// [Services] are for programs that know nothing of Istio: a Service and
+// EndpointSlices. Which slice an instance is in depends on the names of the
+// service's instances alone, so all replicas have the same slices, and a
+// changed instance changes one.
 package kubernetes

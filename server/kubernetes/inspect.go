@@ -21,9 +21,8 @@ import (
 )
 
 var (
-	accessReviews  = schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"}
-	gateways       = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "gateways"}
-	endpointSlices = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
+	accessReviews = schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"}
+	gateways      = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "gateways"}
 )
 
 // The condition with which istiod says what became of the label of a waypoint.
@@ -303,7 +302,7 @@ func (i *inspection) waypoint(ctx context.Context, reader dynamic.Interface, nam
 		i.add("waypoint", fmt.Sprintf("%s is not ready: %s", who, cmp.Or(message, "istiod has not said that it is programmed")), "the Deployment of that name: kubectl -n "+namespace+" get deployment,pods -l gateway.networking.k8s.io/gateway-name="+name)
 		return true
 	}
-	slices, err := reader.Resource(endpointSlices).Namespace(namespace).List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=" + name})
+	slices, err := reader.Resource(endpointSlices.GroupVersionResource).Namespace(namespace).List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=" + name})
 	if err == nil && !anyReady(slices.Items) {
 		i.add("waypoint", who+" has no pod that is ready, so that connections to its services are reset", "kubectl -n "+namespace+" get pods -l gateway.networking.k8s.io/gateway-name="+name)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
@@ -29,14 +30,20 @@ type input struct {
 	Spec map[string]any `json:"spec"`
 }
 
-// entry returns a ServiceEntry as it is served.
-func entry(t *testing.T, name string, spec map[string]any) *mcp.Resource {
+// servedAs returns a ServiceEntry as it is served.
+func servedAs(t *testing.T, name string, spec map[string]any) *mcp.Resource {
+	t.Helper()
+	return parsed(t, name, spec, new(networking.ServiceEntry))
+}
+
+// parsed returns a resource, whose body is a message of the type of body.
+func parsed(t *testing.T, name string, spec map[string]any, body proto.Message) *mcp.Resource {
 	t.Helper()
 	text, err := yaml.Marshal(spec)
 	if err == nil {
 		text, err = yaml.YAMLToJSON(text)
 	}
-	body, e := new(networking.ServiceEntry), new(anypb.Any)
+	e := new(anypb.Any)
 	if err == nil {
 		err = protojson.Unmarshal(text, body)
 	}
@@ -66,7 +73,7 @@ func TestGolden(t *testing.T) {
 			if err := yaml.UnmarshalStrict(archive.Files[0].Data, &in); err != nil {
 				t.Fatal(err)
 			}
-			resource := entry(t, in.Name, in.Spec)
+			resource := servedAs(t, in.Name, in.Spec)
 			before := resource.String()
 			object, err := in.Stub.Object(resource)
 			out := txtar.File{Name: "error"}
@@ -77,7 +84,7 @@ func TestGolden(t *testing.T) {
 				if out.Data, err = yaml.Marshal(object.Object); err != nil {
 					t.Fatal(err)
 				}
-				again, err := in.Stub.Object(entry(t, in.Name, in.Spec))
+				again, err := in.Stub.Object(servedAs(t, in.Name, in.Spec))
 				if err != nil || !cmp.Equal(object.Object, again.Object) {
 					t.Errorf("the same again is another object: %v", err)
 				}
@@ -114,7 +121,7 @@ func TestStubHash(t *testing.T) {
 		t.Helper()
 		s, n, spec := base()
 		change(&s, &n, spec)
-		o, err := s.Object(entry(t, n, spec))
+		o, err := s.Object(servedAs(t, n, spec))
 		if err != nil {
 			t.Fatal(err)
 		}
