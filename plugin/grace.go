@@ -62,16 +62,17 @@ type Grace struct {
 	// missing.
 	keeping map[registry.Key]bool
 	due     dues
-	told    bool // report was called for them
+	told    bool   // report was called for them
+	packed  []byte // a buffer of pack
 }
 
 // graced is one service.
 type graced struct {
 	service registry.Service
-	told    []registry.Instance // state in the catalog: answer and kept
-	// answer is the registry's last report; nil and gone if the service was
+	told    packed // state in the catalog: answer and kept
+	// answer is the registry's last report; empty and gone if the service was
 	// removed.
-	answer []registry.Instance
+	answer packed
 	gone   bool
 	// kept are the instances in question: known before the outage of this
 	// number, and not listed since.
@@ -142,7 +143,7 @@ func (g *Grace) recall(key registry.Key) (Snapshot, bool) {
 	if s == nil {
 		return Snapshot{}, false
 	}
-	return Snapshot{s.service, s.told}, true
+	return Snapshot{s.service, s.told.unpack()}, true
 }
 
 // retained returns a sentence for each instance of a service that is retained
@@ -208,7 +209,7 @@ func (g *Grace) releaseLocked() (next time.Duration, ok bool) {
 		s := heap.Pop(&g.due).(release).service //nolint:forcetypeassert // nothing else is in the heap
 		s.queued = false
 		if g.services[s.service.Key] == s {
-			g.tellLocked(s, false)
+			g.tellLocked(s, false, s.answer.unpack())
 		}
 	}
 	return 0, false
@@ -263,7 +264,7 @@ func (g *Grace) Question(key registry.Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if s := g.services[key]; s != nil {
-		s.outage, s.kept, s.listed, s.doubted = g.outages, s.told, false, g.clockLocked()+g.keep
+		s.outage, s.kept, s.listed, s.doubted = g.outages, s.told.unpack(), false, g.clockLocked()+g.keep
 		g.stopLocked(s)
 	}
 }
@@ -274,16 +275,28 @@ func (g *Grace) stopLocked(s *graced) {
 	}
 }
 
-// Set records the registry's state of a service, as [Catalog].Set. It retains
-// the instances and what they refer to; the caller must not modify them
-// afterwards.
-func (g *Grace) Set(svc registry.Service, instances []registry.Instance) {
+// Answer returns what the registry reported of a service at last, sorted by ID:
+// nil if it removed the service, or never had it. An adapter that compares
+// answers needs no copy of its own; this one is packed.
+func (g *Grace) Answer(key registry.Key) []registry.Instance {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if s := g.services[key]; s != nil {
+		return s.answer.unpack()
+	}
+	return nil
+}
+
+// Set records the registry's state of a service, as [Catalog].Set, and reports
+// whether it differs from the last one. The caller must not modify the
+// instances afterwards: the catalog may refer to them.
+func (g *Grace) Set(svc registry.Service, instances []registry.Instance) (changed bool) {
 	instances = SortInstances(instances)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s, isNew := g.serviceLocked(svc.Key)
 	g.answerLocked(s, instances, nil)
-	g.setLocked(s, isNew, svc, instances)
+	return g.setLocked(s, isNew, svc, instances)
 }
 
 // SetPart is Set for an answer about a part of a service, which says nothing of
@@ -293,7 +306,7 @@ func (g *Grace) SetPart(svc registry.Service, instances, open []registry.Instanc
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s, isNew := g.serviceLocked(svc.Key)
-	confirmed := withoutInstances(s.told, s.kept)
+	confirmed := withoutInstances(s.told.unpack(), s.kept)
 	g.answerLocked(s, instances, open)
 	all, _ := UnionInstances(instances, withoutInstances(open, withoutInstances(open, confirmed)))
 	s.kept = withoutInstances(s.kept, all)
@@ -302,15 +315,15 @@ func (g *Grace) SetPart(svc registry.Service, instances, open []registry.Instanc
 
 // Add is Set for an answer that may be incomplete: known instances stay, and
 // the clock of what is retained of the service stops.
-func (g *Grace) Add(svc registry.Service, instances []registry.Instance) {
+func (g *Grace) Add(svc registry.Service, instances []registry.Instance) (changed bool) {
 	instances = SortInstances(instances)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s, isNew := g.serviceLocked(svc.Key)
 	g.stopLocked(s)
-	all, _ := UnionInstances(instances, withoutInstances(s.told, s.kept))
+	all, _ := UnionInstances(instances, withoutInstances(s.told.unpack(), s.kept))
 	s.kept = withoutInstances(s.kept, instances)
-	g.setLocked(s, isNew, svc, all)
+	return g.setLocked(s, isNew, svc, all)
 }
 
 // serviceLocked returns the state of a service, created if necessary.
@@ -329,7 +342,7 @@ func (g *Grace) serviceLocked(key registry.Key) (s *graced, isNew bool) {
 // out of it if that was long ago.
 func (g *Grace) questionLocked(s *graced) {
 	if s.outage != g.outages {
-		s.outage, s.kept, s.listed, s.doubted = g.outages, s.told, false, g.doubted
+		s.outage, s.kept, s.listed, s.doubted = g.outages, s.told.unpack(), false, g.doubted
 	}
 	if !g.away && g.clockLocked() >= s.doubted {
 		s.listed = true
@@ -365,7 +378,7 @@ func (g *Grace) answerLocked(s *graced, instances, open []registry.Instance) {
 		}
 	}
 	if g.away {
-		s.kept = s.told // whatever was listed since: nothing is removed
+		s.kept = s.told.unpack() // whatever was listed since: nothing is removed
 	}
 	s.kept = withoutInstances(s.kept, instances)
 	for _, i := range withoutInstances(s.kept, open) {
@@ -378,22 +391,29 @@ func (g *Grace) answerLocked(s *graced, instances, open []registry.Instance) {
 	}
 }
 
-// setLocked takes what the registry lists of a service.
-func (g *Grace) setLocked(s *graced, isNew bool, svc registry.Service, instances []registry.Instance) {
-	same := !isNew && equalServices(s.service, svc)
+// setLocked takes what the registry lists of a service, and reports whether it
+// is new.
+func (g *Grace) setLocked(s *graced, isNew bool, svc registry.Service, instances []registry.Instance) (changed bool) {
+	same, was := !isNew && equalServices(s.service, svc), s.answer
 	s.service, s.listed, s.gone, s.absent = svc, true, false, nil
-	g.listed += len(instances) - len(s.answer)
-	s.answer = instances
-	g.tellLocked(s, !same)
+	g.listed += len(instances) - s.answer.len()
+	s.answer, g.packed = pack(instances, g.packed)
+	g.tellLocked(s, !same, instances)
+	return !same || s.answer != was
 }
 
 // Remove records that the registry removed a service, as [Catalog].Remove.
-func (g *Grace) Remove(key registry.Key) {
+// It reports whether the registry had the service.
+func (g *Grace) Remove(key registry.Key) (changed bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if s := g.services[key]; s != nil {
-		g.removeLocked(s)
+	s := g.services[key]
+	if s == nil {
+		return false
 	}
+	changed = !s.gone
+	g.removeLocked(s)
+	return changed
 }
 
 // RemoveOthers removes all services for which has returns false.
@@ -450,9 +470,9 @@ func (g *Grace) removeLocked(s *graced) {
 		s.absent = &absence{time.Now(), g.clockLocked()}
 	}
 	s.gone = true
-	g.listed -= len(s.answer)
-	s.answer = nil
-	g.tellLocked(s, false)
+	g.listed -= s.answer.len()
+	s.answer = ""
+	g.tellLocked(s, false, nil)
 }
 
 // expireLocked ends the retention of what was missing for long enough, and
@@ -492,8 +512,8 @@ func (g *Grace) expireLocked(s *graced) (next time.Duration, ok bool) {
 }
 
 // tellLocked updates the catalog if the instances or, with other, the service
-// itself changed.
-func (g *Grace) tellLocked(s *graced, other bool) {
+// itself changed. answer is that of the service.
+func (g *Grace) tellLocked(s *graced, other bool, answer []registry.Instance) {
 	key := s.service.Key
 	next, retained := g.expireLocked(s)
 	if retained {
@@ -502,15 +522,19 @@ func (g *Grace) tellLocked(s *graced, other bool) {
 	} else {
 		delete(g.keeping, key)
 	}
-	all, _ := UnionInstances(s.answer, s.kept)
+	all, added := UnionInstances(answer, s.kept)
+	told := s.answer
+	if added > 0 {
+		told, g.packed = pack(all, g.packed)
+	}
 	stays := !s.gone || s.absent != nil || len(all) > 0
-	if stays && (other || !EqualInstances(all, s.told)) {
+	if stays && (other || told != s.told) {
 		g.catalog.Set(s.service, all)
 	}
-	g.instances -= len(s.told)
-	s.told = nil
+	g.instances -= s.told.len()
+	s.told = ""
 	if stays {
-		s.told = all
+		s.told = told
 		g.instances += len(all)
 	} else {
 		g.catalog.Remove(key)

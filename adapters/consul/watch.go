@@ -23,10 +23,9 @@ type watch struct {
 
 	slot *slot
 	turn plan.Turn
-	// known are the instances of the last answer that counts, sorted by ID, and
-	// protocol what was stated with them.
-	known    []registry.Instance
-	protocol string
+	// known are the instances of the last answer that counts, sorted by ID, if
+	// sidecars are published; else Grace has them.
+	known []registry.Instance
 	// destinations are those of the instances, by ID, only if sidecars are
 	// published. moved reports that the catalog may have others.
 	destinations map[string]destined
@@ -249,7 +248,11 @@ func (w *watch) take(ctx context.Context, entries []*api.ServiceEntry, meta *api
 	}
 
 	next := w.s.convert.instances(entries)
-	merged, missing := plugin.UnionInstances(next, w.known)
+	known := w.known
+	if w.s.sidecars == nil {
+		known = w.s.grace.Answer(w.key)
+	}
+	merged, missing := plugin.UnionInstances(next, known)
 	if w.s.sidecars != nil {
 		all := destinations(entries, merged, w.destinations)
 		w.moved = w.moved || !maps.Equal(all, w.destinations)
@@ -359,25 +362,20 @@ func (w *watch) confirmEmpty(ctx context.Context, meta *api.QueryMeta, asked tim
 // service without selected instances is not published.
 func (w *watch) publish(next, known []registry.Instance, whole bool) (changed bool) {
 	s := w.s
-	changed = w.moved || !plugin.EqualInstances(w.known, known)
-	w.moved = false
-	w.known = known
 	if s.sidecars != nil {
+		changed = w.moved || !plugin.EqualInstances(w.known, known)
+		w.moved, w.known = false, known
 		s.sidecars.set(w, next, known, whole)
 		return changed
 	}
-	service := s.service(w.name)
-	changed = changed || w.protocol != service.Meta[protocolKey]
-	w.protocol = service.Meta[protocolKey]
-	switch {
+	switch service := s.service(w.name); {
 	case len(known) == 0:
-		s.grace.Remove(w.key)
+		return s.grace.Remove(w.key)
 	case whole:
-		s.grace.Set(service, next)
+		return s.grace.Set(service, next)
 	default:
-		s.grace.Add(service, next)
+		return s.grace.Add(service, next)
 	}
-	return changed
 }
 
 // fault sets the fault of the watch; nil clears it.
