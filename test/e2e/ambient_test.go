@@ -152,7 +152,10 @@ func TestAmbientStubs(t *testing.T) {
 			}
 		}
 	}
-	if now := sidecar.Names(); !maps.EqualFunc(now, names, slices.Equal) {
+	// A push meanwhile names an address for the stub, too.
+	if now := sidecar.Names(); !maps.EqualFunc(now, names, func(a, b []string) bool {
+		return slices.Equal(slices.Compact(slices.Sorted(slices.Values(a))), slices.Compact(slices.Sorted(slices.Values(b))))
+	}) {
 		t.Errorf("with stubs the sidecar resolves %v, without %v", now, names)
 	}
 	if now := istiod.EndpointShards(t); !maps.EqualFunc(now, endpoints, slices.Equal) {
