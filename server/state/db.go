@@ -461,7 +461,7 @@ func (d *DB) Registries() []Status {
 	defer d.book.RUnlock()
 	out := make([]Status, 0, len(d.public))
 	for _, r := range d.public {
-		out = append(out, r.public)
+		out = append(out, r.publicLocked())
 	}
 	return out
 }

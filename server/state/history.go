@@ -53,7 +53,7 @@ func (d *DB) record(t *touch, by *Registry, revision Revision, why history.Idle)
 	if c.Collection == collection.WorkloadEntry {
 		c.Old, c.New = t.before.endpoint(), now.endpoint()
 	}
-	by.changes[status.Change{Collection: c.Collection, Op: op}]++
+	by.count(status.Change{Collection: c.Collection, Op: op})
 	d.history.Add(&c)
 }
 

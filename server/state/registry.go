@@ -32,7 +32,7 @@ type Registry struct {
 	exempt      map[string]bool // collections open when the registry was added, which it does not hold
 	listing     uint32          // number of the current listing
 	nameless    uint32          // last listing with a resource that has no name
-	changes     map[status.Change]uint64
+	changes     map[status.Change]*atomic.Uint64
 	counts
 
 	reported problems.List       // problems that the plugin reports
@@ -80,7 +80,7 @@ func newRegistry(d *DB, name string, order int) *Registry {
 	r := &Registry{
 		db: d, name: name, order: order, log: d.log.With("registry", name), kinds: make(map[string]*kind),
 		counts:   newCounts(),
-		changes:  make(map[status.Change]uint64),
+		changes:  make(map[status.Change]*atomic.Uint64),
 		reported: problems.NewList(), skipped: problems.NewList(), rejected: make(problems.Rejections),
 		status: Status{Registry: name, Since: time.Now()},
 		begun:  time.Now(),
@@ -232,7 +232,14 @@ func (r *Registry) apply(b *batch, m *pluginv1.WatchResponse) (complete []any) {
 func (r *Registry) Status() Status {
 	r.db.book.RLock()
 	defer r.db.book.RUnlock()
-	return r.public
+	return r.publicLocked()
+}
+
+// publicLocked returns a copy of public. The caller holds the book for reading.
+func (r *Registry) publicLocked() Status {
+	s := r.public
+	s.Resources = maps.Clone(s.Resources)
+	return s
 }
 
 // publishLocked lets readers see the status. The caller holds apply and the
@@ -243,7 +250,10 @@ func (r *Registry) publishLocked() {
 	r.reported.By[problems.OfNetwork] = r.unaddressed
 	r.reported.By[problems.OfShadow] = r.shadowed + r.disputed
 	s.Reasons, s.Skips = snapshot(was.Reasons, r.reported.By), snapshot(was.Skips, r.skipped.By)
-	s.Resources, s.Changes = snapshot(was.Resources, r.served), snapshot(was.Changes, r.changes)
+	if s.Resources, s.Changes = was.Resources, snapshot(was.Changes, r.changes); s.Resources == nil {
+		s.Resources = make(map[string]int)
+	}
+	maps.Copy(s.Resources, r.served) // not a new map for each message
 	s.ProblemCount, s.SkippedCount, s.Bytes = r.problems(), r.skipped.Len(), r.bytes
 	s.Required, s.Released = !r.options.Optional, r.released && !s.Listed()
 	if s.Waits = r.waits(); len(s.Waits) > 0 {
@@ -254,6 +264,16 @@ func (r *Registry) publishLocked() {
 	}
 	s.SetOldNames()
 	r.public = s
+}
+
+// count counts a change.
+func (r *Registry) count(of status.Change) {
+	n := r.changes[of]
+	if n == nil {
+		n = new(atomic.Uint64)
+		r.changes[of] = n
+	}
+	n.Add(1)
 }
 
 // snapshot returns a copy of a map for readers: the one before if it is equal.

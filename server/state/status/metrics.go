@@ -77,7 +77,7 @@ func bit(on bool) int {
 var ofRegistries = []series{
 	{"isthmus_changes_total", "", "Changes of resources that came from a registry; an endpoint counts once, as a WorkloadEntry.", []string{"collection", "op"}, counter, func(r *Registry, emit func(float64, ...string)) {
 		for c, n := range r.Changes {
-			emit(float64(n), c.Collection, c.Op)
+			emit(float64(n.Load()), c.Collection, c.Op)
 		}
 	}},
 	{"isthmus_rejected_total", "isthmus_refused_total", "Resources from a plugin that were rejected; the last good one is served.", nil, counter, one(func(r *Registry) uint64 { return r.Rejected })},

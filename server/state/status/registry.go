@@ -4,6 +4,7 @@
 package status
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/server/changelog"
@@ -42,10 +43,10 @@ type Registry struct {
 
 	// Figures of metrics.
 
-	Changes  map[Change]uint64 `json:"-"`
-	Rejected uint64            `json:"-"` // resources, since the start
-	Reasons  problems.Kinds    `json:"-"` // of problems, by kind
-	Skips    problems.Kinds    `json:"-"` // of what is skipped
+	Changes  map[Change]*atomic.Uint64 `json:"-"` // counters that go on
+	Rejected uint64                    `json:"-"` // resources, since the start
+	Reasons  problems.Kinds            `json:"-"` // of problems, by kind
+	Skips    problems.Kinds            `json:"-"` // of what is skipped
 }
 
 // Change is a kind of change of resources.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,10 +36,12 @@ func (f fixed) Revision() changelog.Revision       { return 7 }
 func TestMetrics(t *testing.T) {
 	at := time.Unix(100, 0)
 	reg := prometheus.NewPedanticRegistry()
+	var upserts atomic.Uint64
+	upserts.Store(8)
 	reg.MustRegister(Metrics{fixed{
 		{
 			Registry: "old", Synced: true, Services: 3, Restored: at, Error: "cut", Rejected: 4, Bytes: 5, Removals: 6,
-			Resources: map[string]int{collection.ServiceEntry: 2}, Changes: map[Change]uint64{{collection.ServiceEntry, "upsert"}: 8},
+			Resources: map[string]int{collection.ServiceEntry: 2}, Changes: map[Change]*atomic.Uint64{{collection.ServiceEntry, "upsert"}: &upserts},
 			Protection: &protect.Protection{Pending: true}, Reasons: problems.Kinds{"a": 1}, Skips: problems.Kinds{"b": 2},
 		},
 		{Registry: "new", ListingSince: at, Protection: &protect.Protection{}},
