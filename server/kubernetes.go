@@ -32,8 +32,11 @@ type consumer struct {
 // makerOf returns how the objects of a consumer are made.
 func makerOf(k *config.Kubernetes) kubernetes.Maker {
 	meta := kubernetes.Meta{Consumer: k.Name, Labels: k.Labels, Annotations: k.Annotations}
-	if k.Publish == config.PublishServices {
+	switch k.Publish {
+	case config.PublishServices:
 		return &kubernetes.Services{Meta: meta, ClusterIP: k.ClusterIP}
+	case config.PublishWorkloads:
+		return &kubernetes.Workloads{Meta: meta}
 	}
 	return &kubernetes.Stub{Meta: meta, Waypoint: k.Waypoint.Name, WaypointNamespace: k.Waypoint.Namespace}
 }

@@ -247,7 +247,7 @@ consumers:
   - {name: three, cluster_ip: true}
   - {name: four, publish: services, waypoint: {name: x}}`, `
 f:4:6: consumers.kubernetes[0].name: must be lower-case letters, digits and dashes, at most 40, such as ambient
-f:4:16: consumers.kubernetes[0].publish: must be stubs or services
+f:4:16: consumers.kubernetes[0].publish: must be stubs, services or workloads
 f:4:38: consumers.kubernetes[0].view.collections: is for sinks; services are written
 f:4:99: consumers.kubernetes[0].waypoint.name: must be the name of a Gateway, such as waypoint
 f:4:110: consumers.kubernetes[0].waypoint.namespace: must be a namespace such as istio-ingress

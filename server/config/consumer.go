@@ -21,7 +21,7 @@ type Consumers struct {
 // Kubernetes is an API server of Kubernetes that is written to.
 type Kubernetes struct {
 	Name            string            `json:"name" doc:"Name of the consumer, in the label isthmus.io/consumer of its objects and in the name of its Lease: lower-case letters, digits and dashes, at most 40. One that no other bridge of the cluster has; replicas of one bridge share it."`
-	Publish         string            `json:"publish" doc:"What is written. stubs: a ServiceEntry without endpoints for each service, with which ztunnel and waypoints have it while the instances come by xDS. services: a Service with EndpointSlices, for gateways and other programs that know nothing of Istio."`
+	Publish         string            `json:"publish" doc:"What is written. stubs: a ServiceEntry without endpoints for each service, with which ztunnel and waypoints have it while the instances come by xDS. services: a Service with EndpointSlices, for gateways and other programs that know nothing of Istio. workloads: a ServiceEntry with a WorkloadEntry for each instance, for ztunnel without a waypoint."`
 	ClusterIP       bool              `json:"cluster_ip" doc:"With publish: services, give each Service an address of the cluster. Otherwise it is headless."`
 	View            View              `json:"view" doc:"The services that are written; see docs/views.md. Without it all. With namespaces the bridge needs its permissions in these only."`
 	Kubeconfig      string            `json:"kubeconfig" doc:"Kubeconfig with the API server and what the bridge identifies itself with there: a token or a certificate. Empty: the bridge runs in a pod, and writes to its cluster as its own service account."`
@@ -42,6 +42,8 @@ type Waypoint struct {
 const (
 	PublishStubs    = "stubs"
 	PublishServices = "services"
+	// PublishWorkloads is for ambient without a waypoint.
+	PublishWorkloads = "workloads"
 )
 
 // DefaultKubernetes holds the values of missing fields of an API server that is
@@ -83,9 +85,9 @@ func (d *decoder) consumers() {
 		default:
 			names[k.Name] = d.config.Position(name).Line
 		}
-		d.check(k.Publish == PublishStubs || k.Publish == PublishServices, at+".publish", "must be %s or %s", PublishStubs, PublishServices)
+		d.check(slices.Contains([]string{PublishStubs, PublishServices, PublishWorkloads}, k.Publish), at+".publish", "must be %s, %s or %s", PublishStubs, PublishServices, PublishWorkloads)
 		d.check(!k.ClusterIP || k.Publish == PublishServices, at+".cluster_ip", "is for publish: %s", PublishServices)
-		d.check(k.Waypoint == DefaultKubernetes.Waypoint || k.Publish != PublishServices, at+".waypoint", "is for publish: %s", PublishStubs)
+		d.check(k.Waypoint == DefaultKubernetes.Waypoint || k.Publish != PublishServices && k.Publish != PublishWorkloads, at+".waypoint", "is for publish: %s", PublishStubs)
 		d.view(at+".view", false, &k.View, nil)
 		d.check(len(k.View.Collections) == 0, at+".view.collections", "is for sinks; services are written")
 		d.check(len(k.Waypoint.Name) <= maxName && label.MatchString(k.Waypoint.Name), at+".waypoint.name", "must be the name of a Gateway, such as waypoint")

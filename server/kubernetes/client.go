@@ -32,13 +32,15 @@ type kind struct {
 }
 
 var (
-	serviceEntries = kind{"ServiceEntry", schema.GroupVersionResource{Group: "networking.istio.io", Version: "v1", Resource: "serviceentries"}}
-	services       = kind{"Service", schema.GroupVersionResource{Version: "v1", Resource: "services"}}
-	endpointSlices = kind{"EndpointSlice", schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}}
+	serviceEntries  = kind{"ServiceEntry", schema.GroupVersionResource{Group: "networking.istio.io", Version: "v1", Resource: "serviceentries"}}
+	services        = kind{"Service", schema.GroupVersionResource{Version: "v1", Resource: "services"}}
+	endpointSlices  = kind{"EndpointSlice", schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}}
+	workloadEntries = kind{"WorkloadEntry", schema.GroupVersionResource{Group: "networking.istio.io", Version: "v1", Resource: "workloadentries"}}
 
 	// allKinds are those that consumers write.
-	allKinds = []kind{serviceEntries, services, endpointSlices}
+	allKinds = []kind{serviceEntries, services, endpointSlices, workloadEntries}
 
+	pods   = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 	leases = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 )
 

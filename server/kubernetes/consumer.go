@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"runtime/debug"
 	"sync"
@@ -43,11 +44,14 @@ const (
 	sweepEvery = 5 * time.Second
 	// Pauses after an error.
 	minPause, maxPause = time.Second, 5 * time.Minute
+	// podsFor is how long it is believed which addresses are those of pods.
+	podsFor = 30 * time.Second
 	// maxReason bounds what is kept of the API server's words.
 	maxReason = 1000
 )
 
-// Maker says which objects a service has: a [Stub] or [Services].
+// Maker says which objects a service has: a [Stub], [Services]
+// or [Workloads].
 type Maker interface {
 	// Reads is what is read of the state.
 	Reads() state.Kind
@@ -117,6 +121,8 @@ type object struct {
 	hash string
 	// gone reports that it was to be, and is not any more.
 	gone bool
+	// address is that of a WorkloadEntry, "" of other kinds.
+	address string
 
 	// uid and version are of the object as it was seen last, "" if it was not;
 	// has is its hash annotation.
@@ -151,6 +157,11 @@ type Consumer struct {
 	// What was made last, as the next write is often of the same service.
 	made   *state.Record
 	making map[key]*unstructured.Unstructured
+	// The pods of the cluster by address, nil unless WorkloadEntries are
+	// written, and when they were listed.
+	pods   map[string]string
+	podsAt time.Time
+	podAPI dynamic.ResourceInterface
 
 	mu       sync.Mutex // guards what follows; lead alone changes it but for holder
 	services map[string]*service
@@ -195,6 +206,9 @@ func New(v *view.View, o Options, log *slog.Logger) (*Consumer, error) {
 	c.begin(false)
 	for _, k := range o.Make.kinds() {
 		c.apis[k.name] = client.Resource(k.GroupVersionResource)
+	}
+	if c.apis[workloadEntries.name] != nil {
+		c.podAPI = client.Resource(pods)
 	}
 	name := leaseOf(o.Make.consumer())
 	if o.Shard != "" {
@@ -392,7 +406,7 @@ func (c *Consumer) want(name string, r *state.Record) {
 			o = &object{key: k, index: -1}
 			c.objects[k] = o
 		}
-		o.of, o.gone = s, false
+		o.of, o.gone, o.address = s, false, field(u, "spec", "address")
 		s.objects = append(s.objects, o)
 	}
 	for i, u := range p.Objects {
@@ -545,6 +559,9 @@ func (c *Consumer) list(ctx context.Context) error {
 			}
 		}
 	}
+	if err := c.listPods(ctx, 0); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	seen := make(map[key]bool, len(all))
@@ -579,20 +596,63 @@ func (c *Consumer) list(ctx context.Context) error {
 			c.turnLocked(o)
 		}
 	}
+	for _, o := range c.objects {
+		if o.of == nil || o.address == "" {
+			continue
+		}
+		if pod := c.pods[o.address] != ""; pod && o.uid != "" || !pod && o.state == Without {
+			c.setLocked(o, Pending, "")
+			c.queueLocked(o, 0)
+		}
+	}
 	c.listed = time.Now()
 	return nil
 }
 
-// listed appends the objects with a label, page by page. Without an error it
-// has all of them.
+// listPods notes the addresses of pods if that was done longer than a time ago.
+// Those of hosts and of pods that have ended are none.
+func (c *Consumer) listPods(ctx context.Context, ago time.Duration) error {
+	if c.podAPI == nil || ago > 0 && time.Since(c.podsAt) < ago {
+		return nil
+	}
+	now := time.Now()
+	found := make(map[string]string)
+	if err := pages(ctx, c.podAPI, "", func(u *unstructured.Unstructured) {
+		host, _, _ := unstructured.NestedBool(u.Object, "spec", "hostNetwork")
+		if phase := field(u, "status", "phase"); host || phase == "Succeeded" || phase == "Failed" {
+			return
+		}
+		ips, _, _ := unstructured.NestedSlice(u.Object, "status", "podIPs")
+		for _, ip := range append(ips, map[string]any{"ip": field(u, "status", "podIP")}) {
+			fields, _ := ip.(map[string]any)
+			text, _, _ := unstructured.NestedString(fields, "ip")
+			if a, err := netip.ParseAddr(text); err == nil {
+				found[a.Unmap().String()] = u.GetNamespace() + "/" + u.GetName()
+			}
+		}
+	}); err != nil {
+		return fmt.Errorf("list pods: %w", err)
+	}
+	c.pods, c.podsAt = found, now
+	return nil
+}
+
+// listed appends the objects with a label. Without an error it has all of them.
 func listed(ctx context.Context, api dynamic.ResourceInterface, label string, all *[]unstructured.Unstructured) error {
+	return pages(ctx, api, label, func(u *unstructured.Unstructured) { *all = append(*all, *u) })
+}
+
+// pages calls f with all objects with a label, page by page.
+func pages(ctx context.Context, api dynamic.ResourceInterface, label string, f func(*unstructured.Unstructured)) error {
 	options := metav1.ListOptions{LabelSelector: label, Limit: pageObjects}
 	for {
 		page, err := api.List(ctx, options)
 		if err != nil {
 			return err
 		}
-		*all = append(*all, page.Items...)
+		for i := range page.Items {
+			f(&page.Items[i])
+		}
 		next := page.GetContinue()
 		if next == "" {
 			return nil
@@ -662,6 +722,20 @@ func (c *Consumer) write(ctx context.Context, o *object) error {
 	}
 	if o.of == nil || o.of.objects[0].state == Conflict && o.of.objects[0] != o {
 		return c.remove(ctx, api, o)
+	}
+	if o.address != "" {
+		if err := c.listPods(ctx, podsFor); err != nil {
+			return c.failed(o, err)
+		}
+		if pod := c.pods[o.address]; pod != "" && o.uid != "" {
+			return c.remove(ctx, api, o)
+		} else if pod != "" {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.leaveLocked(o)
+			c.setLocked(o, Without, "its address "+o.address+" is that of the pod "+pod+", which ztunnel has already")
+			return nil
+		}
 	}
 	if o.uid != "" && o.has == o.hash {
 		c.done(o, nil)

@@ -18,4 +18,7 @@
 // EndpointSlices. Which slice an instance is in depends on the names of the
 // service's instances alone, so all replicas have the same slices, and a
 // changed instance changes one.
+//
+// [Workloads] are for ambient without a waypoint: a ServiceEntry, and a
+// WorkloadEntry for each instance that is no pod of the cluster.
 package kubernetes

@@ -103,6 +103,9 @@ func entryOf(r *state.Record) (*entry, error) {
 	return e, nil
 }
 
+// host returns the first host, "" without any.
+func (e *entry) host() string { return append(e.spec.GetHosts(), "")[0] }
+
 // inline takes the endpoints out of the ServiceEntry.
 func (e *entry) inline() {
 	for _, w := range e.spec.GetEndpoints() {
@@ -158,11 +161,7 @@ func (s *Services) plan(e *entry) Plan {
 	if len(e.spec.GetPorts()) == 0 {
 		return Plan{Without: map[string]string{entryName: "it has no port"}}
 	}
-	var host string
-	if hosts := e.spec.GetHosts(); len(hosts) > 0 {
-		host = hosts[0]
-	}
-	annotations := map[string]string{HostAnnotation: host}
+	annotations := map[string]string{HostAnnotation: e.host()}
 
 	service := services.new(e.namespace, e.name)
 	spec := map[string]any{"type": "ClusterIP"}

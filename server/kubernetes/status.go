@@ -81,6 +81,8 @@ func (c *Consumer) Status() Status {
 		s.Objects[state] = 0
 	}
 	maps.Copy(s.Objects, c.counts)
+	s.Without += c.counts[Without]
+	delete(s.Objects, Without)
 	if c.first != nil {
 		s.NotWritten = new(c.first.status())
 	}

@@ -9,12 +9,10 @@ import (
 	"maps"
 	"strings"
 
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	mcp "istio.io/api/mcp/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	kjson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
@@ -98,14 +96,14 @@ const stubSuffix = ".isthmus-stub"
 // maxObjectName is the length of the longest name of an object (RFC 1123).
 const maxObjectName = 253
 
-// stubName returns the name of the stub of a ServiceEntry.
-func stubName(name string) string {
-	if most := maxObjectName - len(stubSuffix); len(name) > most {
+// suffixed returns a name with a suffix, shortened to what Kubernetes takes.
+func suffixed(name, suffix string) string {
+	if most := maxObjectName - len(suffix); len(name) > most {
 		sum := sha256.Sum256([]byte(name))
 		digits := "-" + hex.EncodeToString(sum[:8])
 		name = strings.TrimRight(name[:most-len(digits)], "-.") + digits
 	}
-	return name + stubSuffix
+	return name + suffix
 }
 
 // Object returns the stub of a ServiceEntry of [StubForm]. It is a pure
@@ -122,37 +120,39 @@ func (s *Stub) Object(entry *mcp.Resource) (*unstructured.Unstructured, error) {
 	if !ok {
 		return nil, errNoEntry
 	}
-	for _, host := range spec.GetHosts() {
-		if strings.Contains(host, "*") {
-			return nil, fmt.Errorf("its host %s is a pattern, which has no address", host)
-		}
-	}
-	switch {
-	case spec.GetResolution() != networking.ServiceEntry_STATIC:
-		return nil, fmt.Errorf("its resolution is %s; a stub stands for endpoints that are addresses (STATIC)", spec.GetResolution())
-	case len(spec.GetAddresses()) == 0:
-		return nil, errNoAddress
+	if err := visible(spec); err != nil {
+		return nil, err
 	}
 	spec.Endpoints, spec.WorkloadSelector = nil, nil
-	text, err := protojson.Marshal(spec)
+	fields, err := fieldsOf(spec)
 	if err != nil {
 		return nil, err
 	}
-	var fields map[string]any
-	if err := kjson.Unmarshal(text, &fields); err != nil {
-		return nil, err
-	}
-	fields["location"] = spec.GetLocation().String() // also the default, which JSON omits
-
 	own := map[string]string{WaypointLabel: s.Waypoint}
 	if s.WaypointNamespace != "" {
 		own[WaypointNamespaceLabel] = s.WaypointNamespace
 	}
 	namespace, name, _ := strings.Cut(entry.GetMetadata().GetName(), "/")
-	o := serviceEntries.new(namespace, stubName(name))
+	o := serviceEntries.new(namespace, suffixed(name, stubSuffix))
 	o.Object["spec"] = fields
 	err = s.finish(o, own, nil)
 	return o, err
+}
+
+// visible reports why ztunnel cannot have a service, nil if it can.
+func visible(spec *networking.ServiceEntry) error {
+	for _, host := range spec.GetHosts() {
+		if strings.Contains(host, "*") {
+			return fmt.Errorf("its host %s is a pattern, which has no address", host)
+		}
+	}
+	switch {
+	case spec.GetResolution() != networking.ServiceEntry_STATIC:
+		return fmt.Errorf("its resolution is %s; objects are for instances that are addresses (STATIC)", spec.GetResolution())
+	case len(spec.GetAddresses()) == 0:
+		return errNoAddress
+	}
+	return nil
 }
 
 // ObjectOf is [Stub.Object] for a record of the state.
