@@ -75,7 +75,7 @@ func wantLeast(t *testing.T, c *plugintest.Catalog) {
 func TestEtcd(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
+	server := testetcd.Start(t, testetcd.Config{Old: testenv.Compat()})
 	server.Put(t, key("web", "web-1"), value(1))
 	server.Put(t, key("web", "web-2"), value(2))
 	server.Put(t, key("old", "old"), `{"address":"10.4.0.1","port":80}`)
@@ -128,8 +128,8 @@ func TestEtcd(t *testing.T) {
 			}
 		})
 		c.Await(t, within, "progress of a quiet registry", func(h *plugintest.Held) bool { return h.Heard > heard })
-		if n := server.Metric(t, "etcd_debugging_mvcc_watcher_total"); n != "1" {
-			t.Errorf("%s watches, want 1", n)
+		if n := server.Metric(t, "etcd_debugging_mvcc_watcher_total"); n != 1 {
+			t.Errorf("%v watches, want 1", n)
 		}
 		stop()
 		testenv.Eventually(t, within, "no watch and no lease left", func() (string, bool) {
@@ -138,7 +138,7 @@ func TestEtcd(t *testing.T) {
 				t.Fatal(err)
 			}
 			n := server.Metric(t, "etcd_debugging_mvcc_watcher_total")
-			return fmt.Sprintf("%s watches, %d leases", n, len(leases.Leases)), n == "0" && len(leases.Leases) == 0
+			return fmt.Sprintf("%v watches, %d leases", n, len(leases.Leases)), n == 0 && len(leases.Leases) == 0
 		})
 	})
 
@@ -236,7 +236,7 @@ func hadReason(parts ...string) func(*plugintest.Held) bool {
 func TestEmpty(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
+	server := testetcd.Start(t, testetcd.Config{Old: testenv.Compat()})
 	at := []string{server.URL}
 	follow(t, etcd.Config{Endpoints: at, AcceptEmpty: true, RemoveGrace: plugin.Duration(time.Hour)}).AwaitSynced(t, within)
 	c := follow(t, etcd.Config{Endpoints: at, RemoveGrace: plugin.Duration(time.Second)})
@@ -263,7 +263,7 @@ func TestEmpty(t *testing.T) {
 func TestCompacted(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
+	server := testetcd.Start(t, testetcd.Config{Old: testenv.Compat()})
 	for _, id := range []string{"web-1", "web-2", "web-3"} {
 		server.Put(t, key("web", id), value(1))
 	}
@@ -300,7 +300,7 @@ func TestCompacted(t *testing.T) {
 func TestAuth(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat(), TokenTTL: time.Second, Args: []string{"--log-level=debug"}})
+	server := testetcd.Start(t, testetcd.Config{Old: testenv.Compat(), TokenTTL: time.Second, Args: []string{"--log-level=debug"}})
 	server.Put(t, key("web", "web-1"), value(1))
 	server.Put(t, key("web", "web-2"), value(2))
 	gate := testenv.NewGate(t, server.Addr)
@@ -375,7 +375,7 @@ func TestTLS(t *testing.T) {
 	before, after := testcert.New(t, "localhost"), testcert.New(t, "localhost")
 	first, second := testcert.New(t, "isthmus"), testcert.New(t, "isthmus")
 	cert, private := write("server.pem", before.Cert), write("server.key", before.Key)
-	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat(), CertFile: cert, KeyFile: private, ClientCA: write("clients.pem", first.Cert, second.Cert)})
+	server := testetcd.Start(t, testetcd.Config{Old: testenv.Compat(), CertFile: cert, KeyFile: private, ClientCA: write("clients.pem", first.Cert, second.Cert)})
 	files := plugin.TLS{CAFile: write("ca.pem", before.Cert), CertFile: write("client.pem", first.Cert), KeyFile: write("client.key", first.Key)}
 	config, err := files.Config("tls")
 	if err != nil {
@@ -424,7 +424,7 @@ func TestTLS(t *testing.T) {
 func TestFailOver(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	members := testetcd.StartCluster(t, testetcd.Compat(), 3)
+	members := testetcd.StartCluster(t, testenv.Compat(), 3)
 	members[0].Put(t, key("web", "web-1"), value(1))
 	members[0].Put(t, key("web", "web-2"), value(2))
 	var urls []string
@@ -444,7 +444,7 @@ func TestFailOver(t *testing.T) {
 		return strings.HasPrefix(h.Detail, "watching "+urls[1]) && strings.Contains(h.Detail, urls[0]+" cannot be used since")
 	})
 	testenv.Eventually(t, within, "a change at the rest", func() (string, bool) {
-		err := members[1].TryPut(t.Context(), key("web", "web-3"), value(3)) // they may be electing a leader
+		_, err := members[1].Client.Put(t.Context(), key("web", "web-3"), value(3)) // they may be electing a leader
 		return fmt.Sprint(err), err == nil
 	})
 	c.AwaitIDs(t, within, "a change at the rest", "web", "web-1 web-2 web-3")
@@ -455,7 +455,7 @@ func TestFailOver(t *testing.T) {
 	})
 	members[1].Continue()
 	testenv.Eventually(t, within, "another change", func() (string, bool) {
-		err := members[2].TryDelete(t.Context(), key("web", "web-3"))
+		_, err := members[2].Client.Delete(t.Context(), key("web", "web-3"))
 		return fmt.Sprint(err), err == nil
 	})
 	c.AwaitIDs(t, within, "another change", "web", "web-1 web-2")
@@ -475,24 +475,25 @@ func TestFailOver(t *testing.T) {
 func TestCutAtEachPoint(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
+	server := testetcd.Start(t, testetcd.Config{Old: testenv.Compat()})
 	for n := range 2 {
 		server.Put(t, key("web", fmt.Sprint("web-", n+1)), value(n+1))
 	}
 	for n := range 20 {
 		server.Put(t, key("other", fmt.Sprint("other-", n)), value(n))
 	}
-	proxy := testenv.NewCutter(t, server.Addr)
-	c := follow(t, etcd.Config{Endpoints: []string{"http://" + proxy.Addr()}, Timeout: short, RemoveGrace: plugin.Duration(time.Millisecond)})
+	proxy := testenv.NewGate(t, server.Addr)
+	proxy.Open(t)
+	c := follow(t, etcd.Config{Endpoints: []string{"http://" + proxy.Addr}, Timeout: short, RemoveGrace: plugin.Duration(time.Millisecond)})
 	c.AwaitIDs(t, within, "the first list", "web", "web-1 web-2")
 	c.ForgetLeast()
 	for _, n := range []int{0, 1, 15, 40, 80, 120, 200, 400, 800, 1200, 1600, 2000, 2100, 2200, 2400, 2800, 3200} {
 		var reasons int
 		c.Look(func(h *plugintest.Held) { reasons = len(h.Reasons) })
-		proxy.Cut(n)
+		proxy.CutAfter(n)
 		c.Await(t, within, fmt.Sprint("cut after ", n), func(h *plugintest.Held) bool { return len(h.Reasons) >= reasons+3 || h.Degraded != "" })
 		server.Put(t, key("web", "web-3"), value(n%250))
-		proxy.Cut(-1)
+		proxy.CutAfter(-1)
 		c.AwaitIDs(t, within, fmt.Sprint("whole after ", n), "web", "web-1 web-2 web-3")
 		c.AwaitDegraded(t, within, fmt.Sprint("whole after ", n), "")
 		server.Delete(t, key("web", "web-3"))
@@ -607,20 +608,15 @@ func TestEtcdMany(t *testing.T) {
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
+	server := testetcd.Start(t, testetcd.Config{Old: testenv.Compat()})
 	gate := testenv.NewGate(t, server.Addr)
 	gate.Open(t)
-	register := func(ctx context.Context) error {
+	register := func() {
 		for k, v := range map[string]string{key("web", "web-1"): value(1), key("web", "web-2"): value(2), key("db_main", "db"): `{"address":"10.3.0.1","port":5432}`} {
-			if err := server.TryPut(ctx, k, v); err != nil {
-				return err
-			}
+			server.Put(t, k, v)
 		}
-		return nil
 	}
-	if err := register(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	register()
 	config := json.RawMessage(fmt.Sprintf(`{"endpoints": ["http://%s"]}`, gate.Addr))
 	endpoints := func(want int) func(*plugintest.World) error {
 		return func(w *plugintest.World) error { return w.WantInstances("web.etcd", want) }
@@ -628,8 +624,8 @@ func TestConformance(t *testing.T) {
 	plugintest.Conformance(t, plugintest.Config{
 		Config: config, Adapter: "etcd", Within: within,
 		Changes: []plugintest.Change{
-			{Name: "scaled out", MaxUpserts: 1, Want: endpoints(3), Do: func(ctx context.Context) error { return server.TryPut(ctx, key("web", "web-3"), value(3)) }},
-			{Name: "scaled in", Want: endpoints(2), Do: func(ctx context.Context) error { return server.TryDelete(ctx, key("web", "web-3")) }},
+			{Name: "scaled out", MaxUpserts: 1, Want: endpoints(3), Do: func(context.Context) error { server.Put(t, key("web", "web-3"), value(3)); return nil }},
+			{Name: "scaled in", Want: endpoints(2), Do: func(context.Context) error { server.Delete(t, key("web", "web-3")); return nil }},
 		},
 		Outages: []plugintest.Outage{
 			{
@@ -640,9 +636,10 @@ func TestConformance(t *testing.T) {
 			{
 				Name: "restarted without data, registered again",
 				Cut:  func(context.Context) error { server.Kill(); return nil },
-				Restore: func(ctx context.Context) error {
+				Restore: func(context.Context) error {
 					server.RestartEmpty(t)
-					return register(ctx)
+					register()
+					return nil
 				},
 			},
 		},
@@ -651,11 +648,13 @@ func TestConformance(t *testing.T) {
 			Cut:     func(context.Context) error { gate.Shut(); return nil },
 			Restore: func(context.Context) error { gate.Open(t); return nil },
 			Host:    "web.etcd",
-			Join: func(ctx context.Context, n int) error {
-				return server.TryPut(ctx, key("web", fmt.Sprint("web-", n)), value(n))
+			Join: func(_ context.Context, n int) error {
+				server.Put(t, key("web", fmt.Sprint("web-", n)), value(n))
+				return nil
 			},
-			Leave: func(ctx context.Context, n int) error {
-				return server.TryDelete(ctx, key("web", fmt.Sprint("web-", n)))
+			Leave: func(_ context.Context, n int) error {
+				server.Delete(t, key("web", fmt.Sprint("web-", n)))
+				return nil
 			},
 		},
 	})
@@ -666,7 +665,7 @@ func TestConformance(t *testing.T) {
 func TestClients(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
-	server := testetcd.Start(t, testetcd.Config{Version: testetcd.Compat()})
+	server := testetcd.Start(t, testetcd.Config{Old: testenv.Compat()})
 	for layout, want := range map[string]registry.Instance{
 		"kratos": {
 			ID: "a/1", Address: "10.0.0.1", Ports: []registry.Port{{Name: "grpc", Number: 9000, Protocol: "grpc"}},

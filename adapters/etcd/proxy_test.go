@@ -3,7 +3,6 @@ package etcd_test
 import (
 	"fmt"
 	"net"
-	"net/http"
 	"regexp"
 	"strconv"
 	"testing"
@@ -32,10 +31,7 @@ func TestProxyEndsWatches(t *testing.T) {
 		listens, admin = fmt.Sprint(testenv.FreePort(t)), fmt.Sprint(testenv.FreePort(t))
 		config := proxy.WriteFile(t, "envoy.yaml", fmt.Sprintf(envoyConfig, admin, listens, host, port))
 		proxy.Start(t, nil, testproxy.EnvoyTool.Binary(t), "-c", config, "--disable-hot-restart", "--log-level", "warning", "--concurrency", "1")
-	}, func() (string, bool) {
-		body, code, err := testenv.HttpGet(t, http.DefaultClient, "http://127.0.0.1:"+admin+"/ready")
-		return fmt.Sprintf("%s, %v", body, err), code == http.StatusOK
-	})
+	}, func() (string, bool) { return testenv.Answers("http://127.0.0.1:" + admin + "/ready") })
 	for n := range 2 {
 		server.Put(t, key("web", fmt.Sprint("web-", n)), value(n))
 	}
@@ -44,7 +40,7 @@ func TestProxyEndsWatches(t *testing.T) {
 	c.ForgetLeast()
 	for n := 2; n < 5; n++ {
 		testenv.Eventually(t, within, "the proxy to end the watch", func() (string, bool) {
-			text, _, err := testenv.HttpGet(t, http.DefaultClient, "http://127.0.0.1:"+admin+"/stats?filter=max_duration_reached")
+			text, _, err := testenv.Get(t, "http://127.0.0.1:"+admin+"/stats?filter=max_duration_reached")
 			ended := regexp.MustCompile(`http.etcd.downstream_rq_max_duration_reached: (\d+)`).FindSubmatch(text)
 			if err != nil || ended == nil {
 				return fmt.Sprintf("%s, %v", text, err), false

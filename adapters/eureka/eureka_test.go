@@ -304,7 +304,7 @@ func TestEureka(t *testing.T) {
 		})
 		other.Register(t, web(3))
 		c.AwaitIDs(t, within, "a change at the other one", "WEB", "web-1 web-2 web-3")
-		server.Start(t)
+		server.Restart(t)
 		at(server).AwaitIDs(t, within, "started again, with its data", "WEB", "web-1 web-2 web-3")
 		other.Kill()
 		c.Await(t, within, "back again", func(h *plugintest.Held) bool { return strings.HasPrefix(h.Detail, "polling "+server.URL) })
@@ -322,7 +322,7 @@ func TestEureka(t *testing.T) {
 		c.ForgetLeast()
 		server.Kill()
 		c.AwaitDegraded(t, within, "killed", "connection refused")
-		server.Start(t) // and its peer is gone
+		server.Restart(t) // and its peer is gone
 		c.AwaitDegraded(t, within, "empty", "no instance at all")
 		c.Look(func(h *plugintest.Held) {
 			if h.IDs("WEB") != "web-1 web-2 web-3" || h.Least["WEB"] != 3 || h.Removes > 0 {
@@ -542,8 +542,8 @@ func TestConformance(t *testing.T) {
 	plugintest.Conformance(t, plugintest.Config{
 		Config: config("2m"), Adapter: "eureka", Within: within,
 		Changes: []plugintest.Change{
-			{Name: "scaled out", MaxUpserts: 1, Want: endpoints(3), Do: func(ctx context.Context) error { return server.TryRegister(ctx, web(3)) }},
-			{Name: "scaled in", Want: endpoints(2), Do: func(ctx context.Context) error { return server.TryDeregister(ctx, "WEB", "web-3") }},
+			{Name: "scaled out", MaxUpserts: 1, Want: endpoints(3), Do: func(context.Context) error { server.Register(t, web(3)); return nil }},
+			{Name: "scaled in", Want: endpoints(2), Do: func(context.Context) error { server.Deregister(t, "WEB", "web-3"); return nil }},
 		},
 		Outages: []plugintest.Outage{
 			{
@@ -555,7 +555,7 @@ func TestConformance(t *testing.T) {
 				Name: "restarted without data, registered again", Lasts: time.Second,
 				Cut: func(context.Context) error { server.Kill(); return nil },
 				Restore: func(context.Context) error {
-					server.Start(t)
+					server.Restart(t)
 					server.RegisterListed(t, all...)
 					return nil
 				},
@@ -566,8 +566,8 @@ func TestConformance(t *testing.T) {
 			Cut:     func(context.Context) error { gate.Shut(); return nil },
 			Restore: func(context.Context) error { gate.Open(t); return nil },
 			Host:    "web.eureka",
-			Join:    func(ctx context.Context, n int) error { return server.TryRegister(ctx, web(n)) },
-			Leave:   func(ctx context.Context, n int) error { return server.TryDeregister(ctx, "WEB", fmt.Sprint("web-", n)) },
+			Join:    func(_ context.Context, n int) error { server.Register(t, web(n)); return nil },
+			Leave:   func(_ context.Context, n int) error { server.Deregister(t, "WEB", fmt.Sprint("web-", n)); return nil },
 		},
 	})
 }

@@ -85,7 +85,7 @@ func TestContexts(t *testing.T) {
 
 	// Of an object of Istio there is one.
 	for i, k := range []*testkube.Server{a, b} {
-		k.ApplyIstio(t)
+		k.ApplyKinds(t, testkube.IstioCRDsTool)
 		k.Apply(t, entryNamed("shared", "", fmt.Sprintf("cluster-%d.example.org", i)))
 	}
 	config.Follow = followIstio

@@ -513,7 +513,7 @@ func testKinds(t *testing.T, k *testkube.Server) {
 	c, stop := start(t, Config{KubeconfigFile: k.Kubeconfig, Follow: followIstio, AcceptEmpty: true}, func(a *Adapter) { a.rediscover = 100 * time.Millisecond })
 	c.Await(t, within, "none of the kinds", func(h *plugintest.Held) bool { return h.Synced && strings.Contains(h.Problems["kinds"], "none") })
 	defer stop()
-	k.ApplyIstio(t)
+	k.ApplyKinds(t, testkube.IstioCRDsTool)
 	k.Apply(t, entryNamed("kept", "", "kept.example.org"))
 	c.Await(t, within, "the kinds", func(h *plugintest.Held) bool {
 		return h.Problems["kinds"] == "" && h.Resources["networking.istio.io/ServiceEntry default/kept"] != nil
@@ -606,7 +606,7 @@ func testCut(t *testing.T, k *testkube.Server) {
 	c, _ := start(t, Config{Server: "https://" + gate.Addr, TokenFile: token, TLS: plugin.TLS{CAFile: k.CAFile}, RemoveGrace: plugin.Duration(time.Millisecond)})
 	c.AwaitIDs(t, within, "the first list", "default/web", web2)
 	c.ForgetLeast()
-	for _, n := range []int64{1, 100, 1000, 2000, 2500, 3000, 3500, 4000, 4500, 5000, 6000} {
+	for _, n := range []int{1, 100, 1000, 2000, 2500, 3000, 3500, 4000, 4500, 5000, 6000} {
 		var reasons int
 		c.Look(func(h *plugintest.Held) { reasons = len(h.Reasons) })
 		changed := web2 + fmt.Sprintf(" 10.1.1.%d:8080", n%250)
@@ -614,7 +614,7 @@ func testCut(t *testing.T, k *testkube.Server) {
 		k.Apply(t, slice("default", "web", "web-b", fmt.Sprintf("10.1.1.%d", n%250)))
 		// What is enough for a listing is no outage.
 		c.Await(t, within, fmt.Sprint("cut after ", n), func(h *plugintest.Held) bool { return len(h.Reasons) > reasons || h.IDs("default/web") == changed })
-		gate.CutAfter(0)
+		gate.CutAfter(-1)
 		c.Await(t, within, fmt.Sprint("whole after ", n), func(h *plugintest.Held) bool {
 			return h.Degraded == "" && h.IDs("default/web") == changed
 		})

@@ -140,7 +140,7 @@ func testMultiCluster(t *testing.T, k *testkube.Server) {
 	for what, c := range map[string]*plugintest.Catalog{"exports": exports, "imports": imports} {
 		c.Await(t, within, what+" without the kinds", func(h *plugintest.Held) bool { return h.Synced && strings.Contains(h.Problems["kinds"], "none") })
 	}
-	k.ApplyMultiCluster(t)
+	k.ApplyKinds(t, testkube.MultiClusterCRDsTool)
 	export := func(version, name string) string {
 		return fmt.Sprintf("{apiVersion: multicluster.x-k8s.io/%s, kind: ServiceExport, metadata: {name: %s, namespace: default}}\n---\n", version, name)
 	}

@@ -2,6 +2,8 @@ package nacos_test
 
 import (
 	"fmt"
+	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -53,11 +55,12 @@ func TestDubbo(t *testing.T) {
 		return "", strings.Contains(consumer.Output(), "launcher: hello x from shop")
 	})
 
-	server.PutConfig(t, "dubbo", "shop.configurators", testapp.DubboRule("shop", one))
+	rule := url.Values{"namespaceId": {"public"}, "groupName": {"dubbo"}, "dataId": {"shop.configurators"}, "content": {testapp.DubboRule("shop", one)}}
+	server.Admin(t, http.MethodPost, "/v3/admin/cs/config", rule)
 	c.awaitService(t, "a rule of the configuration center", key, func(all []registry.Instance) bool {
 		return len(all) == 1 && all[0].Disabled && all[0].Weight != nil && *all[0].Weight == 3
 	})
-	server.DeleteConfig(t, "dubbo", "shop.configurators")
+	server.Admin(t, http.MethodDelete, "/v3/admin/cs/config", rule)
 	c.awaitService(t, "no rule", key, func(all []registry.Instance) bool {
 		return len(all) == 1 && !all[0].Disabled && all[0].Weight == nil
 	})

@@ -88,8 +88,8 @@ func followUntil(t testing.TB, server *testnacos.Server, change ...func(*nacos.C
 	config := nacos.DefaultConfig
 	config.Servers = []string{server.Addr}
 	config.ListInterval = plugin.Duration(time.Second)
-	if server.Auth() {
-		config.Username, config.Password = "nacos", plugin.Secret(server.Password())
+	if server.Auth {
+		config.Username, config.Password = "nacos", plugin.Secret(server.Password)
 	}
 	for _, fn := range change {
 		fn(&config)
@@ -156,7 +156,7 @@ func suite(t *testing.T, server *testnacos.Server) {
 		side(t, "a thousand services", func(t *testing.T, n *testnacos.Server) { many(t, n, 1000, 10) })
 		side(t, "come and go", func(t *testing.T, n *testnacos.Server) {
 			services := 1000
-			if n.Auth() {
+			if n.Auth {
 				services = 50 // who may do what makes no difference to what is left behind
 			}
 			comeAndGo(t, n, services)
@@ -177,7 +177,7 @@ func suite(t *testing.T, server *testnacos.Server) {
 		side(t, "sent away", sentAwayReal)
 		side(t, "signed", signed)
 		cut(t, server)
-		if server.Auth() {
+		if server.Auth {
 			side(t, "reader of a group", groupReader)
 			access(t, server)
 		}
@@ -333,7 +333,7 @@ func groups(t *testing.T, server *testnacos.Server) {
 
 // persistent shows an instance that no connection holds.
 func persistent(t *testing.T, server *testnacos.Server) {
-	if !server.Version.V3() {
+	if !server.Version.V3 {
 		t.Skip("this build of 2.1.1 comes without Raft, and so without persistent instances (see testenv.Nacos.DeleteService)")
 	}
 	i := testnacos.Up("127.0.0.1", 9)
@@ -537,7 +537,7 @@ func signed(t *testing.T, server *testnacos.Server) {
 		c.Username, c.Password, c.Groups = "", "", []string{"S"}
 		c.AccessKeyFile, c.SecretKeyFile, c.SecurityTokenFile = file("access"), file("secret"), file("security")
 	})
-	if server.Auth() {
+	if server.Auth {
 		c.awaitState(t, "403")
 		return
 	}

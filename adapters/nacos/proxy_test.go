@@ -260,7 +260,7 @@ func cut(t *testing.T, server *testnacos.Server) {
 		"SubscribeServiceRequest", "SubscribeServiceResponse", "NotifySubscriberRequest", "NotifySubscriberResponse",
 		"ServiceQueryRequest", "QueryServiceResponse",
 	}
-	if server.Version.V3() {
+	if server.Version.V3 {
 		types = append(types, "SetupAckRequest", "SetupAckResponse", "NamingFuzzyWatchRequest", "NamingFuzzyWatchResponse",
 			"NamingFuzzyWatchSyncRequest", "NamingFuzzyWatchSyncResponse", "NamingFuzzyWatchChangeNotifyRequest", "NamingFuzzyWatchChangeNotifyResponse")
 	} else {
@@ -330,11 +330,11 @@ func comeAndGo(t *testing.T, server *testnacos.Server, n int) {
 	})
 	c.await(t, "all came", func() bool { return len(c.Held.Instances) == subscribedBefore+n })
 	each(t, n, func(i int) error {
-		if err := app.TryRegister(t.Context(), "public", "L", "leak-"+strconv.Itoa(i)); err != nil {
-			return err
-		}
-		return server.TryDeleteService(t.Context(), "public", "L", "leak-"+strconv.Itoa(i))
+		return app.TryRegister(t.Context(), "public", "L", "leak-"+strconv.Itoa(i))
 	})
+	for i := range n {
+		server.DeleteService(t, "public", "L", "leak-"+strconv.Itoa(i))
+	}
 	c.await(t, "all went", func() bool { return len(c.Held.Instances) == subscribedBefore })
 	testenv.Eventually(t, within, "subscriptions, connections and goroutines as before", func() (string, bool) {
 		_, subscribed := p.count()

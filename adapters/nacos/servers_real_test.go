@@ -2,6 +2,8 @@ package nacos_test
 
 import (
 	"fmt"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,14 +62,14 @@ func allNamespaces(t *testing.T, server *testnacos.Server) {
 	}
 	app := server.Client(t)
 	app.Register(t, "public", "N", "web", testnacos.Up("10.1.0.1", 80))
-	if !server.Version.V3() {
+	if !server.Version.V3 {
 		c := follow(t, server, all)
 		c.awaitState(t, "list the namespaces: ")
 		c.awaitState(t, "the server has no API for it; name them under config.namespaces")
 		c.await(t, "not synced", func() bool { return !c.Held.Synced && len(c.Held.Instances) == 0 })
 		return
 	}
-	if server.Auth() {
+	if server.Auth {
 		server.CreateUser(t, "namespaces-reader", "reader-password", "public")
 	}
 	server.CreateNamespace(t, "all-before")
@@ -85,7 +87,7 @@ func allNamespaces(t *testing.T, server *testnacos.Server) {
 
 	// Nacos deletes a namespace without its services, which are there until
 	// they go themselves.
-	server.DeleteNamespace(t, "all-before")
+	server.Admin(t, http.MethodDelete, "/v3/admin/core/namespace", url.Values{"namespaceId": {"all-before"}})
 	app.Register(t, "all-before", "N", "web", testnacos.Up("10.1.0.2", 80), testnacos.Up("10.1.0.5", 80))
 	c.awaitService(t, "a change in a namespace that was deleted", "all-before/N/web", count(2))
 	c.kept(t, map[string]int{"public/N/web": 1, "all-before/N/web": 1, "all-later/N/web": 1})
@@ -94,7 +96,7 @@ func allNamespaces(t *testing.T, server *testnacos.Server) {
 	c.await(t, "gone from there", func() bool { _, ok := c.Held.Instances["all-before/N/web"]; return !ok })
 	c.saidNothing(t)
 
-	if !server.Auth() {
+	if !server.Auth {
 		return
 	}
 	refused := follow(t, server, all, func(c *nacos.Config) { c.Username, c.Password = "namespaces-reader", "reader-password" })
@@ -106,7 +108,7 @@ func allNamespaces(t *testing.T, server *testnacos.Server) {
 // protect shows a service of which so few instances are healthy that Nacos says
 // that all are. It is for 3.x: 2.1.1 without Raft has no threshold.
 func protect(t *testing.T, server *testnacos.Server) {
-	if !server.Version.V3() {
+	if !server.Version.V3 {
 		t.Skip("this build of 2.1.1 comes without Raft, and so without settings of a service (see testenv.Nacos.DeleteService)")
 	}
 	const web = "public/PT/web"
@@ -153,7 +155,7 @@ func protect(t *testing.T, server *testnacos.Server) {
 func manyGlobbed(t *testing.T, server *testnacos.Server) {
 	const n = 700
 	server.CreateNamespace(t, "globbed")
-	if server.Auth() {
+	if server.Auth {
 		server.CreateUser(t, "globbed-reader", "reader-password", "globbed:Q0:*")
 	}
 	app := server.Client(t)
@@ -168,7 +170,7 @@ func manyGlobbed(t *testing.T, server *testnacos.Server) {
 	become := tokenFile(t, server, token)
 	c := follow(t, server, func(c *nacos.Config) {
 		c.Namespaces, c.Groups, c.ListInterval = []string{"globbed"}, []string{"Q?"}, quickest
-		if server.Auth() {
+		if server.Auth {
 			c.Username, c.Password, c.TokenFile = "", "", token
 		}
 	})
@@ -192,7 +194,7 @@ func manyGlobbed(t *testing.T, server *testnacos.Server) {
 	c.await(t, "gone", func() bool { return len(c.Held.Instances) == n && instances() == n })
 	c.awaitState(t, "")
 	c.kept(t, all)
-	if !server.Auth() {
+	if !server.Auth {
 		return
 	}
 
@@ -201,7 +203,7 @@ func manyGlobbed(t *testing.T, server *testnacos.Server) {
 	c.awaitState(t, "name the groups under config.groups")
 	app.Register(t, "globbed", "Q0", "svc-0", testnacos.Up("10.1.0.1", 1), testnacos.Up("10.1.0.2", 1))
 	c.awaitService(t, "what is known is followed", "globbed/Q0/svc-0", count(2))
-	become("nacos", server.Password())
+	become("nacos", server.Password)
 	c.awaitState(t, "")
 	c.await(t, "everything is there", func() bool { return len(c.Held.Instances) == n && instances() == n+1 })
 	c.kept(t, all)
@@ -212,11 +214,11 @@ func manyGlobbed(t *testing.T, server *testnacos.Server) {
 // administrator's.
 func tokenFile(t *testing.T, server *testnacos.Server, name string) (become func(user, password string)) {
 	t.Helper()
-	if !server.Auth() {
+	if !server.Auth {
 		return nil
 	}
 	var mu sync.Mutex // guards user and password, and the order of what is written
-	user, password := "nacos", server.Password()
+	user, password := "nacos", server.Password
 	write := func() error {
 		token, err := server.Login(user, password)
 		if err != nil {
@@ -300,7 +302,7 @@ func wrongNamespaceStays(t *testing.T, server *testnacos.Server) {
 		c.Namespaces, c.Groups, c.ListInterval, c.Protocol = []string{"no-such"}, []string{"G"}, quickest, "grpc"
 	})
 	want, look := `namespace "no-such" does not exist; write its id`, "NamingFuzzyWatchRequest"
-	if !server.Version.V3() {
+	if !server.Version.V3 {
 		want, look = `namespace "no-such" lists no service, and whether it exists cannot be asked, so that counts for nothing`, "ServiceListRequest"
 	}
 	c.awaitState(t, want)
@@ -316,7 +318,7 @@ func wrongNamespaceStays(t *testing.T, server *testnacos.Server) {
 // at 2.1.1: in a group that nothing else has, found by its name and by a glob;
 // and what a user is told who may read "public" only.
 func emptyNamespace(t *testing.T, server *testnacos.Server) {
-	if server.Version.V3() {
+	if server.Version.V3 {
 		t.Skip("from 2.4 on the empty namespace is not followed")
 	}
 	app := server.Client(t)
@@ -336,7 +338,7 @@ func emptyNamespace(t *testing.T, server *testnacos.Server) {
 	app.Register(t, "", "E2", "web", testnacos.Up("10.1.0.3", 80))
 	c := follow(t, server, groups("E?"))
 	c.awaitService(t, "a later group", "public/E2/web", count(1))
-	if !server.Auth() {
+	if !server.Auth {
 		return
 	}
 	server.CreateUser(t, "empty-public", "reader-password", "public")

@@ -249,17 +249,18 @@ func TestCutAtEachPoint(t *testing.T) {
 		server.Put(t, provider(n, ""), "")
 		server.Put(t, fmt.Sprint("/services/web/web-", n), curator(n, ""))
 	}
-	proxy := testenv.NewCutter(t, server.Addr)
-	c := follow(t, zookeeper.Config{Servers: []string{proxy.Addr()}, Timeout: short, RemoveGrace: plugin.Duration(time.Millisecond)})
+	proxy := testenv.NewGate(t, server.Addr)
+	proxy.Open(t)
+	c := follow(t, zookeeper.Config{Servers: []string{proxy.Addr}, Timeout: short, RemoveGrace: plugin.Duration(time.Millisecond)})
 	c.AwaitIDs(t, within, "the first list", greeter, ids(0, 1, 2, 3, 4))
 	c.AwaitSynced(t, within)
 	c.ForgetLeast()
 	for n := 0; n < 3600; n = n*4/3 + 7 {
 		var reasons int
 		c.Look(func(h *plugintest.Held) { reasons = len(h.Reasons) })
-		proxy.Cut(n)
+		proxy.CutAfter(n)
 		c.Await(t, within, fmt.Sprint("cut after ", n), func(h *plugintest.Held) bool { return len(h.Reasons) >= reasons+3 || h.Degraded != "" })
-		proxy.Cut(-1)
+		proxy.CutAfter(-1)
 		server.Put(t, provider(9, ""), "")
 		c.AwaitIDs(t, within, fmt.Sprint("whole after ", n), greeter, ids(0, 1, 2, 3, 4, 9))
 		c.AwaitDegraded(t, within, fmt.Sprint("whole after ", n), "")

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 )
 
 // DebianTool is a tool of the Debian packages in tools/FOLDER/packages, which
@@ -16,80 +15,36 @@ import (
 // Debian serves only the newest revision of a package. The binary is a script
 // that runs the program at path within the packages with their libraries.
 func DebianTool(folder, binary, program string) Tool {
-	list := func(root string) ([]byte, error) {
-		return os.ReadFile(filepath.Join(root, "tools", folder, "packages"))
-	}
+	list := func(root string) string { return filepath.Join(root, "tools", folder, "packages") }
 	return Tool{
 		Name: folder, Program: binary,
 		Version: func(root string) (string, error) {
-			text, err := list(root)
+			text, err := os.ReadFile(list(root))
 			sum := sha256.Sum256(text)
 			return "debian-" + hex.EncodeToString(sum[:5]), err
 		},
 		Get: func(ctx context.Context, root, path string) error {
-			text, err := list(root)
-			if err != nil {
-				return err
+			unpack := exec.CommandContext(ctx, "sh", "-ec", `
+root=$1
+set -- $(grep -v '^#' "$2")
+rm -rf "$root"
+apt-get download "$@" || { apt-get update && apt-get download "$@"; } # the lists are absent or outdated
+for package in *.deb; do dpkg-deb -x "$package" "$root"; done
+# iptables is chosen by a link that only an installation makes.
+if [ -x "$root/usr/sbin/xtables-legacy-multi" ]; then
+  for name in iptables ip6tables; do ln -s xtables-legacy-multi "$root/usr/sbin/$name"; done
+fi`, "sh", filepath.Join(filepath.Dir(filepath.Dir(path)), "root"), list(root))
+			unpack.Dir = filepath.Dir(path)
+			if err := RunQuiet(unpack); err != nil {
+				return fmt.Errorf("%w\n(it needs Debian, and root)", err)
 			}
-			var packages []string
-			for line := range strings.Lines(string(text)) {
-				if name := strings.TrimSpace(line); name != "" && !strings.HasPrefix(name, "#") {
-					packages = append(packages, name)
-				}
-			}
-			tmp, final := filepath.Dir(path), filepath.Dir(filepath.Dir(path))
-			download := func() error {
-				cmd := exec.CommandContext(ctx, "apt-get", append([]string{"download"}, packages...)...)
-				cmd.Dir = tmp
-				return RunQuiet(cmd)
-			}
-			if err := download(); err != nil {
-				// The lists of packages are absent or outdated.
-				if err := RunQuiet(exec.CommandContext(ctx, "apt-get", "update")); err != nil {
-					return fmt.Errorf("%w\n(it needs Debian, and root)", err)
-				}
-				if err := download(); err != nil {
-					return err
-				}
-			}
-			files, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
-			if err != nil {
-				return err
-			}
-			for _, file := range files {
-				if err := RunQuiet(exec.CommandContext(ctx, "dpkg-deb", "-x", file, filepath.Join(tmp, "root"))); err != nil {
-					return err
-				}
-			}
-			libraries, err := filepath.Glob(filepath.Join(tmp, "root", "usr", "lib", "*-linux-gnu*"))
-			if err != nil {
-				return err
-			}
-			library := ""
-			if len(libraries) > 0 {
-				library = "/usr/lib/" + filepath.Base(libraries[0])
-			}
-			// iptables is chosen by a link that only an installation makes.
-			for _, name := range []string{"iptables", "ip6tables"} {
-				multi := filepath.Join(tmp, "root", "usr", "sbin", "xtables-legacy-multi")
-				if isExecutable(multi) {
-					if err := os.Symlink(filepath.Base(multi), filepath.Join(filepath.Dir(multi), name)); err != nil {
-						return err
-					}
-				}
-			}
-			if err := os.RemoveAll(filepath.Join(final, "root")); err != nil {
-				return err
-			}
-			if err := os.Rename(filepath.Join(tmp, "root"), filepath.Join(final, "root")); err != nil {
-				return err
-			}
-			script := fmt.Sprintf(`#!/bin/sh
+			script := `#!/bin/sh
 root=$(cd "$(dirname "$0")" && pwd)/root
-export PATH="$root/usr/sbin:$root/usr/bin:$PATH"
-export LD_LIBRARY_PATH="$root%[1]s:$root%[2]s:$root%[1]s/systemd" XTABLES_LIBDIR="$root%[1]s/xtables"
-exec "$root%[3]s" "$@"
-`, library, strings.TrimPrefix(library, "/usr"), program)
+library=$(cd "$root/usr/lib" && echo *-linux-gnu*)
+export PATH="$root/usr/sbin:$root/usr/bin:$PATH" XTABLES_LIBDIR="$root/usr/lib/$library/xtables"
+export LD_LIBRARY_PATH="$root/usr/lib/$library:$root/lib/$library:$root/usr/lib/$library/systemd"
+exec "$root` + program + `" "$@"
+`
 			return os.WriteFile(path, []byte(script), 0o755) //nolint:gosec // a program
 		},
 	}

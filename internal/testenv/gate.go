@@ -22,7 +22,7 @@ type Gate struct {
 
 	mu       sync.Mutex
 	listener net.Listener // nil while shut
-	cut      int64        // see CutAfter; 0 if connections are whole
+	cut      int          // see CutAfter
 	conns    map[net.Conn]struct{}
 	running  sync.WaitGroup
 }
@@ -30,7 +30,7 @@ type Gate struct {
 // NewGate returns a gate to the server at target. It is shut.
 func NewGate(t testing.TB, target string) *Gate {
 	t.Helper()
-	g := &Gate{Addr: Loopback(FreePort(t)), target: target, conns: map[net.Conn]struct{}{}, end: make(chan struct{})}
+	g := &Gate{Addr: Loopback(FreePort(t)), target: target, cut: -1, conns: map[net.Conn]struct{}{}, end: make(chan struct{})}
 	t.Cleanup(func() {
 		close(g.end)
 		g.Shut()
@@ -68,8 +68,8 @@ func (g *Gate) Open(t testing.TB) {
 }
 
 // CutAfter closes all connections. Later ones are closed after the server has
-// sent n bytes, or with 0 are whole again.
-func (g *Gate) CutAfter(n int64) {
+// sent n bytes, or with -1 are whole again.
+func (g *Gate) CutAfter(n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.cut = n
@@ -134,11 +134,11 @@ func (g *Gate) forward(l net.Listener, client net.Conn) {
 	}
 	both.Go(func() { pipe(server, client) })
 	both.Go(func() {
-		if cut > 0 {
-			pipe(client, io.LimitReader(server, cut))
-			return
+		if cut < 0 {
+			pipe(client, server)
+		} else {
+			pipe(client, io.LimitReader(server, int64(cut)))
 		}
-		pipe(client, server)
 	})
 	both.Wait()
 	g.mu.Lock()
@@ -164,11 +164,9 @@ func (g *Gate) copy(to net.Conn, from io.Reader, end func()) {
 				continue
 			}
 			if wait := time.Until(p.due); wait > 0 {
-				timer := time.NewTimer(wait)
 				select {
-				case <-timer.C:
+				case <-time.After(wait):
 				case <-g.end:
-					timer.Stop()
 				}
 			}
 			if _, err := to.Write(p.data); err != nil {

@@ -42,8 +42,11 @@ func MavenTool(name, folder, launcher, first string) Tool {
 		Get: func(ctx context.Context, root, path string) error {
 			source := filepath.Join(root, "tools", folder)
 			tmp, final := filepath.Dir(path), filepath.Dir(filepath.Dir(path))
+			if err := os.RemoveAll(filepath.Join(final, "lib")); err != nil {
+				return err
+			}
 			mvn := exec.CommandContext(ctx, "mvn", "-B", "-q", "-f", filepath.Join(source, "pom.xml"), "dependency:copy-dependencies",
-				"-DoutputDirectory="+filepath.Join(tmp, "lib"))
+				"-DoutputDirectory="+filepath.Join(final, "lib"))
 			if err := RunQuiet(mvn); err != nil {
 				return fmt.Errorf("get what tools/%s/pom.xml names (it needs mvn, java 17 and Maven Central the first time): %w", folder, err)
 			}
@@ -52,22 +55,14 @@ func MavenTool(name, folder, launcher, first string) Tool {
 				return err
 			}
 			javac := exec.CommandContext(ctx, "javac", append([]string{
-				"-nowarn", "-cp", filepath.Join(tmp, "lib", "*"), "-d", filepath.Join(tmp, "classes"),
+				"-nowarn", "-cp", filepath.Join(final, "lib", "*"), "-d", filepath.Join(tmp, "classes"),
 			}, sources...)...)
 			if err := RunQuiet(javac); err != nil {
 				return fmt.Errorf("compile tools/%s/*.java: %w", launcher, err)
 			}
 			// An archive of classes is of jars alone.
-			if err := RunQuiet(exec.CommandContext(ctx, "jar", "--create", "--file", filepath.Join(tmp, "launcher.jar"), "-C", filepath.Join(tmp, "classes"), ".")); err != nil {
+			if err := RunQuiet(exec.CommandContext(ctx, "jar", "--create", "--file", filepath.Join(final, "launcher.jar"), "-C", filepath.Join(tmp, "classes"), ".")); err != nil {
 				return fmt.Errorf("pack tools/%s: %w", launcher, err)
-			}
-			for _, part := range []string{"lib", "launcher.jar"} {
-				if err := os.RemoveAll(filepath.Join(final, part)); err != nil {
-					return err
-				}
-				if err := os.Rename(filepath.Join(tmp, part), filepath.Join(final, part)); err != nil {
-					return err
-				}
 			}
 			classPath := `$dir/launcher.jar:$dir/lib/*`
 			if first != "" {
@@ -95,7 +90,7 @@ const classArchive = "classes.jsa"
 // does nothing for other programs, and if that is done, or being done. Without
 // it a start takes longer, so that an error is only logged.
 func (p *Process) keepClasses(t testing.TB) {
-	r := p.run
+	r := p.run.Load()
 	dir := filepath.Dir(r.cmd.Path)
 	archive := filepath.Join(dir, classArchive)
 	if _, err := os.Stat(filepath.Join(dir, "launcher.jar")); err != nil {

@@ -3,18 +3,19 @@
 package testenv
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/prometheus/procfs"
 
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
@@ -29,9 +30,12 @@ type Process struct {
 	name    string
 	logPath string
 	Dir     string // its working directory, which exists as long as the process
+	Data    string // the folder of what a server keeps
+	Stdin   io.Reader
 
-	mu  sync.Mutex
-	run *run // nil before the first start
+	launch func(testing.TB)      // see NewServer
+	ready  func() (string, bool) // see NewServer
+	run    atomic.Pointer[run]   // nil before the first start
 }
 
 // run is one execution of a process.
@@ -39,8 +43,8 @@ type run struct {
 	cmd    *exec.Cmd
 	exited chan struct{} // closed once err is set
 	err    error
-	ended  bool // the test ended it deliberately; guarded by process.mu
-	from   int  // length of earlier output
+	ended  atomic.Bool // the test ended it deliberately
+	from   int         // length of earlier output
 }
 
 // NewProcess prepares a process owned by the test. The test's end kills it, and
@@ -59,6 +63,15 @@ func NewProcess(t testing.TB, name string) *Process {
 			t.Logf("---- %s (whole output: %s, kept with -artifacts)\n%s", p.name, p.logPath, p.tail(100))
 		}
 	})
+	return p
+}
+
+// NewServer prepares a process that launch starts by [Process.Start], always on
+// the same ports, and that serves once ready returns true.
+func NewServer(t testing.TB, name string, launch func(testing.TB), ready func() (seen string, ok bool)) *Process {
+	t.Helper()
+	p := NewProcess(t, name)
+	p.Data, p.launch, p.ready = t.TempDir(), launch, ready
 	return p
 }
 
@@ -87,15 +100,13 @@ func (p *Process) Start(t testing.TB, env []string, binary string, args ...strin
 	cmd := exec.Command(binary, args...)
 	cmd.Env = env
 	cmd.Dir = p.Dir
-	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = p.Stdin, out, out
 	OwnGroup(cmd)
 	if err := StartCommand(cmd); err != nil {
 		t.Fatalf("%s: start: %v", p.name, err)
 	}
 	r := &run{cmd: cmd, exited: make(chan struct{}), from: from}
-	p.mu.Lock()
-	p.run = r
-	p.mu.Unlock()
+	p.run.Store(r)
 	// Owned by the process; ends with the child, which the test's cleanup kills
 	// and waits for.
 	go func() {
@@ -105,40 +116,36 @@ func (p *Process) Start(t testing.TB, env []string, binary string, args ...strin
 }
 
 // Exited returns a channel that is closed when the current run has ended.
-func (p *Process) Exited() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.run.exited
-}
+func (p *Process) Exited() <-chan struct{} { return p.run.Load().exited }
+
+// PID returns the process ID of the current run.
+func (p *Process) PID() int { return p.run.Load().cmd.Process.Pid }
+
+// MayEnd says that the current run may end by itself.
+func (p *Process) MayEnd() { p.run.Load().ended.Store(true) }
 
 // CPU returns the processor time of the current run, without children, on
 // Linux; elsewhere it returns 0.
 func (p *Process) CPU() time.Duration {
-	p.mu.Lock()
-	pid := p.run.cmd.Process.Pid
-	p.mu.Unlock()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	proc, err := procfs.NewProc(p.PID())
 	if err != nil {
 		return 0
 	}
-	// The name of the program is in parentheses; the times are the 12th and
-	// 13th field after it, in hundredths of a second.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	user, _ := strconv.Atoi(fields[11])
-	system, _ := strconv.Atoi(fields[12])
-	return time.Duration(user+system) * 10 * time.Millisecond
+	stat, err := proc.Stat()
+	if err != nil {
+		return 0
+	}
+	return time.Duration(stat.CPUTime() * float64(time.Second))
 }
 
 // Signal sends sig to the process and its children.
 func (p *Process) Signal(sig syscall.Signal) {
-	p.mu.Lock()
-	r := p.run
-	if r != nil && (sig == syscall.SIGKILL || sig == syscall.SIGTERM) {
-		r.ended = true
-	}
-	p.mu.Unlock()
+	r := p.run.Load()
 	if r == nil {
 		return
+	}
+	if sig == syscall.SIGKILL || sig == syscall.SIGTERM {
+		r.ended.Store(true)
 	}
 	select {
 	case <-r.exited: // another process may have its id by now
@@ -164,14 +171,9 @@ func (p *Process) Continue() { p.Signal(syscall.SIGCONT) }
 
 // stopped reports whether all threads of a process are stopped, or gone.
 func stopped(pid int) bool {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	threads, _ := procfs.AllThreads(pid)
 	for _, thread := range threads {
-		stat, err := os.ReadFile(thread)
-		if err != nil {
-			continue
-		}
-		// PID (NAME) STATE ...; a name may have parentheses.
-		if i := bytes.LastIndexByte(stat, ')'); i < 0 || i+2 >= len(stat) || !bytes.ContainsRune([]byte("TtZX"), rune(stat[i+2])) {
+		if stat, err := thread.Stat(); err == nil && !strings.Contains("TtZX", stat.State) {
 			return false
 		}
 	}
@@ -181,26 +183,18 @@ func stopped(pid int) bool {
 // Kill kills the process and waits for it. If the process had already ended,
 // the test fails.
 func (p *Process) Kill() {
-	p.mu.Lock()
-	r := p.run
-	p.mu.Unlock()
-	if r == nil {
-		return
+	if r := p.run.Load(); r != nil {
+		p.reportUnexpectedExit(r)
+		p.Signal(syscall.SIGKILL)
+		<-r.exited
 	}
-	p.reportUnexpectedExit(r)
-	p.Signal(syscall.SIGKILL)
-	<-r.exited
 }
 
 // KillAlone kills the process without its children, and waits for it.
 func (p *Process) KillAlone() {
-	p.mu.Lock()
-	r := p.run
-	p.mu.Unlock()
+	r := p.run.Load()
 	p.reportUnexpectedExit(r)
-	p.mu.Lock()
-	r.ended = true
-	p.mu.Unlock()
+	r.ended.Store(true)
 	if err := r.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		p.t.Errorf("%s: kill: %v", p.name, err)
 	}
@@ -210,63 +204,97 @@ func (p *Process) KillAlone() {
 // Terminate asks the process to exit, waits for it, and returns how it ended.
 // If it does not exit in time it is killed, and terminate returns an error.
 func (p *Process) Terminate() error {
-	p.mu.Lock()
-	r := p.run
-	p.mu.Unlock()
+	r := p.run.Load()
 	if r == nil {
 		return nil
 	}
 	p.reportUnexpectedExit(r)
 	p.Signal(syscall.SIGTERM)
-	grace := time.NewTimer(stopGrace)
-	defer grace.Stop()
 	select {
 	case <-r.exited:
 		return r.err
-	case <-grace.C:
+	case <-time.After(stopGrace):
 		p.Signal(syscall.SIGKILL)
 		<-r.exited
 		return fmt.Errorf("%s: still running %v after SIGTERM, killed", p.name, stopGrace)
 	}
 }
 
+// Stop is Terminate for a program whose exit status does not matter, as that of
+// Java, which is that of the signal.
+func (p *Process) Stop() { _ = p.Terminate() }
+
 func (p *Process) reportUnexpectedExit(r *run) {
 	select {
 	case <-r.exited:
+		if !r.ended.Swap(true) {
+			p.t.Errorf("%s ended by itself: %v", p.name, r.cmd.ProcessState)
+		}
 	default:
-		return
-	}
-	p.mu.Lock()
-	expected := r.ended
-	r.ended = true
-	p.mu.Unlock()
-	if !expected {
-		p.t.Errorf("%s ended by itself: %v", p.name, exitText(r.err))
 	}
 }
 
-func exitText(err error) string {
-	if err == nil {
-		return "exit status 0"
-	}
-	return err.Error()
-}
-
-// WaitReady waits until check returns true. It returns an error with the end of
+// TryReady waits until check returns true. It returns an error with the end of
 // the output if the process ends first, or is not ready in time.
-func (p *Process) WaitReady(t testing.TB, check func() (seen string, ok bool)) error {
+func (p *Process) TryReady(t testing.TB, check func() (seen string, ok bool)) error {
 	t.Helper()
-	exited := p.Exited()
-	seen, ok := testwait.Poll(t, Patience, exited, check)
+	r := p.run.Load()
+	seen, ok := testwait.Poll(t, Patience, r.exited, check)
 	if ok {
 		return nil
 	}
 	select {
-	case <-exited:
-		return fmt.Errorf("%s ended before it was ready: %s\n%s", p.name, exitText(p.run.err), p.tail(40))
+	case <-r.exited:
+		return fmt.Errorf("%s ended before it was ready: %v\n%s", p.name, r.cmd.ProcessState, p.tail(40))
 	default:
 		return fmt.Errorf("%s not ready after %v; saw: %s\n%s", p.name, Patience, seen, p.tail(40))
 	}
+}
+
+// Await is TryReady, but an error ends the test.
+func (p *Process) Await(t testing.TB, check func() (seen string, ok bool)) {
+	t.Helper()
+	if err := p.TryReady(t, check); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// WaitReady waits until a server serves.
+func (p *Process) WaitReady(t testing.TB) {
+	t.Helper()
+	p.Await(t, p.ready)
+}
+
+// Launch kills a server if it runs, and starts it on the same ports.
+func (p *Process) Launch(t testing.TB) {
+	t.Helper()
+	p.Kill()
+	p.launch(t)
+}
+
+// Restart is Launch, and waits until the server serves.
+func (p *Process) Restart(t testing.TB) {
+	t.Helper()
+	p.Launch(t)
+	p.WaitReady(t)
+}
+
+// RestartEmpty is Restart without what the server has kept, as after a
+// replacement of its machine.
+func (p *Process) RestartEmpty(t testing.TB) {
+	t.Helper()
+	p.Kill()
+	if err := os.RemoveAll(p.Data); err != nil {
+		t.Fatalf("%s: remove its data: %v", p.name, err)
+	}
+	p.Restart(t)
+}
+
+// Serve has a server choose its ports, and starts it as [Process.StartReady]
+// does.
+func (p *Process) Serve(t testing.TB, choosePorts func(testing.TB)) {
+	t.Helper()
+	p.StartReady(t, func() { choosePorts(t); p.launch(t) }, p.ready)
 }
 
 // StartReady starts the process by calling launch. It retries if a port was in
@@ -276,18 +304,16 @@ func (p *Process) StartReady(t testing.TB, launch func(), check func() (seen str
 	const attempts = 5
 	for attempt := 1; ; attempt++ {
 		launch()
-		err := p.WaitReady(t, check)
+		err := p.TryReady(t, check)
 		if err == nil {
 			p.keepClasses(t)
 			return
 		}
 		// Nacos waits too briefly for its own database on a busy machine.
-		slow := strings.Contains(p.Since(), "Login timeout exceeded")
-		clash := slow || strings.Contains(p.Since(), "address already in use")
+		slow := strings.Contains(p.Log(), "Login timeout exceeded")
+		clash := slow || strings.Contains(p.Log(), "address already in use")
 		if !clash || attempt == attempts {
-			p.mu.Lock()
-			p.run.ended = true // reported here, not again at cleanup
-			p.mu.Unlock()
+			p.MayEnd() // reported here, not again at cleanup
 			t.Fatal(err)
 		}
 		t.Logf("%s: another start, as the machine was too busy (%t), or a port was taken by another process", p.name, slow)
@@ -305,12 +331,9 @@ func (p *Process) Output() string {
 	return string(b)
 }
 
-// Since returns the output of the current run.
-func (p *Process) Since() string {
-	p.mu.Lock()
-	from := p.run.from
-	p.mu.Unlock()
-	return p.Output()[from:]
+// Log returns the output of the current run.
+func (p *Process) Log() string {
+	return p.Output()[p.run.Load().from:]
 }
 
 // tail returns the last n lines of the output.
@@ -330,18 +353,4 @@ func (p *Process) WriteFile(t testing.TB, name, content string) string {
 		t.Fatalf("%s: %v", p.name, err)
 	}
 	return path
-}
-
-// MayEnd says that the current run may end by itself.
-func (p *Process) MayEnd() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.run.ended = true
-}
-
-// PID returns the process ID of the current run.
-func (p *Process) PID() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.run.cmd.Process.Pid
 }

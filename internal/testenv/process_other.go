@@ -7,8 +7,9 @@ import (
 	"syscall"
 )
 
-// ownGroup puts the process into a new process group. Only Linux can also tie
+// OwnGroup puts the process into a new process group. Only Linux can also tie
 // its life to the test process.
-func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
+func OwnGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
-func start(cmd *exec.Cmd) error { return cmd.Start() }
+// StartCommand starts cmd.
+func StartCommand(cmd *exec.Cmd) error { return cmd.Start() }

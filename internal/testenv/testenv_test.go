@@ -14,10 +14,6 @@ import (
 	"testing"
 )
 
-// The pieces are proved without Isthmus: istiod reads a folder, and what stands
-// in the folder reaches the proxies.
-// waitHosts waits for a number of hosts: 1.21.2 says that it is ready before it
-// has read its files.
 func TestGateCutsAndLetsThrough(t *testing.T) {
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "behind") }))
 	defer backend.Close()
@@ -25,7 +21,7 @@ func TestGateCutsAndLetsThrough(t *testing.T) {
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
 	get := func() error {
-		body, _, err := HttpGet(t, client, "http://"+gate.Addr)
+		body, _, err := Do(t.Context(), client, http.MethodGet, "http://"+gate.Addr, nil, nil)
 		if err == nil && string(body) != "behind" {
 			return fmt.Errorf("body %q", body)
 		}

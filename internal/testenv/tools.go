@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -58,6 +59,16 @@ func (t Tool) Path() (string, error) {
 	return filepath.Join(cache, "tools", t.Name+"-"+version, t.Program), nil
 }
 
+// Compat reports whether the tests run for the wide matrix of servers, as make
+// compat has them: those of every version run against the versions that make
+// ci leaves out, and only those.
+func Compat() bool { return os.Getenv("ISTHMUS_COMPAT") != "" }
+
+// Main reports whether only the main paths are tested, as make test has them,
+// against one version of each server: see [Tool.Main]. What needs another one
+// is skipped, and runs in make ci.
+func Main() bool { return os.Getenv("ISTHMUS_MAIN") != "" }
+
 // Main reports whether the tool is one of the main paths.
 func (t Tool) Main() bool { return slices.Contains(mainPaths, t.Name) }
 
@@ -85,7 +96,12 @@ func (t Tool) Cached() (took time.Duration, bytes int64, ok bool) {
 	if text, err := os.ReadFile(path + ".took"); err == nil {
 		took, _ = time.ParseDuration(string(text)) // of another version
 	}
-	_ = filepath.WalkDir(filepath.Dir(path), func(_ string, d os.DirEntry, err error) error {
+	return took, Size(filepath.Dir(path)), true
+}
+
+// Size returns how many bytes the files in a folder have.
+func Size(dir string) (bytes int64) {
+	_ = filepath.WalkDir(dir, func(_ string, d os.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() {
 			if info, err := d.Info(); err == nil {
 				bytes += info.Size()
@@ -93,7 +109,7 @@ func (t Tool) Cached() (took time.Duration, bytes int64, ok bool) {
 		}
 		return nil
 	})
-	return took, bytes, true
+	return bytes
 }
 
 // Fetch returns the path of the tool's binary. If it is not in the cache, Fetch
@@ -272,16 +288,16 @@ func unoptimized(patterns ...string) (flags []string) {
 func GoBuild(ctx context.Context, folder, pkg, path string, flags ...string) error {
 	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"build", "-trimpath", "-ldflags=-s -w", "-gcflags=all=-dwarf=false"}, flags, []string{"-o", path, pkg})...)
 	cmd.Dir = folder
-	cmd.Env = append(os.Environ(), GoEnv...)
+	cmd.Env = append(os.Environ(), goEnv...)
 	if err := RunQuiet(cmd); err != nil {
 		return fmt.Errorf("build %s in %s (it needs the Go module proxy the first time): %w", pkg, folder, err)
 	}
 	return nil
 }
 
-// GoEnv is added to the environment of a go command in a folder of tools. What
+// goEnv is added to the environment of a go command in a folder of tools. What
 // it downloads can be removed.
-var GoEnv = []string{"GOWORK=off", "GOFLAGS=-mod=readonly -modcacherw"}
+var goEnv = []string{"GOWORK=off", "GOFLAGS=-mod=readonly -modcacherw"}
 
 // PinnedVersion returns the version of module that a go.mod requires, without
 // "v".
@@ -297,6 +313,21 @@ func PinnedVersion(goMod, module string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("%s does not require %s", goMod, module)
+}
+
+// ModuleDir downloads a module that the go.mod in a folder requires, and
+// returns where its files are.
+func ModuleDir(ctx context.Context, folder, module string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module)
+	cmd.Dir = folder
+	cmd.Env = append(os.Environ(), goEnv...)
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("download the module %s (it needs the Go module proxy the first time): %w: %s", module, err, out)
+	}
+	var downloaded struct{ Dir string }
+	err = json.Unmarshal(out, &downloaded)
+	return downloaded.Dir, err
 }
 
 // RunQuiet runs cmd, and adds the last lines of its output to the error.

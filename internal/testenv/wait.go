@@ -1,20 +1,22 @@
-//go:build unix
-
 package testenv
 
 import (
-	"testing"
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
-// Patience bounds waits for what takes a second on an idle machine. It detects
-// a hang and states nothing about performance.
-const Patience = 3 * time.Minute
+const (
+	// Patience bounds waits for what takes a second on an idle machine. It
+	// detects a hang and states nothing about performance.
+	Patience = 3 * time.Minute
+	// AdminTime bounds one request of a test to the HTTP API. Some requests,
+	// such as the creation of a user, hash a password, which is slow on a busy
+	// machine.
+	AdminTime = time.Minute
+	// CallTime bounds one call of a client to a backend.
+	CallTime = 5 * time.Second
+)
 
 // Eventually is [testwait.Eventually].
-func Eventually(t testing.TB, deadline time.Duration, what string, check func() (seen string, ok bool)) {
-	t.Helper()
-	testwait.Eventually(t, deadline, what, check)
-}
+var Eventually = testwait.Eventually

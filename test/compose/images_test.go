@@ -160,7 +160,7 @@ func (i image) build(t testing.TB, d *testdocker.Engine) {
 	t.Helper()
 	sum := sha256.Sum256([]byte(recipe + i.source + strings.Join(i.changes, "\n")))
 	source := hex.EncodeToString(sum[:])
-	if d.HasImage(t, i.name, source) {
+	if strings.TrimSpace(d.Output("", "docker", "image", "inspect", "--format", `{{index .Config.Labels "isthmus.source"}}`, i.name)) == source {
 		return
 	}
 	args := []string{"import", "--change", "LABEL isthmus.source=" + source}
@@ -206,7 +206,7 @@ func tool(t testing.TB, tool testenv.Tool) string {
 // images are the stand-ins of what docker-compose.yaml and the Dockerfile name.
 func images(t testing.TB, root string) []image {
 	t.Helper()
-	consul, nacos, istiod := tool(t, testconsul.Tool), tool(t, testnacos.Tool), tool(t, testistiod.Tool124)
+	consul, nacos, istiod := tool(t, testconsul.Tool), tool(t, testnacos.V3.Tool), tool(t, testistiod.V124.Tool)
 	envoy, echo := tool(t, testproxy.EnvoyTool), tool(t, testdocker.HTTPEchoTool)
 	busybox := filepath.Join(filepath.Dir(tool(t, testdocker.Tool)), "root", "bin", "busybox")
 	single := func(name, program, entry string) image {

@@ -230,7 +230,7 @@ func (c *cluster) serves(t *testing.T, name string) {
 // clusterTools are what a cluster needs.
 var clusterTools = []testenv.Tool{
 	testkube.Tool, testkube.ControllersTool, testkube.KubectlTool, testkube.MonitoringCRDsTool, testetcd.Tool,
-	testconsul.Tool, testistiod.NewestTool, testproxy.EnvoyTool, testdeploy.HelmTool, testdeploy.KustomizeTool,
+	testconsul.Tool, testistiod.Newest.Tool, testproxy.EnvoyTool, testdeploy.HelmTool, testdeploy.KustomizeTool,
 }
 
 // On a real control plane: what the README says installs the chart, with rights

@@ -136,7 +136,7 @@ func TestAmbientStubs(t *testing.T) {
 	sidecar.WaitSubscribed(t)
 	names, endpoints := sidecar.Names(), istiod.EndpointShards(t)
 
-	stubs := bridge.Stubs(t)
+	stubs := bridge.Configured(t, "dump", "--for", "kubernetes")
 	kube.Apply(t, stubs)
 	for len(z.services()) < len(hosts) {
 		z.receive(t)
@@ -198,7 +198,7 @@ func TestWaypoint(t *testing.T) {
 
 func testWaypoint(t *testing.T, version testistiod.Version) {
 	kube := testkube.Start(t, testkube.Config{Istio: true})
-	kube.ApplyGateway(t)
+	kube.ApplyKinds(t, testkube.GatewayCRDsTool)
 	// The controllers that make Service and pods of a Gateway are away.
 	kube.Apply(t, `
 {apiVersion: v1, kind: Namespace, metadata: {name: shop}}

@@ -191,7 +191,7 @@ profile: tools
 			says(t, found, tt.check, mesh+":4:")
 		}
 		// And the block that the program prints makes istiod follow the bridge.
-		istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: bridge.MeshConfig(t)})
+		istiod := testistiod.StartAs(t, testistiod.Options{Version: testistiod.Newest, Mesh: bridge.Configured(t, "meshconfig")})
 		istiod.WaitReady(t)
 		checks(t, bridge.Doctor(t, "--istiod", istiod.HTTP, "--address", bridge.Admin))
 	})
@@ -269,7 +269,7 @@ func TestDoctorConsumer(t *testing.T) {
 	testenv.SkipIfShort(t)
 	t.Parallel()
 	kube := testkube.Start(t, testkube.Config{Istio: true})
-	kube.ApplyGateway(t)
+	kube.ApplyKinds(t, testkube.GatewayCRDsTool)
 	token := kube.ServiceAccount(t, "isthmus", "isthmus")
 	kube.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: load}}")
 	const grants = `

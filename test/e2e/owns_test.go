@@ -89,7 +89,7 @@ services:
 			routes := func(to string) {
 				t.Helper()
 				testenv.Eventually(t, testenv.Patience, "the route of "+cluster+" to "+to, func() (string, bool) {
-					got := proxy.RouteClusters("80", cluster)
+					got := proxy.Routes("80")[cluster]
 					return fmt.Sprint(got), slices.Equal(got, []string{testistiod.OutboundCluster(to, 80)})
 				})
 			}

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -65,8 +66,8 @@ addresses: {cidr: %s}
 			if d := cmp.Diff(map[string]string{"10.6.1.1": "eu/eu-1", "10.6.2.1": "eu/eu-2"}, proxy.Localities(testistiod.OutboundCluster(host, httpPort))); d != "" {
 				t.Errorf("localities (-want +got):\n%s", d)
 			}
-			if hosts := proxy.VirtualHosts(strconv.Itoa(httpPort)); !slices.Contains(hosts, host) {
-				t.Errorf("the route of port %d has hosts %v, want %s", httpPort, hosts, host)
+			if routes := proxy.Routes(strconv.Itoa(httpPort)); routes[host] == nil {
+				t.Errorf("the route of port %d has hosts %v, want %s", httpPort, slices.Sorted(maps.Keys(routes)), host)
 			}
 
 			// The name leads to an address, and there is the listener of the

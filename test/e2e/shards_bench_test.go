@@ -38,7 +38,14 @@ func BenchmarkIstiodShards(b *testing.B) {
 func benchmarkIstiodShards(b *testing.B, shards int) {
 	const services, each, quiet = 10_000, 10, 3 * time.Second
 	pipe, path := namedPipe(b)
-	bridge := testisthmus.StartSharded(b, fmt.Sprintf(`- {name: exec, type: exec, config: {command: [cat, %q]}}`, path), shards)
+	var views, sources []string
+	for n := range shards {
+		views = append(views, fmt.Sprintf("{shard: %d/%d}", n, shards))
+	}
+	bridge := testisthmus.StartWithViews(b, fmt.Sprintf(`- {name: exec, type: exec, config: {command: [cat, %q]}}`, path), views...)
+	for _, address := range bridge.Views {
+		sources = append(sources, "xds://"+address)
+	}
 	write := func(service, weight int) {
 		instances := make([]map[string]any, each)
 		for i := range instances {
@@ -63,7 +70,7 @@ func benchmarkIstiodShards(b *testing.B, shards int) {
 		b.Fatal(err)
 	}
 	bridge.WaitReady(b)
-	istiod := testistiod.Start(b, testistiod.Newest, bridge.Sources()...)
+	istiod := testistiod.Start(b, testistiod.Newest, sources...)
 	istiod.WaitReady(b)
 
 	// The services that change are in different shards.

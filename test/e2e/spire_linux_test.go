@@ -39,7 +39,7 @@ func TestSPIRE(t *testing.T) {
 	}
 	const lifetime = 40 * time.Second
 	spire.Register(t, "isthmus", program, lifetime)
-	tool := spire.Register(t, "tool", spire.Client(), time.Hour)
+	tool := spire.Register(t, "tool", spire.Client, time.Hour)
 	credential := func(cert, key, bundle string) credentials.TransportCredentials {
 		t.Helper()
 		pair, err := tls.LoadX509KeyPair(cert, key)
@@ -112,7 +112,7 @@ func TestSPIRE(t *testing.T) {
 
 	// The same program has another identity from now on.
 	spire.Unregister(t, tool)
-	spire.Register(t, "other", spire.Client(), time.Hour)
+	spire.Register(t, "other", spire.Client, time.Hour)
 	var other credentials.TransportCredentials
 	testenv.Eventually(t, testenv.Patience, "the identity to change", func() (string, bool) {
 		cert, key, bundle := spire.Fetch(t)
@@ -126,7 +126,7 @@ func TestSPIRE(t *testing.T) {
 	_, refusals := follow(other)
 	has(refusals, "spiffe://example.org/other")
 
-	spire.KillAgent()
+	spire.Agent.Kill()
 	testenv.Eventually(t, testenv.Patience, "the loss of the agent to be told", func() (string, bool) {
 		return bridge.Log(), strings.Contains(bridge.Log(), "those read before stay in use")
 	})

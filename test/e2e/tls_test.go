@@ -45,7 +45,7 @@ func TestIstiodDialsTLS(t *testing.T) {
 	isthmus := testisthmus.StartSecure(t, follow{}.registries(consul.Addr), tls+", allow: [{peer: {sni: isthmus.example.org}}]")
 	isthmus.WaitReady(t)
 	cluster := testistiod.OutboundCluster("web.service.consul", 8080)
-	refused := func(t *testing.T, reason string, before float64) {
+	refused := func(t *testing.T, reason string, before int) {
 		t.Helper()
 		testenv.Eventually(t, testenv.Patience, "a refusal because of "+reason, func() (string, bool) {
 			return isthmus.Log(), isthmus.Refused(t, reason) > before

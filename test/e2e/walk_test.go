@@ -82,10 +82,7 @@ func TestREADME(t *testing.T) {
 	bridge := testenv.NewProcess(t, "isthmus")
 	bridge.StartReady(t, func() {
 		bridge.Start(t, env, testisthmus.Binary(t), strings.Fields(strings.Replace(serve, "isthmus.yaml", filepath.Join(dir, "isthmus.yaml"), 1))[1:]...)
-	}, func() (string, bool) {
-		body, code, err := testenv.HttpGet(t, http.DefaultClient, "http://"+admin+"/readyz")
-		return fmt.Sprintf("/readyz: status %d %.500s, error %v", code, body, err), code == http.StatusOK
-	})
+	}, func() (string, bool) { return testenv.Answers("http://" + admin + "/readyz") })
 
 	// The lines that README.md shows are those that the command prints.
 	printed := sh("isthmus meshconfig --config isthmus.yaml")
@@ -109,7 +106,7 @@ func TestREADME(t *testing.T) {
 	client := &http.Client{Timeout: testenv.CallTime, Transport: &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: proxy})}}
 	t.Cleanup(client.CloseIdleConnections)
 	testenv.Eventually(t, testenv.Patience, "a call through the sidecar to "+called, func() (string, bool) {
-		body, code, err := testenv.HttpGet(t, client, called)
+		body, code, err := testenv.Do(t.Context(), client, http.MethodGet, called, nil, nil)
 		return fmt.Sprintf("status %d %s, error %v", code, body, err), code == http.StatusOK && string(body) == "web-1"
 	})
 	t.Logf("from the configuration to a call that answers 200: %s", time.Since(began).Round(time.Millisecond))

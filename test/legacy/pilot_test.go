@@ -19,21 +19,9 @@ func waitEndpoints(t *testing.T, p *testpilot.Server, w *world) {
 	t.Helper()
 	want := w.endpoints()
 	testenv.Eventually(t, testenv.Patience, "Pilot to have the endpoints", func() (string, bool) {
-		d := cmp.Diff(want, has(t, p))
+		d := cmp.Diff(want, p.EndpointShards(t))
 		return d, d == ""
 	})
-}
-
-// has is what Pilot has; hosts without endpoints are left out.
-func has(t *testing.T, p *testpilot.Server) map[string][]string {
-	t.Helper()
-	got := p.Endpoints(t)
-	for host, list := range got {
-		if len(list) == 0 {
-			delete(got, host)
-		}
-	}
-	return got
 }
 
 // quiet waits until Pilot's counts stay the same for a while, and returns them.
@@ -79,13 +67,13 @@ func TestPilot(t *testing.T) {
 			held := time.NewTimer(2 * time.Second)
 			defer held.Stop()
 			<-held.C
-			if p.Ready(t) {
+			if p.Ready() {
 				t.Error("Pilot is ready before it has anything")
 			}
 			w.setSynced(true)
 			want := w.endpoints()
-			testenv.Eventually(t, testenv.Patience, "Pilot to be ready", func() (string, bool) { return "not ready", p.Ready(t) })
-			if d := cmp.Diff(want, has(t, p)); d != "" {
+			testenv.Eventually(t, testenv.Patience, "Pilot to be ready", func() (string, bool) { return "not ready", p.Ready() })
+			if d := cmp.Diff(want, p.EndpointShards(t)); d != "" {
 				t.Errorf("Pilot is ready without all endpoints (-want +got):\n%s", d)
 			}
 
@@ -137,7 +125,7 @@ func TestPilot(t *testing.T) {
 				})
 				after := quiet(t, p)
 				got := changed(after)
-				for _, kind := range got.Kinds() {
+				for kind := range got {
 					if !slices.Contains(s.kinds, kind) {
 						t.Errorf("%s: updates %v, want only %v", s.name, got, s.kinds)
 					}
@@ -193,8 +181,8 @@ func TestPilotBridgeGone(t *testing.T) {
 			lost := time.NewTimer(gone)
 			defer lost.Stop()
 			<-lost.C
-			if d := cmp.Diff(w.endpoints(), has(t, p)); d != "" || !p.Ready(t) {
-				t.Errorf("while the bridge is gone: ready %v, endpoints (-want +got):\n%s", p.Ready(t), d)
+			if d := cmp.Diff(w.endpoints(), p.EndpointShards(t)); d != "" || !p.Ready() {
+				t.Errorf("while the bridge is gone: ready %v, endpoints (-want +got):\n%s", p.Ready(), d)
 			}
 
 			// It comes back with a registry that is not listed yet: nothing is
@@ -206,9 +194,9 @@ func TestPilotBridgeGone(t *testing.T) {
 				st := w.mcp.Status()
 				return fmt.Sprintf("%+v", st), len(st) == 1 && len(st[0].Subscriptions) == 11 && st[0].Profile != ""
 			})
-			fillWant := p.Endpoints(t)
+			fillWant := p.EndpointShards(t)
 			quiet(t, p)
-			if d := cmp.Diff(fillWant, p.Endpoints(t)); d != "" {
+			if d := cmp.Diff(fillWant, p.EndpointShards(t)); d != "" {
 				t.Errorf("a bridge that has not listed its registry takes endpoints away (-want +got):\n%s", d)
 			}
 			fill()

@@ -43,7 +43,7 @@ sinks: [{address: %q}]`, services, instances, reverse))
 		}
 		return len(endpoints), total
 	}
-	before := has(t, p)
+	before := p.EndpointShards(t)
 	if hosts, total := count(before); hosts == 0 || total == 0 {
 		t.Fatalf("Pilot is ready with %d hosts and %d endpoints", hosts, total)
 	}
@@ -70,7 +70,7 @@ sinks: [{address: %q}]`, services, instances, reverse))
 	timer := time.NewTimer(gone)
 	defer timer.Stop()
 	<-timer.C
-	if d := cmp.Diff(before, has(t, p)); d != "" {
+	if d := cmp.Diff(before, p.EndpointShards(t)); d != "" {
 		t.Errorf("while the program is gone (-before +now):\n%s", d)
 	}
 	i.Restart(t)
@@ -85,7 +85,7 @@ sinks: [{address: %q}]`, services, instances, reverse))
 		}
 		return fmt.Sprintf("%+v", all), current == 2
 	})
-	if d := cmp.Diff(before, has(t, p)); d != "" {
+	if d := cmp.Diff(before, p.EndpointShards(t)); d != "" {
 		t.Errorf("after the restart (-before +now):\n%s", d)
 	}
 	again := dialled.state(t)[0]

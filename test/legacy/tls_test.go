@@ -41,7 +41,7 @@ func TestPilotMutual(t *testing.T) {
 
 	p := testpilot.Start(t, settings("MUTUAL", pilot), i.XDS)
 	p.WaitReady(t)
-	all := has(t, p)
+	all := p.EndpointShards(t)
 	if len(all) < 20 {
 		t.Fatalf("Pilot is ready with %d hosts", len(all))
 	}
@@ -53,7 +53,7 @@ func TestPilotMutual(t *testing.T) {
 		maps.DeleteFunc(want, func(host string, _ []string) bool { return shard.Of(host, 2) != half })
 		i.Secure(t, security(fmt.Sprintf("{shard: %d/2}", half)))
 		testenv.Eventually(t, testenv.Patience, "Pilot to have half of it", func() (string, bool) {
-			d := cmp.Diff(want, has(t, p))
+			d := cmp.Diff(want, p.EndpointShards(t))
 			return d, d == ""
 		})
 	}
@@ -72,7 +72,7 @@ func TestPilotMutual(t *testing.T) {
 			testenv.Eventually(t, testenv.Patience, "a refusal", func() (string, bool) {
 				return i.Log(), i.Refused(t, "handshake") > refused
 			})
-			if wrong.Ready(t) {
+			if wrong.Ready() {
 				t.Error("Pilot is ready although it was refused")
 			}
 		})

@@ -115,7 +115,7 @@ func benchmarkChange(b *testing.B, version testnacos.Version, services int, dubb
 		return "svc-" + name
 	}
 	// The delay before pushes is the server's default.
-	server := testnacos.Start(b, testnacos.Config{Version: version, DefaultPushDelay: true, Istio: !version.V3()})
+	server := testnacos.Start(b, testnacos.Config{Version: version, DefaultPushDelay: true, Istio: !version.V3})
 	app := server.Client(b)
 	register := func(s, weight int) {
 		if err := app.TryRegister(b.Context(), "public", "DEFAULT_GROUP", named(s), instancesOf(s, weight)...); err != nil {
@@ -163,7 +163,7 @@ func benchmarkChange(b *testing.B, version testnacos.Version, services int, dubb
 		}
 	})
 	// (c): the server's own bridge.
-	if !version.V3() {
+	if !version.V3 {
 		ownSink(b, server.IstioAddr, services, func(bytes int) {
 			if what := expected(); what != "" {
 				own.put(what, bytes)
@@ -184,7 +184,7 @@ func benchmarkChange(b *testing.B, version testnacos.Version, services int, dubb
 		toBare, toDelta = append(toBare, x.at.Sub(at)), append(toDelta, y.at.Sub(at))
 		added, apart = append(added, y.at.Sub(x.at)), append(apart, other.at.Sub(x.at))
 		deltaBytes = append(deltaBytes, y.bytes)
-		if !version.V3() {
+		if !version.V3 {
 			z := own.get(b, what)
 			toOwn = append(toOwn, z.at.Sub(at))
 			ownBytes = append(ownBytes, z.bytes)
@@ -203,7 +203,7 @@ func benchmarkChange(b *testing.B, version testnacos.Version, services int, dubb
 	b.ReportMetric(ms(quantile(added, 0.99)), "ms-added-p99")
 	b.ReportMetric(ms(quantile(apart, 0.99)), "ms-second-bare-p99")
 	b.ReportMetric(float64(quantile(deltaBytes, 0.5)), "B-isthmus")
-	if !version.V3() {
+	if !version.V3 {
 		b.ReportMetric(ms(quantile(toOwn, 0.5)), "ms-own-bridge-p50")
 		b.ReportMetric(float64(quantile(ownBytes, 0.5)), "B-own-bridge")
 	}

@@ -52,7 +52,7 @@ type browser struct {
 // startBrowser starts Chromium, for as long as the test runs.
 func startBrowser(t *testing.T, more ...chromedp.ExecAllocatorOption) *browser {
 	t.Helper()
-	chromium, axe := testbrowser.Get(t)
+	chromium, axe := testbrowser.Tool.Binary(t), testbrowser.AxeTool.Binary(t)
 	script, err := os.ReadFile(axe)
 	if err != nil {
 		t.Fatal(err)

@@ -144,8 +144,8 @@ func newWorld(t *testing.T, o options) *world {
 	}
 	w.began = time.Now()
 	w.sim = o.sim
-	w.bridge = testisthmus.StartWithView(t, w.configuration(*consulGrace, ""), "{registries: [dc1, dc2]}")
-	for _, address := range []string{w.bridge.XDS, w.bridge.ViewXDS} {
+	w.bridge = testisthmus.StartWithViews(t, w.configuration(*consulGrace, ""), "{registries: [dc1, dc2]}")
+	for _, address := range []string{w.bridge.XDS, w.bridge.Views[0]} {
 		g := testenv.NewGate(t, address)
 		g.Open(t)
 		w.gates = append(w.gates, g)

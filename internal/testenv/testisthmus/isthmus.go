@@ -1,15 +1,20 @@
+// Package testisthmus runs the program of this repository for tests.
+//
+// The program is built from the working tree, with the race detector if the
+// test has it, and kept in the cache until a source changes. Start runs
+// `isthmus serve` with a configuration of the test's registries, and waits for
+// its ports: a fraction of a second.
 package testisthmus
 
 import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -81,17 +86,14 @@ type Server struct {
 	// XDS is the address of its xDS server, Admin that of its admin API.
 	// Restarts keep them.
 	XDS, Admin string
-	// ViewXDS is the address of the xDS server of the view, see
-	// StartIsthmusWithView.
-	ViewXDS string
+	// Views are the addresses of the xDS servers of views, see StartWithViews.
+	Views []string
 
 	*testenv.Process
 	binary     string
 	registries string
 	security   string   // fields of the xDS listener's block
-	shards     []string // addresses of xDS listeners of a shard each, instead of XDS
-	view       string   // of a second listener, empty for none
-	client     *http.Client
+	views      []string // of further xDS listeners
 }
 
 // Start starts the program with registries, the YAML list under that key
@@ -106,35 +108,26 @@ func Start(t testing.TB, registries string) *Server {
 // besides its address, such as "tls: {...}".
 func StartSecure(t testing.TB, registries, security string) *Server {
 	t.Helper()
-	return startIsthmus(t, &Server{registries: registries, security: security})
+	return start(t, &Server{registries: registries, security: security})
 }
 
-// StartSharded is [Start] with an xDS listener for each of n
-// shards, instead of one; see Sources.
-func StartSharded(t testing.TB, registries string, n int) *Server {
+// StartWithViews is [Start] with further xDS listeners, each of which serves a
+// view such as "{registries: [dc1]}".
+func StartWithViews(t testing.TB, registries string, views ...string) *Server {
 	t.Helper()
-	return startIsthmus(t, &Server{registries: registries, shards: make([]string, n)})
+	return start(t, &Server{registries: registries, views: views})
 }
 
-// StartWithView is [Start] with a second xDS listener, at
-// Isthmus.ViewXDS, that serves a view such as "{registries: [dc1]}".
-func StartWithView(t testing.TB, registries, view string) *Server {
+func start(t testing.TB, i *Server) *Server {
 	t.Helper()
-	return startIsthmus(t, &Server{registries: registries, view: view})
-}
-
-func startIsthmus(t testing.TB, i *Server) *Server {
-	t.Helper()
-	i.binary, i.client = Binary(t), &http.Client{Timeout: testenv.CallTime, Transport: &http.Transport{}}
-	t.Cleanup(i.client.CloseIdleConnections)
-	i.Process = testenv.NewProcess(t, "isthmus")
-	i.Process.StartReady(t, func() {
-		i.XDS, i.Admin, i.ViewXDS = testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t))
-		for n := range i.shards {
-			i.shards[n] = testenv.Loopback(testenv.FreePort(t))
+	i.binary = Binary(t)
+	i.Process = testenv.NewServer(t, "isthmus", i.launch, func() (string, bool) { return testenv.Answers(i.page("/healthz")) })
+	i.Serve(t, func(t testing.TB) {
+		i.XDS, i.Admin, i.Views = testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t)), nil
+		for range i.views {
+			i.Views = append(i.Views, testenv.Loopback(testenv.FreePort(t)))
 		}
-		i.launch(t)
-	}, i.alive(t))
+	})
 	return i
 }
 
@@ -147,23 +140,16 @@ func (i *Server) launch(t testing.TB) {
 // writeConfig writes the configuration to a file in the process's directory.
 func (i *Server) writeConfig(t testing.TB, name string) string {
 	t.Helper()
-	block := fmt.Sprintf("address: %q", i.XDS)
+	listeners := fmt.Sprintf("{address: %q", i.XDS)
 	if i.security != "" {
-		block += ", " + i.security
+		listeners += ", " + i.security
 	}
-	block = "{" + block + "}"
-	if len(i.shards) > 0 {
-		var all []string
-		for n, address := range i.shards {
-			all = append(all, fmt.Sprintf("{address: %q, view: {shard: %d/%d}}", address, n, len(i.shards)))
-		}
-		block = "[" + strings.Join(all, ", ") + "]"
+	listeners += "}"
+	for n, view := range i.views {
+		listeners += fmt.Sprintf(", {address: %q, view: %s}", i.Views[n], view)
 	}
-	if i.view != "" {
-		block = fmt.Sprintf("[%s, {address: %q, view: %s}]", block, i.ViewXDS, i.view)
-	}
-	return i.Process.WriteFile(t, name, fmt.Sprintf("listen: {xds: %s, admin: {address: %q, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nlog: {level: debug}\n%s\n",
-		block, i.Admin, owned(t, i.registries)))
+	return i.Process.WriteFile(t, name, fmt.Sprintf("listen: {xds: [%s], admin: {address: %q, allow: [{peer: {cidr: 127.0.0.0/8}}]}}\nlog: {level: debug}\n%s\n",
+		listeners, i.Admin, owned(t, i.registries)))
 }
 
 // owned returns the part of a configuration that begins with registries, which
@@ -215,50 +201,22 @@ func (i *Server) Configure(t testing.TB, registries string) {
 	}
 }
 
-func (i *Server) alive(t testing.TB) func() (string, bool) {
-	return func() (string, bool) {
-		body, code, err := testenv.HttpGet(t, i.client, "http://"+i.Admin+"/healthz")
-		return fmt.Sprintf("/healthz: status %d %.200s, error %v", code, body, err), code == http.StatusOK
-	}
-}
+// page returns the URL of a page of the admin listener.
+func (i *Server) page(path string) string { return "http://" + i.Admin + path }
 
 // Source returns the program's URL for istiod's configSource.
 func (i *Server) Source() string { return "xds://" + i.XDS }
-
-// Sources returns the URLs of all shards.
-func (i *Server) Sources() (urls []string) {
-	for _, address := range i.shards {
-		urls = append(urls, "xds://"+address)
-	}
-	return urls
-}
 
 // WaitReady waits until every registry has sent its first full listing
 // (/readyz).
 func (i *Server) WaitReady(t testing.TB) {
 	t.Helper()
-	if err := i.Process.WaitReady(t, func() (string, bool) {
-		body, code, err := testenv.HttpGet(t, i.client, "http://"+i.Admin+"/readyz")
-		return fmt.Sprintf("/readyz: status %d %.500s, error %v", code, body, err), code == http.StatusOK
-	}); err != nil {
-		t.Fatal(err)
-	}
+	i.Process.Await(t, func() (string, bool) { return testenv.Answers(i.page("/readyz")) })
 }
 
 // Kill9 kills the program as kill -9 does, without its plugins, which must
 // detect it.
 func (i *Server) Kill9() { i.Process.KillAlone() }
-
-// Restart restarts the program on the same ports after Kill9 or Stop, and waits
-// until its admin API answers.
-func (i *Server) Restart(t testing.TB) {
-	t.Helper()
-	i.Process.Kill()
-	i.launch(t)
-	if err := i.Process.WaitReady(t, i.alive(t)); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // Stop terminates the program, and fails the test if it does not exit cleanly
 // in time.
@@ -275,9 +233,7 @@ type Registry struct {
 	Name      string `json:"name"`
 	Phase     string `json:"phase"`
 	LastError string `json:"last_error"`
-	Synced    bool   `json:"synced"`
 	PID       int    `json:"pid"`
-	Restarts  int    `json:"restarts"`
 	Services  int    `json:"services"`
 	Instances int    `json:"instances"`
 	// Protection describes the paused removals, nil for none.
@@ -298,7 +254,7 @@ func (i *Server) Registry(t testing.TB, name string) Registry {
 	var all struct {
 		Items []Registry `json:"items"`
 	}
-	i.api(t, "registries", &all)
+	testenv.JSON(t, i.page("/api/v1/registries"), &all)
 	for _, r := range all.Items {
 		if r.Name == name {
 			return r
@@ -313,12 +269,7 @@ func (i *Server) WaitPhase(t testing.TB, name string, phases ...string) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Patience, fmt.Sprintf("registry %s to be %s", name, strings.Join(phases, " or ")), func() (string, bool) {
 		r := i.Registry(t, name)
-		for _, phase := range phases {
-			if r.Phase == phase {
-				return "", true
-			}
-		}
-		return fmt.Sprintf("%+v", r), false
+		return fmt.Sprintf("%+v", r), slices.Contains(phases, r.Phase)
 	})
 }
 
@@ -328,7 +279,6 @@ type Sink struct {
 	Node          string         `json:"node"`
 	Protocol      string         `json:"protocol"`
 	Profile       string         `json:"profile"`
-	Shape         string         `json:"shape"`
 	Subscriptions []Subscription `json:"subscriptions"`
 }
 
@@ -336,11 +286,7 @@ type Sink struct {
 type Subscription struct {
 	TypeURL string `json:"type_url"`
 	// State is "waiting", "sent" or "current".
-	State        string `json:"state"`
-	SentVersion  string `json:"sent_version"`
-	AckedVersion string `json:"acked_version"`
-	Lag          int    `json:"lag"`
-	Resources    int    `json:"resources"`
+	State string `json:"state"`
 }
 
 // Subscription returns the subscription to a kind of resource, such as
@@ -360,7 +306,7 @@ func (i *Server) Sinks(t testing.TB) []Sink {
 	var all struct {
 		Items []Sink `json:"items"`
 	}
-	i.api(t, "sinks", &all)
+	testenv.JSON(t, i.page("/api/v1/sinks"), &all)
 	return all.Items
 }
 
@@ -388,7 +334,7 @@ func (i *Server) Endpoints(t testing.TB) map[string]int {
 			Endpoints int    `json:"endpoints"`
 		} `json:"items"`
 	}
-	i.api(t, "services?limit=1000", &all)
+	testenv.JSON(t, i.page("/api/v1/services?limit=1000"), &all)
 	out := make(map[string]int)
 	for _, s := range all.Items {
 		out[s.Name] = s.Endpoints
@@ -396,14 +342,24 @@ func (i *Server) Endpoints(t testing.TB) map[string]int {
 	return out
 }
 
+// Run runs a command of the program and returns its output. The test ends if it
+// does not succeed.
+func (i *Server) Run(t testing.TB, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), i.binary, args...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("isthmus %s: %v: %s%s", strings.Join(args, " "), err, out, stderr.String())
+	}
+	return string(out)
+}
+
 // Decide runs `isthmus removals VERB`, and returns its output.
 func (i *Server) Decide(t testing.TB, verb, registry string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), i.binary, "removals", verb, registry, "--address", i.Admin).CombinedOutput()
-	if err != nil {
-		t.Fatalf("isthmus removals %s %s: %v: %s", verb, registry, err, out)
-	}
-	return string(out)
+	return i.Run(t, "removals", verb, registry, "--address", i.Admin)
 }
 
 // Doctor runs `isthmus doctor` with the program's configuration, and returns
@@ -450,50 +406,23 @@ func doctor(t testing.TB, args ...string) map[string]string {
 	return found
 }
 
-// MeshConfig returns what `isthmus meshconfig` prints for the program's
-// configuration.
-func (i *Server) MeshConfig(t testing.TB) string {
+// Configured is Run of a command that reads the program's configuration.
+func (i *Server) Configured(t testing.TB, command ...string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), i.binary, "meshconfig", "--config", i.writeConfig(t, "doctor.yaml")).Output()
-	if err != nil {
-		t.Fatalf("isthmus meshconfig: %v", err)
-	}
-	return string(out)
-}
-
-// Stubs returns what `isthmus dump --for kubernetes` prints for the program's
-// configuration.
-func (i *Server) Stubs(t testing.TB) string {
-	t.Helper()
-	out, err := exec.CommandContext(t.Context(), i.binary, "dump", "--for", "kubernetes", "--config", i.writeConfig(t, "doctor.yaml")).Output()
-	if err != nil {
-		t.Fatalf("isthmus dump --for kubernetes: %v", err)
-	}
-	return string(out)
+	return i.Run(t, append(command, "--config", i.writeConfig(t, "command.yaml"))...)
 }
 
 // Refused returns how many connections, streams and requests were refused for a
 // reason, as isthmus_access_refused_total counts them.
-func (i *Server) Refused(t testing.TB, reason string) (n float64) {
+func (i *Server) Refused(t testing.TB, reason string) int {
 	t.Helper()
-	for _, m := range i.Metrics(t)["isthmus_access_refused_total"].GetMetric() {
-		for _, l := range m.GetLabel() {
-			if l.GetName() == "reason" && l.GetValue() == reason {
-				n += m.GetCounter().GetValue()
-			}
-		}
-	}
-	return n
+	return testenv.ByLabel(i.Metrics(t)["isthmus_access_refused_total"], "reason")[reason]
 }
 
 // Metrics returns the program's metrics by name.
 func (i *Server) Metrics(t testing.TB) map[string]*dto.MetricFamily {
 	t.Helper()
-	body, code, err := testenv.HttpGet(t, i.client, "http://"+i.Admin+"/metrics")
-	if err != nil || code != http.StatusOK {
-		t.Fatalf("isthmus: get /metrics: status %d, error %v: %.500s", code, err, body)
-	}
-	return testenv.ParseMetrics(t, "isthmus", body)
+	return testenv.Metrics(t, i.page("/metrics"))
 }
 
 // WaitKept waits until all that is there now is on disk, so that
@@ -507,40 +436,18 @@ func (i *Server) WaitKept(t testing.TB) {
 	})
 }
 
-func (i *Server) api(t testing.TB, list string, into any) {
-	t.Helper()
-	url := "http://" + i.Admin + "/api/v1/" + list
-	body, code, err := testenv.HttpGet(t, i.client, url)
-	if err == nil && code != http.StatusOK {
-		err = errors.New(http.StatusText(code))
-	}
-	if err == nil {
-		err = json.Unmarshal(body, into)
-	}
-	if err != nil {
-		t.Fatalf("isthmus: get %s: %v: %.500s", url, err, body)
-	}
-}
-
 // Page returns the admin page at a path.
 func (i *Server) Page(t testing.TB, path string) []byte {
 	t.Helper()
-	body, code, err := testenv.HttpGet(t, i.client, "http://"+i.Admin+path)
-	if err != nil || code != http.StatusOK {
-		t.Fatalf("isthmus: get %s: status %d, error %v: %.500s", path, code, err, body)
-	}
-	return body
+	return testenv.Page(t, i.page(path))
 }
 
 // Get returns the status and the body of a path of the admin API.
 func (i *Server) Get(t testing.TB, path string) (code int, body string) {
 	t.Helper()
-	text, code, err := testenv.HttpGet(t, i.client, "http://"+i.Admin+path)
+	text, code, err := testenv.Get(t, i.page(path))
 	if err != nil {
 		t.Fatalf("isthmus: get %s: %v", path, err)
 	}
 	return code, string(text)
 }
-
-// Log returns the program's output since its last start.
-func (i *Server) Log() string { return i.Process.Since() }

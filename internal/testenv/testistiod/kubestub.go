@@ -42,15 +42,13 @@ func kubeHandler(closing <-chan struct{}) http.Handler {
 		reply(w, code, fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":%q,"message":%q,"code":%d}`,
 			reason, message, code))
 	}
-	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, http.StatusOK, `{"major":"1","minor":"34","gitVersion":"v1.34.0","platform":"linux/amd64"}`)
-	})
-	mux.HandleFunc("GET /api", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, http.StatusOK, `{"kind":"APIVersions","versions":[]}`)
-	})
-	mux.HandleFunc("GET /apis", func(w http.ResponseWriter, _ *http.Request) {
-		reply(w, http.StatusOK, `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`)
-	})
+	for path, body := range map[string]string{
+		"/version": `{"major":"1","minor":"34","gitVersion":"v1.34.0","platform":"linux/amd64"}`,
+		"/api":     `{"kind":"APIVersions","versions":[]}`,
+		"/apis":    `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`,
+	} {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, body) })
+	}
 	resource := func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
 		watch := query.Get("watch") == "true" || query.Get("watch") == "1"

@@ -25,7 +25,8 @@ import (
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
@@ -53,9 +54,7 @@ func OutboundCluster(host string, port int) string {
 type Push struct {
 	Time time.Time
 	// Kind is "cds", "eds", "lds", "rds" or "nds".
-	Kind    string
-	Version string
-	Nonce   string
+	Kind string
 	// Names are the names of its resources, sorted; in a push of the name table
 	// they are the hosts.
 	Names []string
@@ -85,15 +84,12 @@ type Recorder struct {
 	ended     error // why the stream ended; nil while it is open
 }
 
-// recorderNode is the recorder's node ID.
-const recorderNode = "sidecar~127.0.0.9~recorder.default~default.svc.cluster.local"
-
 // StartRecorder connects to a ready istiod as a sidecar that captures DNS, and
 // subscribes to clusters, endpoints, listeners, routes and the name table. The
 // stream ends with the test; if it ends earlier, the next wait fails.
 func StartRecorder(t testing.TB, i *Server) *Recorder {
 	t.Helper()
-	return startRecorder(t, i, recorderNode, map[string]any{"NAMESPACE": "default", "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes", "DNS_CAPTURE": "true"})
+	return startRecorder(t, i, "sidecar~127.0.0.9~recorder.default~default.svc.cluster.local", map[string]any{"NAMESPACE": "default", "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes", "DNS_CAPTURE": "true"})
 }
 
 // StartWaypoint is [StartRecorder] as a pod of a waypoint.
@@ -132,7 +128,12 @@ func startRecorder(t testing.TB, i *Server, node string, metadata map[string]any
 	}
 	var done sync.WaitGroup
 	// Owned by the recorder; ends when the cleanup cancels the stream.
-	done.Go(func() { r.end(r.receive(stream, node, metadata)) })
+	done.Go(func() {
+		err := r.receive(stream, node, metadata)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.ended = err
+	})
 	t.Cleanup(func() {
 		cancel()
 		done.Wait()
@@ -144,13 +145,8 @@ func startRecorder(t testing.TB, i *Server, node string, metadata map[string]any
 	return r
 }
 
-func (r *Recorder) end(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.ended = err
-}
-
-// receive subscribes, acknowledges and records until the stream ends.
+// receive subscribes, acknowledges and records until the stream ends. What it
+// has recorded it reads without the lock, as nobody else changes it.
 func (r *Recorder) receive(stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient, id string, fields map[string]any) error {
 	metadata, err := structpb.NewStruct(fields)
 	if err != nil {
@@ -220,16 +216,22 @@ func (r *Recorder) receive(stream discovery.AggregatedDiscoveryService_StreamAgg
 func (r *Recorder) record(res *discovery.DiscoveryResponse) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p := Push{Time: time.Now(), Kind: kindOf[res.TypeUrl], Version: res.VersionInfo, Nonce: res.Nonce}
+	p := Push{Time: time.Now(), Kind: kindOf[res.TypeUrl]}
 	// Clusters, listeners and the name table are always complete; endpoints and
 	// routes are those that changed.
 	switch res.TypeUrl {
 	case ndsType:
-		hosts, err := nameTable(res)
-		if err != nil {
-			return fmt.Errorf("decode the table of names: %w", err)
+		r.hosts = map[string][]string{}
+		for _, body := range res.Resources {
+			var table nameTable
+			if err := proto.Unmarshal(body.Value, protoadapt.MessageV2Of(&table)); err != nil {
+				return fmt.Errorf("decode the table of names: %w", err)
+			}
+			for host, info := range table.Table {
+				r.hosts[host] = append([]string{}, info.IPs...)
+			}
 		}
-		r.hosts, p.Names = hosts, slices.Sorted(maps.Keys(hosts))
+		p.Names = slices.Sorted(maps.Keys(r.hosts))
 		r.pushes = append(r.pushes, p)
 		return nil
 	case cdsType:
@@ -297,10 +299,9 @@ func (r *Recorder) tellLocked(clusterName string) {
 	}
 }
 
-func (r *Recorder) edsClusters() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var names []string
+// edsClusters returns the names of the clusters whose endpoints come on their
+// own, sorted.
+func (r *Recorder) edsClusters() (names []string) {
 	for name, c := range r.clusters {
 		if c.GetType() == cluster.Cluster_EDS {
 			names = append(names, name)
@@ -310,81 +311,45 @@ func (r *Recorder) edsClusters() []string {
 	return names
 }
 
-// nameTable decodes istio/networking/nds/v1/nds.proto, for which Istio
-// publishes no Go package: a NameTable is map<string, NameInfo> table = 1, and
-// a NameInfo has repeated string ips = 1. It returns the addresses by host.
-func nameTable(res *discovery.DiscoveryResponse) (map[string][]string, error) {
-	hosts := map[string][]string{}
-	for _, table := range res.Resources {
-		entries, err := values(table.Value, 1)
-		if err != nil {
-			return nil, err
-		}
-		for _, entry := range entries {
-			keys, err := values(entry, 1)
-			if err != nil {
-				return nil, err
-			}
-			infos, err := values(entry, 2)
-			if err != nil {
-				return nil, err
-			}
-			ips, err := values(slices.Concat(infos...), 1)
-			if err != nil {
-				return nil, err
-			}
-			host := string(slices.Concat(keys...))
-			hosts[host] = []string{}
-			for _, ip := range ips {
-				hosts[host] = append(hosts[host], string(ip))
-			}
-		}
-	}
-	return hosts, nil
-}
-
-// values returns all values of a bytes field in an encoded message.
-func values(message []byte, field protowire.Number) (all [][]byte, err error) {
-	for len(message) > 0 {
-		num, typ, n := protowire.ConsumeTag(message)
-		if n < 0 {
-			return nil, protowire.ParseError(n)
-		}
-		message = message[n:]
-		m := protowire.ConsumeFieldValue(num, typ, message)
-		if m < 0 {
-			return nil, protowire.ParseError(m)
-		}
-		if num == field && typ == protowire.BytesType {
-			value, _ := protowire.ConsumeBytes(message)
-			all = append(all, value)
-		}
-		message = message[m:]
-	}
-	return all, nil
-}
-
-func (r *Recorder) routeNames() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.routeNamesLocked()
-}
-
-func (r *Recorder) routeNamesLocked() []string {
-	var names []string
+// routeNames returns the names of the routes that listeners name, sorted.
+func (r *Recorder) routeNames() (names []string) {
 	for _, l := range r.listeners {
-		for _, chain := range append(slices.Clone(l.FilterChains), l.DefaultFilterChain) {
-			for _, filter := range chain.GetFilters() {
-				var manager hcm.HttpConnectionManager
-				if body := filter.GetTypedConfig(); body.MessageIs(&manager) && body.UnmarshalTo(&manager) == nil && manager.GetRds() != nil {
-					names = append(names, manager.GetRds().RouteConfigName)
-				}
+		for _, filter := range filters(l) {
+			var manager hcm.HttpConnectionManager
+			if body := filter.GetTypedConfig(); body.MessageIs(&manager) && body.UnmarshalTo(&manager) == nil && manager.GetRds() != nil {
+				names = append(names, manager.GetRds().RouteConfigName)
 			}
 		}
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
 }
+
+// filters returns the filters of all chains of a listener.
+func filters(l *listener.Listener) (all []*listener.Filter) {
+	for _, chain := range append(slices.Clone(l.FilterChains), l.DefaultFilterChain) {
+		all = append(all, chain.GetFilters()...)
+	}
+	return all
+}
+
+// nameTable and nameInfo are messages of istio/networking/nds/v1/nds.proto, for
+// which Istio publishes no Go package, as code that was generated for them
+// before Go's second API of protobuf would have them.
+type nameTable struct {
+	Table map[string]*nameInfo `protobuf:"bytes,1,rep,name=table,proto3" protobuf_key:"bytes,1,opt,name=key,proto3" protobuf_val:"bytes,2,opt,name=value,proto3"`
+}
+
+type nameInfo struct {
+	IPs []string `protobuf:"bytes,1,rep,name=ips,proto3"`
+}
+
+func (m *nameTable) Reset()         { *m = nameTable{} }
+func (m *nameTable) String() string { return fmt.Sprint(m.Table) }
+func (*nameTable) ProtoMessage()    {}
+func (m *nameInfo) Reset()          { *m = nameInfo{} }
+func (m *nameInfo) String() string  { return fmt.Sprint(m.IPs) }
+func (*nameInfo) ProtoMessage()     {}
 
 // Names returns the addresses to which the proxy's DNS resolves each host, from
 // the newest name table.
@@ -407,12 +372,10 @@ func (r *Recorder) TCPListeners(port int) map[string][]string {
 			continue
 		}
 		at := net.JoinHostPort(address.GetAddress(), strconv.Itoa(port))
-		for _, chain := range append(slices.Clone(l.FilterChains), l.DefaultFilterChain) {
-			for _, filter := range chain.GetFilters() {
-				var proxy tcpproxy.TcpProxy
-				if body := filter.GetTypedConfig(); body.MessageIs(&proxy) && body.UnmarshalTo(&proxy) == nil {
-					found[at] = append(found[at], proxy.GetCluster())
-				}
+		for _, filter := range filters(l) {
+			var proxy tcpproxy.TcpProxy
+			if body := filter.GetTypedConfig(); body.MessageIs(&proxy) && body.UnmarshalTo(&proxy) == nil {
+				found[at] = append(found[at], proxy.GetCluster())
 			}
 		}
 		slices.Sort(found[at])
@@ -435,34 +398,20 @@ func (r *Recorder) Localities(clusterName string) map[string]string {
 	return out
 }
 
-// VirtualHosts returns the domains of a route, sorted.
-func (r *Recorder) VirtualHosts(routeName string) []string {
+// Routes returns the clusters that a route leads to, sorted, by domain.
+func (r *Recorder) Routes(routeName string) map[string][]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var out []string
+	clusters := map[string][]string{}
 	for _, v := range r.routes[routeName].GetVirtualHosts() {
-		out = append(out, v.GetDomains()...)
-	}
-	slices.Sort(out)
-	return out
-}
-
-// RouteClusters returns the clusters that a route leads requests for a domain
-// to, sorted.
-func (r *Recorder) RouteClusters(routeName, domain string) []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var out []string
-	for _, v := range r.routes[routeName].GetVirtualHosts() {
-		if !slices.Contains(v.GetDomains(), domain) {
-			continue
-		}
-		for _, to := range v.GetRoutes() {
-			out = append(out, to.GetRoute().GetCluster())
+		for _, domain := range v.GetDomains() {
+			for _, to := range v.GetRoutes() {
+				clusters[domain] = append(clusters[domain], to.GetRoute().GetCluster())
+			}
+			slices.Sort(clusters[domain])
 		}
 	}
-	slices.Sort(out)
-	return out
+	return clusters
 }
 
 // Pushes returns all responses so far, in order of arrival.
@@ -529,7 +478,7 @@ func (r *Recorder) WaitSubscribed(t testing.TB) {
 				return false
 			}
 		}
-		for _, name := range r.routeNamesLocked() {
+		for _, name := range r.routeNames() {
 			if r.routes[name] == nil {
 				return false
 			}

@@ -1,11 +1,15 @@
+// Package testkube runs API servers of Kubernetes for tests.
+//
+// kube-apiserver, controller manager and kubectl are built from the module
+// pinned in tools/kube (ten minutes of processor time, once); etcd is that of
+// package testetcd. Start runs both, ready in four seconds.
 package testkube
 
 import (
 	"bufio"
-	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -15,9 +19,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -27,12 +31,11 @@ import (
 	"time"
 
 	yamlv3 "go.yaml.in/yaml/v3"
-	"sigs.k8s.io/yaml"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-mesh/isthmus/internal/testcert"
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testetcd"
-	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
 )
 
 // The parts of a Kubernetes control plane.
@@ -45,36 +48,18 @@ var (
 	KubectlTool = kubeTool("kubectl")
 	// IstioCRDsTool is no program but a file: the custom resource definitions
 	// of the newest Istio.
-	IstioCRDsTool = testenv.Tool{
-		Name: "istio-crds", Program: "crd-all.yaml",
-		Version: testistiod.NewestTool.Version, Get: getIstioCRDs,
-	}
+	IstioCRDsTool = crdTool("istio-crds", "istiod", "istio.io/istio", "manifests/charts/base/files/crd-all.gen.yaml")
 	// MonitoringCRDsTool is the same of the Prometheus operator, those kinds of
 	// it that the chart makes.
-	MonitoringCRDsTool = testenv.Tool{
-		Name: "monitoring-crds", Program: "crds.yaml",
-		Version: func(root string) (string, error) {
-			return testenv.PinnedVersion(filepath.Join(root, "tools", monitoringFolder, "go.mod"), monitoringModule)
-		},
-		Get: getMonitoringCRDs,
-	}
+	MonitoringCRDsTool = crdTool("monitoring-crds", "prometheus-operator", "github.com/prometheus-operator/prometheus-operator",
+		"example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml", "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml")
 	// GatewayCRDsTool is the same of the Gateway API, of which waypoints are
-	// made.
-	GatewayCRDsTool = testenv.Tool{
-		Name: "gateway-crds", Program: "crds.yaml",
-		Version: func(root string) (string, error) {
-			return testenv.PinnedVersion(filepath.Join(root, "tools", "istiod", "go.mod"), gatewayModule)
-		},
-		Get: getGatewayCRDs,
-	}
+	// made, in the version that istiod is built of.
+	GatewayCRDsTool = crdTool("gateway-crds", "istiod", "sigs.k8s.io/gateway-api", gatewayCRD+"gatewayclasses.yaml", gatewayCRD+"gateways.yaml",
+		gatewayCRD+"httproutes.yaml", gatewayCRD+"grpcroutes.yaml", gatewayCRD+"referencegrants.yaml")
 	// MultiClusterCRDsTool is the same of services of several clusters.
-	MultiClusterCRDsTool = testenv.Tool{
-		Name: "mcs-crds", Program: "crds.yaml",
-		Version: func(root string) (string, error) {
-			return testenv.PinnedVersion(filepath.Join(root, "tools", mcsFolder, "go.mod"), mcsModule)
-		},
-		Get: getMultiClusterCRDs,
-	}
+	MultiClusterCRDsTool = crdTool("mcs-crds", "mcs-api", "sigs.k8s.io/mcs-api",
+		"config/crd/multicluster.x-k8s.io_serviceexports.yaml", "config/crd/multicluster.x-k8s.io_serviceimports.yaml")
 )
 
 // kubeTool is a program of tools/kube. It is told its version, by which clients
@@ -103,78 +88,32 @@ func kubeTool(binary string) testenv.Tool {
 	}
 }
 
-// getIstioCRDs takes the file out of the module that istiod is built of.
-func getIstioCRDs(ctx context.Context, root, path string) error {
-	dir, err := moduleDir(ctx, root, "istiod", "istio.io/istio")
-	if err != nil {
-		return err
+const gatewayCRD = "config/crd/standard/gateway.networking.k8s.io_"
+
+// crdTool is a file that joins those of a module which tools/FOLDER/go.mod
+// requires.
+func crdTool(name, folder, module string, files ...string) testenv.Tool {
+	return testenv.Tool{
+		Name: name, Program: "crds.yaml",
+		Version: func(root string) (string, error) {
+			return testenv.PinnedVersion(filepath.Join(root, "tools", folder, "go.mod"), module)
+		},
+		Get: func(ctx context.Context, root, path string) error {
+			dir, err := testenv.ModuleDir(ctx, filepath.Join(root, "tools", folder), module)
+			if err != nil {
+				return err
+			}
+			var all []byte
+			for _, file := range files {
+				b, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(file)))
+				if err != nil {
+					return err
+				}
+				all = append(append(all, "---\n"...), b...)
+			}
+			return os.WriteFile(path, all, 0o755) //nolint:gosec // the cache holds executables
+		},
 	}
-	b, err := os.ReadFile(filepath.Join(dir, "manifests", "charts", "base", "files", "crd-all.gen.yaml"))
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, b, 0o755) //nolint:gosec // the cache holds executables
-}
-
-const (
-	monitoringFolder = "prometheus-operator"
-	monitoringModule = "github.com/prometheus-operator/prometheus-operator"
-)
-
-const (
-	mcsFolder = "mcs-api"
-	mcsModule = "sigs.k8s.io/mcs-api"
-)
-
-// gatewayModule is one of those that istiod is built of.
-const gatewayModule = "sigs.k8s.io/gateway-api"
-
-func getGatewayCRDs(ctx context.Context, root, path string) error {
-	var files []string
-	for _, kind := range []string{"gatewayclasses", "gateways", "httproutes", "grpcroutes", "referencegrants"} {
-		files = append(files, "config/crd/standard/gateway.networking.k8s.io_"+kind+".yaml")
-	}
-	return getCRDs(ctx, root, path, "istiod", gatewayModule, files...)
-}
-
-func getMonitoringCRDs(ctx context.Context, root, path string) error {
-	return getCRDs(ctx, root, path, monitoringFolder, monitoringModule, "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml", "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml")
-}
-
-func getMultiClusterCRDs(ctx context.Context, root, path string) error {
-	return getCRDs(ctx, root, path, mcsFolder, mcsModule, "config/crd/multicluster.x-k8s.io_serviceexports.yaml", "config/crd/multicluster.x-k8s.io_serviceimports.yaml")
-}
-
-// getCRDs joins files of a module that a folder of tools pins.
-func getCRDs(ctx context.Context, root, path, folder, module string, files ...string) error {
-	dir, err := moduleDir(ctx, root, folder, module)
-	if err != nil {
-		return err
-	}
-	var all []byte
-	for _, file := range files {
-		b, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(file)))
-		if err != nil {
-			return err
-		}
-		all = append(append(all, "---\n"...), b...)
-	}
-	return os.WriteFile(path, all, 0o755) //nolint:gosec // the cache holds executables
-}
-
-// moduleDir downloads a module that a folder of tools pins, and returns where
-// its files are.
-func moduleDir(ctx context.Context, root, folder, module string) (string, error) {
-	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module)
-	cmd.Dir = filepath.Join(root, "tools", folder)
-	cmd.Env = append(os.Environ(), testenv.GoEnv...)
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("download the module %s: %w: %s", module, err, out)
-	}
-	var downloaded struct{ Dir string }
-	err = json.Unmarshal(out, &downloaded)
-	return downloaded.Dir, err
 }
 
 // Config configures a Kubernetes API server. The zero value is one without
@@ -208,13 +147,12 @@ type Server struct {
 
 	cfg Config
 	*testenv.Process
-	binary      string
-	controllers *testenv.Process
-	manager     string // the program of controllers
-	port        int
-	dir         string // keys and certificates
-	users       *testcert.Certificate
-	client      *http.Client
+	binary          string
+	controllers     *testenv.Process
+	port            int
+	server          *testcert.Certificate
+	accounts, users *testcert.Certificate // sign tokens of service accounts, and certificates of users
+	client          *http.Client
 
 	mu      sync.Mutex
 	plurals map[string]kubeResource // guarded by mu; by apiVersion and kind
@@ -225,76 +163,46 @@ type kubeResource struct {
 	namespaced bool
 }
 
-// kubeIssuer names the server in the tokens of service accounts.
-const kubeIssuer = "https://kubernetes.default.svc"
-
 // Start starts a Kubernetes API server and waits until it is ready.
 func Start(t testing.TB, cfg Config) *Server {
 	t.Helper()
-	k := &Server{cfg: cfg, binary: Tool.Binary(t), Token: rand.Text(), dir: t.TempDir(), plurals: map[string]kubeResource{}}
-	if cfg.Controllers {
-		k.manager = ControllersTool.Binary(t)
+	k := &Server{
+		cfg: cfg, binary: Tool.Binary(t), Token: rand.Text(), plurals: map[string]kubeResource{},
+		accounts: testcert.New(t, "accounts"), users: testcert.New(t, "users-ca"),
+		server: testcert.New(t, "localhost", func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)} }),
 	}
-	k.CAFile = filepath.Join(k.dir, "apiserver.crt")
-	k.writeKeys(t)
+	k.CAFile = k.server.Cert
+	pool := x509.NewCertPool()
+	pool.AddCert(k.server.Leaf())
+	// A server that is killed ends connections one by one; HTTP/2 would have
+	// one for all requests, and keep it.
+	k.client = &http.Client{Timeout: testenv.AdminTime, Transport: &http.Transport{TLSClientConfig: &tls.Config{
+		RootCAs: pool, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+	}}}
+	t.Cleanup(k.client.CloseIdleConnections)
 	// Elections that a busy machine does not set off.
 	k.Etcd = testetcd.Start(t, testetcd.Config{Args: []string{"--heartbeat-interval=50", "--election-timeout=1000"}})
-	t.Cleanup(func() {
-		if k.client != nil {
-			k.client.CloseIdleConnections()
-		}
-	})
-	k.Process = testenv.NewProcess(t, "kube-apiserver")
-	k.Process.StartReady(t, func() {
+	k.Process = testenv.NewServer(t, "kube-apiserver", k.launch, k.ready)
+	k.Serve(t, func(t testing.TB) {
 		k.port = testenv.FreePort(t)
 		k.Addr = testenv.Loopback(k.port)
 		k.URL = "https://" + k.Addr
-		k.launch(t)
-	}, k.ready)
+	})
 	k.Kubeconfig = k.KubeconfigOf(t, map[string]any{"token": k.Token})
-	k.finish(t)
 	if cfg.Controllers {
-		k.controllers = testenv.NewProcess(t, "kube-controller-manager")
-		k.launchControllers(t)
+		k.controllers = testenv.NewServer(t, "kube-controller-manager", k.launchControllers, nil)
 	}
+	k.finish(t)
 	return k
-}
-
-// writeKeys makes the key of service accounts, the CA of users with
-// certificates, and the file of users with tokens.
-func (k *Server) writeKeys(t testing.TB) {
-	t.Helper()
-	private, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	public, err := x509.MarshalPKIXPublicKey(&private.PublicKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.users = testcert.New(t, "users-ca")
-	for file, content := range map[string][]byte{
-		"sa.key":     pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}),
-		"sa.pub":     pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}),
-		"tokens.csv": fmt.Appendf(nil, "%s,admin,admin,\"system:masters\"\n", k.Token),
-	} {
-		if err := os.WriteFile(filepath.Join(k.dir, file), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 func (k *Server) launch(t testing.TB) {
 	t.Helper()
-	in := func(file string) string { return filepath.Join(k.dir, file) }
 	args := []string{
 		"--etcd-servers=" + k.Etcd.URL, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port=" + strconv.Itoa(k.port),
-		"--cert-dir=" + k.dir, "--service-cluster-ip-range=10.96.0.0/16", "--service-account-issuer=" + kubeIssuer,
-		"--service-account-key-file=" + in("sa.pub"), "--service-account-signing-key-file=" + in("sa.key"), "--token-auth-file=" + in("tokens.csv"),
+		"--tls-cert-file=" + k.server.Cert, "--tls-private-key-file=" + k.server.Key, "--service-cluster-ip-range=10.96.0.0/16",
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + k.accounts.Cert, "--service-account-signing-key-file=" + k.accounts.Key,
+		"--token-auth-file=" + k.Process.WriteFile(t, "tokens.csv", k.Token+`,admin,admin,"system:masters"`+"\n"),
 		"--client-ca-file=" + k.users.Cert, "--authorization-mode=RBAC", "--endpoint-reconciler-type=none",
 		// Pods without a service account, which nobody makes.
 		"--disable-admission-plugins=ServiceAccount",
@@ -306,29 +214,13 @@ func (k *Server) launch(t testing.TB) {
 
 func (k *Server) launchControllers(t testing.TB) {
 	t.Helper()
-	port := testenv.FreePort(t)
-	k.controllers.Start(t, nil, k.manager, "--kubeconfig="+k.Kubeconfig, "--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port),
+	k.controllers.Start(t, nil, ControllersTool.Binary(t), "--kubeconfig="+k.Kubeconfig, "--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(testenv.FreePort(t)),
 		"--cert-dir="+k.controllers.Dir, "--controllers=endpointslice-controller,namespace-controller,garbage-collector-controller,deployment-controller,replicaset-controller,statefulset-controller",
 		"--kube-api-qps=500", "--kube-api-burst=1000")
 }
 
 // ready reports whether the server answers, RBAC included.
 func (k *Server) ready() (seen string, ok bool) {
-	ca, err := os.ReadFile(k.CAFile)
-	if err != nil {
-		return err.Error(), false
-	}
-	// The file may just be written.
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(ca)
-	if k.client != nil {
-		k.client.CloseIdleConnections()
-	}
-	// A server that is killed ends connections one by one; HTTP/2 would have
-	// one for all requests, and keep it.
-	k.client = &http.Client{Timeout: testenv.AdminTime, Transport: &http.Transport{TLSClientConfig: &tls.Config{
-		RootCAs: pool, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
-	}}}
 	ctx, cancel := context.WithTimeout(context.Background(), testenv.AdminTime)
 	defer cancel()
 	body, code, err := k.Do(ctx, http.MethodGet, "/readyz", "", "", nil)
@@ -350,31 +242,15 @@ func (k *Server) finish(t testing.TB) {
 	if k.cfg.Monitoring {
 		files = append(files, MonitoringCRDsTool)
 	}
-	k.applyKinds(t, files...)
+	k.ApplyKinds(t, files...)
+	if k.controllers != nil {
+		k.controllers.Launch(t)
+	}
 }
 
-// ApplyIstio adds the custom resource definitions of Istio, as
-// KubeConfig.Istio does.
-func (k *Server) ApplyIstio(t testing.TB) {
-	t.Helper()
-	k.applyKinds(t, IstioCRDsTool)
-}
-
-// ApplyGateway adds the custom resource definitions of the Gateway API.
-func (k *Server) ApplyGateway(t testing.TB) {
-	t.Helper()
-	k.applyKinds(t, GatewayCRDsTool)
-}
-
-// ApplyMultiCluster adds ServiceExport and ServiceImport (KEP-1645).
-func (k *Server) ApplyMultiCluster(t testing.TB) {
-	t.Helper()
-	k.applyKinds(t, MultiClusterCRDsTool)
-}
-
-// applyKinds adds custom resource definitions and waits until their kinds are
+// ApplyKinds adds custom resource definitions and waits until their kinds are
 // there.
-func (k *Server) applyKinds(t testing.TB, files ...testenv.Tool) {
+func (k *Server) ApplyKinds(t testing.TB, files ...testenv.Tool) {
 	t.Helper()
 	for _, f := range files {
 		b, err := os.ReadFile(f.Binary(t))
@@ -416,53 +292,30 @@ func (k *Server) applyKinds(t testing.TB, files ...testenv.Tool) {
 	})
 }
 
-// Do sends a request with a token, or without one if it is "-"; "" is Token. A
-// body is sent as it is if it is text or bytes, and as JSON otherwise. The
-// content type is JSON unless named.
+// Do is [testenv.Do] with a token, or without one if it is "-"; "" is Token.
+// The content type is JSON unless named.
 func (k *Server) Do(ctx context.Context, method, path, token, contentType string, body any) (answer []byte, code int, err error) {
-	var b []byte
-	switch body := body.(type) {
-	case nil:
-	case string:
-		b = []byte(body)
-	case []byte:
-		b = body
-	default:
-		if b, err = json.Marshal(body); err != nil {
-			return nil, 0, err
-		}
-	}
-	req, err := http.NewRequestWithContext(ctx, method, k.URL+path, bytes.NewReader(b))
-	if err != nil {
-		return nil, 0, err
-	}
-	if token == "" {
-		token = k.Token
-	}
+	header := map[string]string{}
 	if token != "-" {
-		req.Header.Set("Authorization", "Bearer "+token)
+		header["Authorization"] = "Bearer " + cmp.Or(token, k.Token)
 	}
-	if contentType == "" {
-		contentType = "application/json"
+	if contentType != "" {
+		header["Content-Type"] = contentType
 	}
-	req.Header.Set("Content-Type", contentType)
-	res, err := k.client.Do(req)
-	if err != nil {
-		return nil, 0, err
-	}
-	defer res.Body.Close()
-	answer, err = io.ReadAll(res.Body)
-	return answer, res.StatusCode, err
+	return testenv.Do(ctx, k.client, method, k.URL+path, header, body)
 }
 
-// must is Do, and ends the test if the answer is no success.
-func (k *Server) must(t testing.TB, method, path, contentType string, body any) []byte {
+// must is Do, decodes the answer if into is not nil, and ends the test if that
+// is no success.
+func (k *Server) must(t testing.TB, method, path, contentType string, body, into any) {
 	t.Helper()
 	answer, code, err := k.Do(t.Context(), method, path, "", contentType, body)
+	if err == nil && code < 300 && into != nil {
+		err = json.Unmarshal(answer, into)
+	}
 	if err != nil || code >= 300 {
 		t.Fatalf("kube: %s %s: status %d, error %v: %.2000s", method, path, code, err, answer)
 	}
-	return answer
 }
 
 // Apply applies objects, written in YAML, as kubectl apply --server-side
@@ -470,7 +323,7 @@ func (k *Server) must(t testing.TB, method, path, contentType string, body any) 
 func (k *Server) Apply(t testing.TB, objects string) {
 	t.Helper()
 	for _, o := range k.parse(t, objects) {
-		k.must(t, http.MethodPatch, o.path+"?fieldManager=test&force=true", "application/apply-patch+yaml", o.json)
+		k.must(t, http.MethodPatch, o.path+"?fieldManager=test&force=true", "application/apply-patch+yaml", o.json, nil)
 	}
 }
 
@@ -478,7 +331,7 @@ func (k *Server) Apply(t testing.TB, objects string) {
 func (k *Server) ApplyStatus(t testing.TB, objects string) {
 	t.Helper()
 	for _, o := range k.parse(t, objects) {
-		k.must(t, http.MethodPatch, o.path+"/status?fieldManager=test&force=true", "application/apply-patch+yaml", o.json)
+		k.must(t, http.MethodPatch, o.path+"/status?fieldManager=test&force=true", "application/apply-patch+yaml", o.json, nil)
 	}
 }
 
@@ -514,15 +367,12 @@ func (k *Server) parse(t testing.TB, objects string) (all []kubeObject) {
 			continue
 		}
 		b, err := json.Marshal(value)
-		if err != nil {
-			t.Fatalf("kube: %v", err)
-		}
 		var o struct {
 			APIVersion string `json:"apiVersion"`
 			Kind       string `json:"kind"`
 			Metadata   struct{ Name, Namespace string }
 		}
-		if err := json.Unmarshal(b, &o); err != nil || o.Metadata.Name == "" {
+		if err := errors.Join(err, json.Unmarshal(b, &o)); err != nil || o.Metadata.Name == "" {
 			t.Fatalf("kube: %v: no object with a name: %s", err, b)
 		}
 		base := "/apis/" + o.APIVersion
@@ -532,10 +382,7 @@ func (k *Server) parse(t testing.TB, objects string) (all []kubeObject) {
 		resource := k.resource(t, base, o.Kind)
 		path := base
 		if resource.namespaced {
-			if o.Metadata.Namespace == "" {
-				o.Metadata.Namespace = "default"
-			}
-			path += "/namespaces/" + o.Metadata.Namespace
+			path += "/namespaces/" + cmp.Or(o.Metadata.Namespace, "default")
 		}
 		all = append(all, kubeObject{path + "/" + resource.name + "/" + o.Metadata.Name, b})
 	}
@@ -555,9 +402,7 @@ func (k *Server) resource(t testing.TB, base, kind string) kubeResource {
 			Namespaced bool
 		}
 	}
-	if err := json.Unmarshal(k.must(t, http.MethodGet, base, "", nil), &list); err != nil {
-		t.Fatalf("kube: %s: %v", base, err)
-	}
+	k.must(t, http.MethodGet, base, "", nil, &list)
 	for _, r := range list.Resources {
 		if !strings.Contains(r.Name, "/") {
 			k.plurals[base+" "+r.Kind] = kubeResource{r.Name, r.Namespaced}
@@ -578,12 +423,9 @@ func (k *Server) ServiceAccount(t testing.TB, namespace, name string, audiences 
 ---
 {apiVersion: v1, kind: ServiceAccount, metadata: {namespace: %[1]s, name: %[2]s}}
 `, namespace, name))
-	answer := k.must(t, http.MethodPost, fmt.Sprintf("/api/v1/namespaces/%s/serviceaccounts/%s/token", namespace, name), "",
-		map[string]any{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": map[string]any{"audiences": audiences, "expirationSeconds": 3600}})
 	var request struct{ Status struct{ Token string } }
-	if err := json.Unmarshal(answer, &request); err != nil || request.Status.Token == "" {
-		t.Fatalf("kube: no token in %s: %v", answer, err)
-	}
+	k.must(t, http.MethodPost, fmt.Sprintf("/api/v1/namespaces/%s/serviceaccounts/%s/token", namespace, name), "",
+		map[string]any{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": map[string]any{"audiences": audiences, "expirationSeconds": 3600}}, &request)
 	return request.Status.Token
 }
 
@@ -598,17 +440,15 @@ func (k *Server) ClientCertificate(t testing.TB, user string, groups ...string) 
 // its path.
 func (k *Server) KubeconfigOf(t testing.TB, user map[string]any) string {
 	t.Helper()
-	ca, err := os.ReadFile(k.CAFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	named := func(key string, value any) []any { return []any{map[string]any{"name": "test", key: value}} }
-	b, err := yaml.Marshal(map[string]any{
-		"apiVersion": "v1", "kind": "Config", "current-context": "test",
-		"clusters": named("cluster", map[string]any{"server": k.URL, "certificate-authority-data": base64.StdEncoding.EncodeToString(ca)}),
-		"contexts": named("context", map[string]any{"cluster": "test", "user": "test"}),
-		"users":    named("user", user),
-	})
+	who, err := json.Marshal(user)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: k.server.Leaf().Raw})
+	b := fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+current-context: test
+clusters: [{name: test, cluster: {server: %q, certificate-authority-data: %s}}]
+contexts: [{name: test, context: {cluster: test, user: test}}]
+users: [{name: test, user: %s}]
+`, k.URL, base64.StdEncoding.EncodeToString(ca), who)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -623,38 +463,27 @@ func (k *Server) KubeconfigOf(t testing.TB, user map[string]any) string {
 // default, with an EndpointSlice of that name with some endpoints each.
 func (k *Server) Load(t testing.TB, services, each int) {
 	t.Helper()
-	next := make(chan int)
-	var workers sync.WaitGroup
-	// More of them gain nothing. They end with the last service.
-	for range 8 {
-		workers.Go(func() {
-			for n := range next {
-				name := fmt.Sprintf("app-%d", n)
-				for path, body := range map[string]any{
-					"/api/v1/namespaces/default/services": map[string]any{
-						"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": name},
-						"spec": map[string]any{"clusterIP": "None", "ports": []any{map[string]any{"name": "http", "port": 80}}},
-					},
-					kubeSlices: Slice(n, each, 0),
-				} {
-					if answer, code, err := k.Do(t.Context(), http.MethodPost, path, "", "", body); err != nil || code != http.StatusCreated {
-						t.Errorf("kube: create %s: status %d, error %v: %.500s", name, code, err, answer)
-						return
-					}
+	var group errgroup.Group
+	group.SetLimit(8) // more gain nothing
+	for n := range services {
+		group.Go(func() error {
+			name := fmt.Sprintf("app-%d", n)
+			for path, body := range map[string]any{
+				"/api/v1/namespaces/default/services": map[string]any{
+					"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": name},
+					"spec": map[string]any{"clusterIP": "None", "ports": []any{map[string]any{"name": "http", "port": 80}}},
+				},
+				kubeSlices: Slice(n, each, 0),
+			} {
+				if answer, code, err := k.Do(t.Context(), http.MethodPost, path, "", "", body); err != nil || code != http.StatusCreated {
+					return fmt.Errorf("create %s: status %d, error %w: %.500s", name, code, err, answer)
 				}
 			}
+			return nil
 		})
 	}
-	for n := range services {
-		select {
-		case next <- n:
-		case <-t.Context().Done():
-		}
-	}
-	close(next)
-	workers.Wait()
-	if t.Failed() {
-		t.FailNow()
+	if err := group.Wait(); err != nil {
+		t.Fatalf("kube: %v", err)
 	}
 }
 
@@ -683,7 +512,7 @@ func Slice(n, each, change int) any {
 // Change replaces an EndpointSlice of [Kube.Load]: see [Slice].
 func (k *Server) Change(t testing.TB, n, each, change int) {
 	t.Helper()
-	k.must(t, http.MethodPut, fmt.Sprintf("%s/app-%d", kubeSlices, n), "", Slice(n, each, change))
+	k.must(t, http.MethodPut, fmt.Sprintf("%s/app-%d", kubeSlices, n), "", Slice(n, each, change), nil)
 }
 
 // Watch returns when each change of an EndpointSlice of the namespace default
@@ -693,9 +522,7 @@ func (k *Server) Watch(t testing.TB) <-chan time.Time {
 	var list struct {
 		Metadata struct{ ResourceVersion string }
 	}
-	if err := json.Unmarshal(k.must(t, http.MethodGet, kubeSlices+"?limit=1", "", nil), &list); err != nil {
-		t.Fatal(err)
-	}
+	k.must(t, http.MethodGet, kubeSlices+"?limit=1", "", nil, &list)
 	ctx, cancel := context.WithCancel(context.Background())
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, k.URL+kubeSlices+"?watch=true&resourceVersion="+list.Metadata.ResourceVersion, nil)
 	if err != nil {
@@ -737,20 +564,13 @@ func (k *Server) Kill() {
 // and waits until it is ready.
 func (k *Server) Restart(t testing.TB) {
 	t.Helper()
-	k.launch(t)
-	if err := k.Process.WaitReady(t, k.ready); err != nil {
-		t.Fatal(err)
-	}
+	k.Process.Restart(t)
 	k.finish(t)
-	if k.controllers != nil {
-		k.launchControllers(t)
-	}
 }
 
 // RestartEmpty is Restart without the data.
 func (k *Server) RestartEmpty(t testing.TB) {
 	t.Helper()
-	k.Etcd.Kill()
 	k.Etcd.RestartEmpty(t)
 	k.Restart(t)
 }

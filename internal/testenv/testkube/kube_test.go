@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
 
@@ -54,15 +53,11 @@ subjects: [{kind: ServiceAccount, namespace: bridge, name: reader}, {apiGroup: r
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := os.ReadFile(k.CAFile)
-	if err != nil {
-		t.Fatal(err)
-	}
 	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(ca)
+	pool.AddCert(k.server.Leaf())
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}}
 	defer client.CloseIdleConnections()
-	if body, code, err := testenv.HttpGet(t, client, k.URL+services); err != nil || code != http.StatusOK {
+	if body, code, err := testenv.Do(t.Context(), client, http.MethodGet, k.URL+services, nil, nil); err != nil || code != http.StatusOK {
 		t.Errorf("with a certificate: status %d, error %v: %s", code, err, body)
 	}
 

@@ -1,8 +1,10 @@
+// Package testnginx runs nginx as a proxy before the servers of tests.
+//
+// It is Debian's, unpacked and not installed (seconds), and starts at once.
 package testnginx
 
 import (
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,14 +73,7 @@ http {
 }
 `, servers, listen, cfg.Timeout.Milliseconds()))
 		n.Process.Start(t, nil, binary, "-p", n.Process.Dir, "-c", config)
-	}, func() (string, bool) {
-		res, err := (&http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}).Get("http://" + n.Addr + "/nginx-is-ready")
-		if err != nil {
-			return err.Error(), false
-		}
-		res.Body.Close()
-		return res.Status, res.StatusCode == http.StatusOK
-	})
+	}, func() (string, bool) { return testenv.Answers("http://" + n.Addr + "/nginx-is-ready") })
 	return n
 }
 

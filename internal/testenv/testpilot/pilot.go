@@ -1,3 +1,9 @@
+// Package testpilot runs sinks of the legacy protocol for tests: Pilot 1.8, and
+// programs made of its own sink and source libraries.
+//
+// They are built from the module pinned in tools/pilot-1.8 (three minutes,
+// once). Start runs Pilot without Kubernetes; it is ready when every collection
+// was answered, a second or two.
 package testpilot
 
 import (
@@ -5,8 +11,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,11 +18,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
-
-	dto "github.com/prometheus/client_model/go"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // Tools of Istio 1.8.0.
@@ -34,15 +37,14 @@ var (
 // Server is a running Pilot 1.8.0 without a cluster, configured over the legacy
 // Mesh Configuration Protocol.
 type Server struct {
-	// GRPC is the xDS address for proxies, HTTP that of the debug pages,
-	// Monitoring that of the metrics.
-	GRPC, HTTP, Monitoring string
+	// GRPC is the xDS address for proxies.
+	GRPC string
+	testistiod.Pages
 
 	*testenv.Process
 	binary  string
 	options Options
 	sources []string
-	client  *http.Client
 }
 
 // Options configure a Pilot. The zero value works.
@@ -61,38 +63,29 @@ type Options struct {
 // until Pilot is ready, see WaitReady: until then none of its ports is open.
 func Start(t testing.TB, o Options, sources ...string) *Server {
 	t.Helper()
-	p := &Server{
-		binary: Tool.Binary(t), options: o, sources: sources,
-		client: &http.Client{Timeout: testenv.CallTime, Transport: &http.Transport{}},
-	}
-	t.Cleanup(p.client.CloseIdleConnections)
-	p.Process = testenv.NewProcess(t, "pilot-1.8.0")
-	p.Process.StartReady(t, func() {
-		p.GRPC, p.HTTP, p.Monitoring = testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t))
-		p.launch(t)
-	}, func() (string, bool) {
+	p := &Server{binary: Tool.Binary(t), options: o, sources: sources}
+	p.Process = testenv.NewServer(t, "pilot-1.8.0", p.launch, func() (string, bool) {
 		// It opens its ports once it has its configuration.
 		return `no line "Starting ADS server" in its output`, strings.Contains(p.Log(), "Starting ADS server")
+	})
+	p.Serve(t, func(t testing.TB) {
+		p.GRPC, p.HTTP, p.Monitoring = testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t)), testenv.Loopback(testenv.FreePort(t))
 	})
 	return p
 }
 
 func (p *Server) launch(t testing.TB) {
 	t.Helper()
-	var sources []string
+	sources := ""
 	for _, s := range p.sources {
-		block := fmt.Sprintf("address: %q", s)
-		if p.options.Settings != "" {
-			block += ", " + p.options.Settings
-		}
-		sources = append(sources, "{"+block+"}")
+		sources += fmt.Sprintf("- {address: %q, %s}\n", s, p.options.Settings)
 	}
-	mesh := p.Process.WriteFile(t, "mesh.yaml", fmt.Sprintf(`configSources: [%s]
-defaultConfig: {discoveryAddress: %q}
+	mesh := p.Process.WriteFile(t, "mesh.yaml", fmt.Sprintf(`configSources:
+%sdefaultConfig: {discoveryAddress: %q}
 trustDomain: cluster.local
 rootNamespace: istio-system
 enableAutoMtls: false
-`, strings.Join(sources, ", "), p.GRPC))
+`, sources, p.GRPC))
 	level := "default:info,mcp:none"
 	if p.options.LogMCP {
 		level = "default:info"
@@ -110,37 +103,21 @@ enableAutoMtls: false
 }
 
 // Ready reports whether Pilot has all collections and serves proxies.
-func (p *Server) Ready(t testing.TB) bool {
-	t.Helper()
-	_, code, err := testenv.HttpGet(t, p.client, "http://"+p.HTTP+"/ready")
-	return err == nil && code == http.StatusOK
+func (p *Server) Ready() bool {
+	_, ok := testenv.Answers("http://" + p.HTTP + "/ready")
+	return ok
 }
 
 // WaitReady waits until Pilot is ready.
 func (p *Server) WaitReady(t testing.TB) {
 	t.Helper()
-	if err := p.Process.WaitReady(t, func() (string, bool) { return "/ready is not 200", p.Ready(t) }); err != nil {
-		t.Fatal(err)
-	}
+	p.Process.Await(t, func() (string, bool) { return "/ready is not 200", p.Ready() })
 }
-
-// Log returns Pilot's output.
-func (p *Server) Log() string { return p.Process.Since() }
 
 // Attempts returns how often Pilot has tried to open a stream to a source since
 // its start. It requires LogMCP.
 func (p *Server) Attempts() int {
 	return strings.Count(p.Log(), "(re)trying to establish new MCP sink stream")
-}
-
-// Metrics returns Pilot's metrics by name.
-func (p *Server) Metrics(t testing.TB) map[string]*dto.MetricFamily {
-	t.Helper()
-	body, code, err := testenv.HttpGet(t, p.client, "http://"+p.Monitoring+"/metrics")
-	if err != nil || code != http.StatusOK {
-		t.Fatalf("pilot: get /metrics: status %d, error %v: %.500s", code, err, body)
-	}
-	return testenv.ParseMetrics(t, "pilot", body)
 }
 
 // Updates counts updates from Pilot's registries, by kind (metric
@@ -159,75 +136,25 @@ func (u Updates) Sub(o Updates) Updates {
 	return d
 }
 
-// Kinds returns the kinds, sorted.
-func (u Updates) Kinds() []string { return slices.Sorted(maps.Keys(u)) }
-
 // Updates returns Pilot's counts.
 func (p *Server) Updates(t testing.TB) Updates {
 	t.Helper()
-	u := Updates{}
-	for _, m := range p.Metrics(t)["pilot_inbound_updates"].GetMetric() {
-		for _, l := range m.GetLabel() {
-			if l.GetName() == "type" {
-				u[l.GetValue()] += int(m.GetGauge().GetValue() + m.GetCounter().GetValue() + m.GetUntyped().GetValue())
-			}
-		}
-	}
-	return u
+	return testenv.ByLabel(p.Metrics(t)["pilot_inbound_updates"], "type")
 }
 
 // FullPushes returns the number of full pushes since Pilot's start.
 func (p *Server) FullPushes() int { return strings.Count(p.Log(), ", full=true") }
 
-// Endpoints returns Pilot's endpoints, "address:port" sorted, by host (debug
-// page endpointShardz).
-func (p *Server) Endpoints(t testing.TB) map[string][]string {
-	t.Helper()
-	body, code, err := testenv.HttpGet(t, p.client, "http://"+p.HTTP+"/debug/endpointShardz")
-	var hosts map[string]map[string]struct {
-		Shards map[string][]struct {
-			Address      string
-			EndpointPort uint32
-		}
-	}
-	if err == nil && code == http.StatusOK {
-		err = json.Unmarshal(body, &hosts)
-	}
-	if err != nil || code != http.StatusOK {
-		t.Fatalf("pilot: get /debug/endpointShardz: status %d, error %v: %.500s", code, err, body)
-	}
-	out := map[string][]string{}
-	for host, namespaces := range hosts {
-		list := []string{}
-		for _, ns := range namespaces {
-			for _, shard := range ns.Shards {
-				for _, e := range shard {
-					list = append(list, fmt.Sprintf("%s:%d", e.Address, e.EndpointPort))
-				}
-			}
-		}
-		slices.Sort(list)
-		out[host] = list
-	}
-	return out
-}
-
 // Ports returns the ports of Pilot's services, by host (debug page registryz).
 func (p *Server) Ports(t testing.TB) map[string][]int {
 	t.Helper()
-	body, code, err := testenv.HttpGet(t, p.client, "http://"+p.HTTP+"/debug/registryz")
 	var services []struct {
 		Hostname string `json:"hostname"`
 		Ports    []struct {
 			Port int `json:"port"`
 		} `json:"ports"`
 	}
-	if err == nil && code == http.StatusOK {
-		err = json.Unmarshal(body, &services)
-	}
-	if err != nil || code != http.StatusOK {
-		t.Fatalf("pilot: get /debug/registryz: status %d, error %v: %.500s", code, err, body)
-	}
+	testenv.JSON(t, "http://"+p.HTTP+"/debug/registryz", &services)
 	out := map[string][]int{}
 	for _, s := range services {
 		for _, port := range s.Ports {
@@ -251,17 +178,12 @@ type Legacy struct {
 // end stops it.
 func StartLegacy(t testing.TB, args ...string) *Legacy {
 	t.Helper()
-	return startPeer(t, LegacyTool.Binary(t), args...)
+	return StartPeer(t, LegacyTool.Binary(t), args...)
 }
 
 // StartPeer starts a program that reads commands from standard input and
 // answers each with a line of JSON, as LegacyTool does.
 func StartPeer(t testing.TB, binary string, args ...string) *Legacy {
-	t.Helper()
-	return startPeer(t, binary, args...)
-}
-
-func startPeer(t testing.TB, binary string, args ...string) *Legacy {
 	t.Helper()
 	log, err := os.Create(testenv.UniquePath(t, filepath.Base(binary)))
 	if err != nil {
@@ -330,18 +252,9 @@ func (l *Legacy) Send(t testing.TB, command string) {
 // Read decodes the peer's next line.
 func (l *Legacy) Read(t testing.TB, into any) {
 	t.Helper()
-	late := time.NewTimer(testenv.Patience)
-	defer late.Stop()
-	select {
-	case line, ok := <-l.lines:
-		if !ok {
-			t.Fatalf("%s ended", strings.Join(l.cmd.Args, " "))
-		}
-		if err := json.Unmarshal(line, into); err != nil {
-			t.Fatalf("%v: %s", err, line)
-		}
-	case <-late.C:
-		t.Fatalf("%s: no answer within %v", strings.Join(l.cmd.Args, " "), testenv.Patience)
+	line := testwait.Receive(t, testenv.Patience, "an answer of "+strings.Join(l.cmd.Args, " "), l.lines)
+	if err := json.Unmarshal(line, into); err != nil { // an empty line is its end
+		t.Fatalf("%v: %q", err, line)
 	}
 }
 

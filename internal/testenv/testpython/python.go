@@ -1,3 +1,6 @@
+// Package testpython runs the adapter in Python of examples/adapter-python.
+//
+// Its Python packages come from PyPI (some seconds).
 package testpython
 
 import (
@@ -7,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
@@ -36,19 +38,12 @@ func pythonVersion(root string) (string, error) {
 // getPython creates the environment at its final place, since it cannot be
 // moved. The file at path is a script that runs its Python.
 func getPython(ctx context.Context, root, path string) error {
-	list := exec.CommandContext(ctx, "go", "mod", "download", "istio.io/api")
-	list.Dir = root
-	if err := testenv.RunQuiet(list); err != nil {
-		return fmt.Errorf("get istio.io/api for its protos (it needs the Go module proxy the first time): %w", err)
-	}
-	list = exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "istio.io/api")
-	list.Dir = root
-	api, err := list.Output()
+	api, err := testenv.ModuleDir(ctx, root, "istio.io/api") // for its protos
 	if err != nil {
-		return fmt.Errorf("find istio.io/api for its protos: %w", err)
+		return err
 	}
 	venv := filepath.Join(filepath.Dir(filepath.Dir(path)), "venv")
-	if err := testenv.RunQuiet(exec.CommandContext(ctx, filepath.Join(root, filepath.FromSlash(pythonExample), "setup"), venv, strings.TrimSpace(string(api)))); err != nil {
+	if err := testenv.RunQuiet(exec.CommandContext(ctx, filepath.Join(root, filepath.FromSlash(pythonExample), "setup"), venv, api)); err != nil {
 		return fmt.Errorf("set up a Python environment (it needs python3 with the venv module, and PyPI the first time): %w", err)
 	}
 	return os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\nexec '%s' \"$@\"\n", filepath.Join(venv, "bin", "python")), 0o755) //nolint:gosec // it is executed

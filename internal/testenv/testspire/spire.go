@@ -1,3 +1,7 @@
+// Package testspire runs a SPIRE server with an agent for tests.
+//
+// Both are built from the module pinned in tools/spire (five minutes, once),
+// and start in some seconds.
 package testspire
 
 import (
@@ -34,11 +38,14 @@ const spireCallTime = 30 * time.Second
 type Server struct {
 	// Socket is the address of the agent's Workload API, unix://PATH.
 	Socket string
+	// Agent serves the Workload API. Client is its program, which Fetch runs.
+	Agent  *testenv.Process
+	Client string
 
-	server, agent  *testenv.Process
-	binary, client string // of server and agent
-	dir            string
-	port           int
+	server *testenv.Process
+	binary string
+	dir    string
+	port   int
 }
 
 // Start starts a server and an agent that it has attested by a token. No
@@ -51,8 +58,8 @@ func Start(t testing.TB) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s := &Server{binary: ServerTool.Binary(t), client: AgentTool.Binary(t), dir: dir, Socket: "unix://" + filepath.Join(dir, "agent.sock")}
-	s.server, s.agent = testenv.NewProcess(t, "spire-server"), testenv.NewProcess(t, "spire-agent")
+	s := &Server{binary: ServerTool.Binary(t), Client: AgentTool.Binary(t), dir: dir, Socket: "unix://" + filepath.Join(dir, "agent.sock")}
+	s.server, s.Agent = testenv.NewProcess(t, "spire-server"), testenv.NewProcess(t, "spire-agent")
 	s.server.StartReady(t, func() {
 		s.port = testenv.FreePort(t)
 		config := s.server.WriteFile(t, "server.conf", fmt.Sprintf(`
@@ -80,7 +87,7 @@ plugins {
 	if !ok {
 		t.Fatalf("spire-server gives no token: %s", out)
 	}
-	config := s.agent.WriteFile(t, "agent.conf", fmt.Sprintf(`
+	config := s.Agent.WriteFile(t, "agent.conf", fmt.Sprintf(`
 agent {
   server_address = "127.0.0.1"
   server_port = "%d"
@@ -96,10 +103,8 @@ plugins {
   WorkloadAttestor "unix" { plugin_data { discover_workload_path = true } }
 }
 `, s.port, filepath.Join(dir, "agent.sock"), filepath.Join(dir, "agent"), strings.TrimSpace(token)))
-	s.agent.Start(t, nil, s.client, "run", "-config", config)
-	if err := s.agent.WaitReady(t, s.healthy(t, s.client, "agent.sock")); err != nil {
-		t.Fatal(err)
-	}
+	s.Agent.Start(t, nil, s.Client, "run", "-config", config)
+	s.Agent.Await(t, s.healthy(t, s.Client, "agent.sock"))
 	return s
 }
 
@@ -151,9 +156,6 @@ func (s *Server) Unregister(t testing.TB, entry string) {
 	s.admin(t, "entry", "delete", "-entryID", entry)
 }
 
-// Client is the program that Fetch runs.
-func (s *Server) Client() string { return s.client }
-
 // Fetch asks the agent for the identity of its own client, and returns the
 // paths of the PEM files of certificate, key and authorities. It waits until
 // there is one.
@@ -161,11 +163,8 @@ func (s *Server) Fetch(t testing.TB) (cert, key, bundle string) {
 	t.Helper()
 	dir := t.TempDir()
 	testenv.Eventually(t, testenv.Patience, "the agent to give an identity", func() (string, bool) {
-		out, err := s.command(t, s.client, "api", "fetch", "x509", "-socketPath", filepath.Join(s.dir, "agent.sock"), "-write", dir)
+		out, err := s.command(t, s.Client, "api", "fetch", "x509", "-socketPath", filepath.Join(s.dir, "agent.sock"), "-write", dir)
 		return out, err == nil
 	})
 	return filepath.Join(dir, "svid.0.pem"), filepath.Join(dir, "svid.0.key"), filepath.Join(dir, "bundle.0.pem")
 }
-
-// KillAgent ends the agent, and with it the Workload API.
-func (s *Server) KillAgent() { s.agent.Kill() }

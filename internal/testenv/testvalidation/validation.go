@@ -1,8 +1,10 @@
+// Package testvalidation gets the programs of this repository that are modules
+// of their own: Istio's validation, and servers to compare with.
+//
+// They are built from test/validity and tools/peers (minutes, once).
 package testvalidation
 
-import (
-	"github.com/isthmus-mesh/isthmus/internal/testenv"
-)
+import "github.com/isthmus-mesh/isthmus/internal/testenv"
 
 // Istio's own validation, in programs of test/validity that read resources and
 // report which of them it rejects.

@@ -1,3 +1,8 @@
+// Package testzookeeper runs ZooKeeper servers for tests.
+//
+// The newest comes from Maven Central by the pom in tools/zookeeper (seconds),
+// 3.4 by that in tools/zookeeper-3.4. Start runs one, which answers in half a
+// second; StartEnsemble runs three.
 package testzookeeper
 
 import (
@@ -17,6 +22,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/isthmus-mesh/isthmus/internal/testenv"
+	"github.com/isthmus-mesh/isthmus/internal/testwait"
 )
 
 // Tool is a ZooKeeper server: jars from Maven and the launcher in this
@@ -52,8 +58,7 @@ type Server struct {
 	*testenv.Process
 	binary string
 	port   int
-	plain  int // the port without TLS, for the operator
-	data   string
+	plain  int      // the port without TLS, for the operator
 	peers  []string // of an ensemble: the lines of the configuration that name its servers
 }
 
@@ -64,18 +69,24 @@ func Start(t testing.TB, cfg Config) *Server {
 	if cfg.Old {
 		tool = OldTool
 	}
-	z := &Server{cfg: cfg, binary: tool.Binary(t), Process: testenv.NewProcess(t, "zookeeper"), data: t.TempDir()}
-	z.Process.StartReady(t, func() {
+	z := newServer(t, "zookeeper", tool, cfg)
+	z.Serve(t, func(t testing.TB) {
 		z.port, z.plain = testenv.FreePort(t), testenv.FreePort(t)
 		if cfg.KeyStore == "" {
 			z.plain = z.port
 		}
 		z.Addr = testenv.Loopback(z.port)
-		z.launch(t)
-	}, z.ready)
+	})
 	if cfg.KeyStore == "" && len(cfg.Users) == 0 {
 		z.Client = z.Connect(t)
 	}
+	return z
+}
+
+func newServer(t testing.TB, name string, tool testenv.Tool, cfg Config) *Server {
+	t.Helper()
+	z := &Server{cfg: cfg, binary: tool.Binary(t)}
+	z.Process = testenv.NewServer(t, name, z.launch, z.ready)
 	return z
 }
 
@@ -84,23 +95,21 @@ func Start(t testing.TB, cfg Config) *Server {
 func StartEnsemble(t testing.TB, servers int) []*Server {
 	t.Helper()
 	all, peers := make([]*Server, servers), make([]string, servers)
-	binary := Tool.Binary(t)
 	for i := range all {
-		port := testenv.FreePort(t)
-		all[i] = &Server{binary: binary, Process: testenv.NewProcess(t, fmt.Sprint("zookeeper-", i+1)), data: t.TempDir(), port: port, plain: port, Addr: testenv.Loopback(port)}
-		if err := os.WriteFile(filepath.Join(all[i].data, "myid"), []byte(strconv.Itoa(i+1)), 0o600); err != nil {
+		all[i] = newServer(t, fmt.Sprint("zookeeper-", i+1), Tool, Config{})
+		all[i].plain = testenv.FreePort(t)
+		all[i].Addr = testenv.Loopback(all[i].plain)
+		if err := os.WriteFile(filepath.Join(all[i].Data, "myid"), []byte(strconv.Itoa(i+1)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		peers[i] = fmt.Sprintf("server.%d=%s:%d", i+1, testenv.Loopback(testenv.FreePort(t)), testenv.FreePort(t))
 	}
 	for _, z := range all {
 		z.peers = append(peers, "initLimit=60", "syncLimit=20")
-		z.launch(t)
+		z.Launch(t)
 	}
 	for _, z := range all {
-		if err := z.Process.WaitReady(t, z.ready); err != nil {
-			t.Fatal(err)
-		}
+		z.WaitReady(t)
 		z.Client = z.Connect(t)
 	}
 	i := slices.IndexFunc(all, (*Server).leads)
@@ -120,7 +129,7 @@ func (z *Server) leads() bool {
 func (z *Server) launch(t testing.TB) {
 	t.Helper()
 	lines := []string{
-		"dataDir=" + z.data, "clientPortAddress=127.0.0.1", "clientPort=" + strconv.Itoa(z.plain), "admin.enableServer=false", "tickTime=500",
+		"dataDir=" + z.Data, "clientPortAddress=127.0.0.1", "clientPort=" + strconv.Itoa(z.plain), "admin.enableServer=false", "tickTime=500",
 		"4lw.commands.whitelist=*", "maxClientCnxns=0", "forceSync=no", "extendedTypesEnabled=true",
 	}
 	args := []string{"-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.io.tmpdir=" + z.Process.Dir}
@@ -196,11 +205,13 @@ func (silent) Printf(string, ...any) {}
 func (z *Server) Connect(t testing.TB) *zk.Conn {
 	t.Helper()
 	for end := time.Now().Add(testenv.Patience); ; {
-		c, events, err := zk.Connect([]string{z.Addr}, 4*time.Second, zk.WithLogger(silent{}))
+		c, _, err := zk.Connect([]string{z.Addr}, 4*time.Second, zk.WithLogger(silent{}))
 		if err != nil {
 			t.Fatalf("zookeeper: connect: %v", err)
 		}
-		if hasSession(events) {
+		// It waits for an answer ten times as long as for anything else, and a
+		// server that just starts may leave it without one.
+		if _, ok := testwait.Poll(t, 5*time.Second, nil, func() (string, bool) { return "", c.State() == zk.StateHasSession }); ok {
 			t.Cleanup(c.Close)
 			return c
 		}
@@ -211,62 +222,33 @@ func (z *Server) Connect(t testing.TB) *zk.Conn {
 	}
 }
 
-// hasSession reports whether a client soon has a session. It waits for an
-// answer ten times as long as for anything else, and a server that just starts
-// may leave it without one.
-func hasSession(events <-chan zk.Event) bool {
-	late := time.NewTimer(5 * time.Second)
-	defer late.Stop()
-	for {
-		select {
-		case e, ok := <-events:
-			if !ok || e.State == zk.StateHasSession {
-				return ok
-			}
-		case <-late.C:
-			return false
-		}
-	}
-}
-
 // Put creates a node, with those above it, or changes its data.
 func (z *Server) Put(t testing.TB, path, data string) {
 	t.Helper()
-	if err := z.put(z.Client, path, data, zk.FlagPersistent); err != nil {
-		t.Fatal(err)
-	}
+	z.put(t, z.Client, path, data, zk.FlagPersistent)
 }
 
 // PutEphemeral is Put for a node that goes with the session of a client.
 func (z *Server) PutEphemeral(t testing.TB, c *zk.Conn, path, data string) {
 	t.Helper()
-	if err := z.put(c, path, data, zk.FlagEphemeral); err != nil {
-		t.Fatal(err)
-	}
+	z.put(t, c, path, data, zk.FlagEphemeral)
 }
 
-func (z *Server) put(c *zk.Conn, path, data string, flags int32) error {
-	for end := time.Now().Add(testenv.AdminTime); ; {
+// put tries again: a client that has lost its server says so once or twice
+// before it is connected again.
+func (z *Server) put(t testing.TB, c *zk.Conn, path, data string, flags int32) {
+	t.Helper()
+	testenv.Eventually(t, testenv.AdminTime, "zookeeper to put "+path, func() (string, bool) {
 		_, err := c.Create(path, []byte(data), flags, zk.WorldACL(zk.PermAll))
+		if errors.Is(err, zk.ErrNoNode) {
+			z.put(t, c, filepath.Dir(path), "", zk.FlagPersistent)
+			_, err = c.Create(path, []byte(data), flags, zk.WorldACL(zk.PermAll))
+		}
 		if errors.Is(err, zk.ErrNodeExists) {
 			_, err = c.Set(path, []byte(data), -1)
 		}
-		if errors.Is(err, zk.ErrNoNode) {
-			if err := z.put(c, filepath.Dir(path), "", zk.FlagPersistent); err != nil {
-				return err
-			}
-			continue
-		}
-		if err == nil {
-			return nil
-		}
-		// A client that has lost its server says so once or twice before it is
-		// connected again.
-		lost := errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, zk.ErrNoServer) || errors.Is(err, zk.ErrSessionExpired)
-		if !lost || time.Now().After(end) {
-			return fmt.Errorf("zookeeper: put %s: %w", path, err)
-		}
-	}
+		return fmt.Sprint(err), err == nil
+	})
 }
 
 // Load creates the nodes, by path, of services 0 to n-1, with those above them,
@@ -301,34 +283,16 @@ func (z *Server) Load(t testing.TB, n int, of func(service int) map[string]strin
 // Delete deletes a node.
 func (z *Server) Delete(t testing.TB, path string) {
 	t.Helper()
-	for end := time.Now().Add(testenv.AdminTime); ; {
+	testenv.Eventually(t, testenv.AdminTime, "zookeeper to delete "+path, func() (string, bool) {
 		err := z.Client.Delete(path, -1)
-		if err == nil || errors.Is(err, zk.ErrNoNode) {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("zookeeper: delete %s: %v", path, err)
-		}
-	}
+		return fmt.Sprint(err), err == nil || errors.Is(err, zk.ErrNoNode)
+	})
 }
 
-// Restart starts the server again on the same port with its data after Kill,
-// and waits until it serves.
-func (z *Server) Restart(t testing.TB) {
-	t.Helper()
-	z.launch(t)
-	if err := z.Process.WaitReady(t, z.ready); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// RestartEmpty is Restart without the data.
+// RestartEmpty is [testenv.Process.RestartEmpty].
 func (z *Server) RestartEmpty(t testing.TB) {
 	t.Helper()
-	if err := os.RemoveAll(z.data); err != nil {
-		t.Fatalf("zookeeper: remove its data: %v", err)
-	}
-	z.Restart(t)
+	z.Process.RestartEmpty(t)
 	// A client refuses a server that has seen less than it has itself.
 	z.Client.Close()
 	z.Client = z.Connect(t)

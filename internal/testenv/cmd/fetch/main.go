@@ -49,8 +49,7 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	names := flag.Args()
-	tools := all()
+	names, tools := flag.Args(), all()
 	switch {
 	case len(names) > 0 || testenv.Compat():
 		tools = append(tools, compat()...)
@@ -118,12 +117,7 @@ func get(ctx context.Context, tools []testenv.Tool, names []string) (ok bool) {
 		return false
 	}
 	for _, tool := range tools {
-		path, err := tool.Path()
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return false
-		}
-		if len(names) > 0 {
+		if path, err := tool.Path(); err == nil && len(names) > 0 {
 			fmt.Fprintln(os.Stdout, path)
 		}
 	}
@@ -138,18 +132,9 @@ func buildDir() string { return filepath.Join(testenv.ToolsDir(), ".build") }
 // needs of them is unpacked, or compiled, again.
 func makeRoom() {
 	const much = 1 << 30 // bytes
-	var compiled int64
-	_ = filepath.WalkDir(filepath.Join(buildDir(), "compiled"), func(_ string, d os.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() {
-			if info, err := d.Info(); err == nil {
-				compiled += info.Size()
-			}
-		}
-		return nil
-	})
 	paths, _ := filepath.Glob(filepath.Join(buildDir(), "modules", "*"))
-	if compiled > much {
-		paths = append(paths, filepath.Join(buildDir(), "compiled"))
+	if compiled := filepath.Join(buildDir(), "compiled"); testenv.Size(compiled) > much {
+		paths = append(paths, compiled)
 	}
 	for _, path := range paths {
 		if filepath.Base(path) != "cache" {
@@ -192,32 +177,29 @@ func aside(ctx context.Context) (done func(), err error) {
 
 // list prints what is in the cache.
 func list(tools []testenv.Tool) {
-	type entry struct {
-		name  string
-		took  time.Duration
-		bytes int64
-	}
-	var all []entry
+	took := map[string]time.Duration{}
+	tools = slices.DeleteFunc(tools, func(t testenv.Tool) bool {
+		var cached bool
+		took[t.Name], _, cached = t.Cached()
+		return !cached
+	})
+	slices.SortFunc(tools, func(a, b testenv.Tool) int { return cmp.Compare(took[b.Name], took[a.Name]) })
 	var sum int64
-	for _, tool := range tools {
-		if took, bytes, ok := tool.Cached(); ok {
-			all = append(all, entry{tool.String(), took, bytes})
-			sum += bytes
+	for n, tool := range tools {
+		_, bytes, _ := tool.Cached()
+		if sum += bytes; n < 10 {
+			fmt.Fprintf(os.Stdout, "%8v %6d MB  %s\n", took[tool.Name], bytes>>20, tool)
 		}
 	}
-	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(b.took, a.took) })
-	for _, e := range all[:min(10, len(all))] {
-		fmt.Fprintf(os.Stdout, "%8v %6d MB  %s\n", e.took, e.bytes>>20, e.name)
-	}
-	fmt.Fprintf(os.Stdout, "%d servers and tools in %s, %d MB\n", len(all), testenv.ToolsDir(), sum>>20)
+	fmt.Fprintf(os.Stdout, "%d servers and tools in %s, %d MB\n", len(tools), testenv.ToolsDir(), sum>>20)
 }
 
 // all returns the tools of make test and make ci, in the order of fetching.
 func all() []testenv.Tool {
 	return []testenv.Tool{
-		testconsul.Tool, testistiod.NewestTool, testpilot.Tool, testpilot.LegacyTool, testproxy.EnvoyTool, testnacos.Tool, testeureka.Tool,
+		testconsul.Tool, testistiod.Newest.Tool, testpilot.Tool, testpilot.LegacyTool, testproxy.EnvoyTool, testnacos.V3.Tool, testeureka.Tool,
 		testzookeeper.Tool, testetcd.Tool, testpython.Tool,
-		testistiod.Tool121, testistiod.Tool124, testnacos.Tool2, testapp.SpringTool, testapp.SpringZooKeeperTool, testapp.Dubbo3Tool, testapp.Dubbo2Tool,
+		testistiod.V121.Tool, testistiod.V124.Tool, testnacos.V2.Tool, testapp.SpringTool, testapp.SpringZooKeeperTool, testapp.Dubbo3Tool, testapp.Dubbo2Tool,
 		testetcd.Tool34, testetcd.ClientsTool, testzookeeper.OldTool, testcoredns.Tool, testnginx.Tool, testbrowser.Tool, testbrowser.AxeTool,
 		testvalidation.OldestValidation, testvalidation.NewestValidation, testvalidation.PeersTool,
 		testdocker.Tool, testdocker.ComposeTool, testdocker.HTTPEchoTool,
@@ -229,5 +211,5 @@ func all() []testenv.Tool {
 
 // compat returns the tools that only make compat needs.
 func compat() []testenv.Tool {
-	return []testenv.Tool{testistiod.Tool126, testspire.ServerTool, testspire.AgentTool}
+	return []testenv.Tool{testistiod.V126.Tool, testspire.ServerTool, testspire.AgentTool}
 }
