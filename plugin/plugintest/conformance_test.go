@@ -175,6 +175,7 @@ func (g *good) Run(ctx context.Context, c plugin.Catalog) error {
 
 // An adapter that uses the SDK conforms.
 func TestConformanceOfSDK(t *testing.T) {
+	t.Parallel()
 	dir, err := os.MkdirTemp("/tmp", "it")
 	if err != nil {
 		t.Fatal(err)

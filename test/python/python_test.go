@@ -88,6 +88,7 @@ func addresses(w *plugintest.World) string {
 // The adapter keeps every part of the contract.
 func TestConformance(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	dir := testpython.PythonAdapter(t)
 	from := startInventory(t)
 	from.set(document(1500, "web-1 10.0.0.1"))
@@ -238,6 +239,7 @@ func (s *sink) gone(t *testing.T, name string) {
 // itself.
 func TestServe(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	dir := testpython.PythonAdapter(t)
 	from := startInventory(t)
 	from.set(document(2500, "web-1 10.0.0.1", "web-2 10.0.0.2"))
@@ -295,6 +297,7 @@ func TestServe(t *testing.T) {
 // one that is broken.
 func TestPluginCheck(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	dir := testpython.PythonAdapter(t)
 	adapter := filepath.Join(dir, "isthmus-adapter-json")
 	from := startInventory(t)
@@ -330,6 +333,7 @@ func TestPluginCheck(t *testing.T) {
 // its first line. One byte more and it does not.
 func TestPinned(t *testing.T) {
 	testenv.SkipIfShort(t)
+	t.Parallel()
 	dir := testpython.PythonAdapter(t)
 	script, err := os.ReadFile(filepath.Join(dir, "isthmus-adapter-json"))
 	if err != nil {
