@@ -77,6 +77,10 @@ func TestChartConsumers(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
+	grants, _ = consumers(t, `[{"name":"gateways","publish":"services","view":{"namespaces":["shop"]}}]`)
+	if !strings.Contains(grants, "endpointslices") || !strings.Contains(grants, "services") || strings.Contains(grants, "serviceentries") {
+		t.Errorf("for Services there are the rights %s", grants)
+	}
 	_, all = consumers(t, list, "--set", "rbac.create=false")
 	token(all, true)
 	if got := names(all, rights...); len(got) > 0 {
@@ -101,15 +105,19 @@ func TestConsumerRights(t *testing.T) {
 	const (
 		some       = `{"name":"ambient","view":{"namespaces":["shop"]}}`
 		everywhere = `{"name":"ambient"}`
+		services   = `{"name":"ambient","publish":"services","view":{"namespaces":["shop"]}}`
+		entries    = "/apis/networking.istio.io/v1/namespaces/shop/serviceentries"
 	)
 	for name, tt := range map[string]struct {
 		grants, consumer string
-		stubs            int
+		stubs            int // 0: Services, which have some slices
+		list             string
 	}{
-		"chart, one namespace":      {first(consumers(t, "["+some+"]")), some, 2},
-		"chart, all namespaces":     {first(consumers(t, "["+everywhere+"]")), everywhere, 4},
-		"kustomize, one namespace":  {kustomized(t, "RoleBinding", "shop"), some, 2},
-		"kustomize, all namespaces": {kustomized(t, "ClusterRoleBinding", ""), everywhere, 4},
+		"chart, one namespace":      {first(consumers(t, "["+some+"]")), some, 2, entries},
+		"chart, all namespaces":     {first(consumers(t, "["+everywhere+"]")), everywhere, 4, entries},
+		"chart, services":           {first(consumers(t, "["+services+"]")), services, 0, "/api/v1/namespaces/shop/services"},
+		"kustomize, one namespace":  {kustomized(t, "RoleBinding", "shop"), some, 2, entries},
+		"kustomize, all namespaces": {kustomized(t, "ClusterRoleBinding", ""), everywhere, 4, entries},
 	} {
 		t.Run(name, func(t *testing.T) {
 			kube.Apply(t, tt.grants)
@@ -118,14 +126,15 @@ func TestConsumerRights(t *testing.T) {
 			const shop, other = "- {name: shop, type: sim, config: {services: 2, changes_per_second: 0}}\n", "- {name: other, type: sim, config: {services: 2, changes_per_second: 0}}\n"
 			consumers := "consumers: {kubernetes: [" + consumer + "]}\n"
 			bridge := testisthmus.Start(t, shop+other+consumers)
-			testenv.Eventually(t, testenv.Patience, "the stubs", func() (string, bool) {
+			testenv.Eventually(t, testenv.Patience, "the objects", func() (string, bool) {
 				_, body := bridge.Get(t, "/api/v1/consumers")
-				return body, strings.Contains(body, fmt.Sprintf(`"written": %d`, tt.stubs)) && strings.Contains(body, `"writer": true`) && !strings.Contains(body, `"error"`)
+				several := tt.stubs == 0 && !strings.Contains(body, `"written": 0`) && strings.Contains(body, `"pending": 0`) && strings.Contains(body, `"refused": 0`)
+				return body, (several || tt.stubs > 0 && strings.Contains(body, fmt.Sprintf(`"written": %d`, tt.stubs))) && strings.Contains(body, `"writer": true`) && !strings.Contains(body, `"error"`)
 			})
 			// It removes what it has written, too.
 			bridge.Configure(t, other+consumers)
-			testenv.Eventually(t, testenv.Patience, "the stubs of the other registry", func() (string, bool) {
-				body, code, err := kube.Do(t.Context(), http.MethodGet, "/apis/networking.istio.io/v1/namespaces/shop/serviceentries", "", "", nil)
+			testenv.Eventually(t, testenv.Patience, "the objects of the other registry", func() (string, bool) {
+				body, code, err := kube.Do(t.Context(), http.MethodGet, tt.list, "", "", nil)
 				return fmt.Sprintf("%d %v %.500s", code, err, body), code == http.StatusOK && strings.Contains(string(body), `"items":[]`)
 			})
 			bridge.Stop(t)
@@ -137,7 +146,7 @@ func TestConsumerRights(t *testing.T) {
 				lease + "istio-system/leases", lease + "istio-system/leases/istio-leader", lease + "shop/leases/isthmus-ambient",
 				"/apis/rbac.authorization.k8s.io/v1/namespaces/istio-system/roles",
 			}
-			if tt.consumer == some {
+			if tt.consumer != everywhere {
 				refused = append(refused, istio+"/namespaces/other/serviceentries", istio+"/serviceentries")
 			}
 			for _, path := range refused {
