@@ -24,6 +24,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/config"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 func newDoctor() *cobra.Command {
@@ -255,7 +256,7 @@ func diagnose(report *doctor.Report, cfg *config.Config, o *admin.Overview) {
 	}
 	between, own := undecided(cfg, o.Conflicts)
 	if len(between) > 0 {
-		x, hosts := between[0], slices.CompactFunc(slices.Clone(between), func(a, b state.Conflict) bool { return a.Host == b.Host }) // sorted by host
+		x, hosts := between[0], slices.CompactFunc(slices.Clone(between), func(a, b status.Conflict) bool { return a.Host == b.Host }) // sorted by host
 		report.Add("", doctor.Finding{
 			Check: "conflict", Severity: doctor.Warning, Subject: "registries",
 			Problem: fmt.Sprintf("several registries have %s without a rule in conflicts, the first: %s is served from %s, and that of %s is shadowed", doctor.Count(len(hosts), "host", "hosts"), x.Host, x.Owner, x.Registry),
@@ -342,7 +343,7 @@ func unstated(ctx context.Context, report *doctor.Report, cfg *config.Config, s 
 
 // undecided returns the conflicts for which the configuration has no rule:
 // those between registries, and those within one.
-func undecided(cfg *config.Config, all []state.Conflict) (between, own []state.Conflict) {
+func undecided(cfg *config.Config, all []status.Conflict) (between, own []status.Conflict) {
 	for _, x := range all {
 		list, registry := &between, ""
 		if x.Registry == x.Owner {

@@ -435,9 +435,9 @@ func TestLastError(t *testing.T) {
 
 // The page shows who else has a host, and what became of that.
 func TestConflicts(t *testing.T) {
-	var conflicts []state.Conflict
+	var conflicts []status.Conflict
 	for n := range maxShown + 1 {
-		conflicts = append(conflicts, state.Conflict{
+		conflicts = append(conflicts, status.Conflict{
 			Host: fmt.Sprintf("h%d.example.org", n), Policy: state.Merge, Registry: "new", Name: "new/web", Outcome: "merged", Owner: "old", OwnerName: "old/web",
 		})
 	}

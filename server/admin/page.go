@@ -18,7 +18,6 @@ import (
 
 	"github.com/isthmus-mesh/isthmus/server/conditions"
 	"github.com/isthmus-mesh/isthmus/server/kubernetes"
-	"github.com/isthmus-mesh/isthmus/server/state"
 	"github.com/isthmus-mesh/isthmus/server/state/history"
 	"github.com/isthmus-mesh/isthmus/server/state/status"
 	"github.com/isthmus-mesh/isthmus/server/stream"
@@ -32,7 +31,7 @@ var web embed.FS
 var templates = func() map[string]*template.Template {
 	layout := template.Must(template.New("layout").Funcs(template.FuncMap{
 		"ago": ago, "thousands": thousands, "plural": plural, "bytes": size[int], "bytes64": size[int64], "types": types, "kind": kindOf, "anchor": anchor,
-		"first": first[stream.Status], "firstConflicts": first[state.Conflict], "firstInstances": firstInstances, "moreInstances": moreInstances,
+		"first": first[stream.Status], "firstConflicts": first[status.Conflict], "firstInstances": firstInstances, "moreInstances": moreInstances,
 		"join": func(list []string) string { return strings.Join(list, ", ") },
 		"at": func(now time.Time, r Registry) any {
 			return struct {
@@ -462,7 +461,7 @@ func (s *Server) problemsPage(d *pageData, _ *http.Request) error {
 	only := d.Query.Get("registry")
 	if only != "" {
 		d.ProblemCount, d.SkippedCount = 0, 0
-		d.Conflicts = slices.DeleteFunc(d.Conflicts, func(c state.Conflict) bool { return c.Registry != only && c.Owner != only })
+		d.Conflicts = slices.DeleteFunc(d.Conflicts, func(c status.Conflict) bool { return c.Registry != only && c.Owner != only })
 	}
 	for i := range d.Registries {
 		r := &d.Registries[i]
@@ -554,8 +553,8 @@ func plural(v any, one, more string) string {
 }
 
 // countHosts returns the number of hosts of conflicts, which are sorted.
-func countHosts(all []state.Conflict) int {
-	return len(slices.CompactFunc(slices.Clone(all), func(a, b state.Conflict) bool { return a.Host == b.Host }))
+func countHosts(all []status.Conflict) int {
+	return len(slices.CompactFunc(slices.Clone(all), func(a, b status.Conflict) bool { return a.Host == b.Host }))
 }
 
 // worst returns the class of the worst of conditions, which come first.

@@ -221,10 +221,10 @@ func TestChangeRow(t *testing.T) {
 
 // A host counts once, however many services have it.
 func TestConflictsOfHosts(t *testing.T) {
-	conflict := func(host, name string) state.Conflict {
-		return state.Conflict{Host: host, Registry: "dc2", Name: name, Owner: "dc1", OwnerName: "dc1/web"}
+	conflict := func(host, name string) status.Conflict {
+		return status.Conflict{Host: host, Registry: "dc2", Name: name, Owner: "dc1", OwnerName: "dc1/web"}
 	}
-	w := &world{overview: Overview{Conflicts: []state.Conflict{conflict("a.example.org", "n/a"), conflict("a.example.org", "m/a"), conflict("b.example.org", "n/b")}}}
+	w := &world{overview: Overview{Conflicts: []status.Conflict{conflict("a.example.org", "n/a"), conflict("a.example.org", "m/a"), conflict("b.example.org", "n/b")}}}
 	_, body, _ := get(t, New(w, Options{}), "/problems")
 	for _, want := range []string{"Hosts that several services have: 2</h2>", "<strong>2 hosts</strong>"} {
 		if !strings.Contains(body, want) {

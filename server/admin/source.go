@@ -65,7 +65,7 @@ type Overview struct {
 	Conditions []conditions.Condition // what is wrong now, the worst first
 	State      State                  // last good state on disk
 	Registries []Registry             // in the order of the configuration
-	Conflicts  []state.Conflict       // hosts that several services have
+	Conflicts  []status.Conflict      // hosts that several services have
 	Sinks      []stream.Status        // connected ones
 	Consumers  []Consumer             // in the order of the configuration
 }

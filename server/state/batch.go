@@ -90,31 +90,34 @@ func (b *batch) touch(t *table, name string) {
 }
 
 // claim adds a record to the claims on its name.
-func (b *batch) claim(c *Record, isNew bool) {
+func (b *batch) claim(c *Record) {
 	t := c.kind.collection
 	b.touch(t, c.Name())
 	c.Seen = b.r.listing
 	old := t.claim(c.Name(), b.r)
 	if old != nil {
-		b.r.bytes -= old.Size()
+		b.r.countClaim(old, -1)
 		b.r.resume(old)
 	}
-	b.r.bytes += c.Size()
+	b.r.countClaim(c, 1)
 	t.put(c)
 	if t.name == collection.ServiceEntry {
 		b.rehost(old, c)
 	}
-	if isNew {
-		b.r.resources++
-		if t.name == collection.ServiceEntry {
-			b.r.entries++
-		}
-		if c.isService() {
-			b.r.guard.Live++
-		}
-		if c.parts != nil || c.isService() {
-			b.r.noteService(&lostService{entry: c}, false)
-		}
+	if old == nil && (c.parts != nil || c.isService()) {
+		b.r.noteService(&lostService{entry: c}, false)
+	}
+	if old == nil && c.isService() {
+		b.r.guard.Live++
+	}
+}
+
+// countClaim adds a claim to the counts of its registry, n times.
+func (r *Registry) countClaim(c *Record, n int) {
+	r.resources += n
+	r.bytes += n * c.Size()
+	if c.Collection() == collection.ServiceEntry {
+		r.entries += n
 	}
 }
 
@@ -128,44 +131,22 @@ func (b *batch) disclaim(c *Record) {
 	}
 	t.Drop(c)
 	if t.name == collection.ServiceEntry {
-		b.r.entries--
 		b.rehost(c, nil)
 	}
-	b.r.resources--
-	b.r.bytes -= c.Size()
+	b.r.countClaim(c, -1)
 	b.db.setServed(c, false)
 	b.db.setShadowed(c, false)
 }
 
-// limitError is the refusal of a resource that would exceed a limit.
-type limitError struct {
-	field string // of the configuration
-	value int
-}
-
-// Error implements error.
-func (e *limitError) Error() string {
-	return fmt.Sprintf("with it the registry would exceed %s (%d); raise that, or select less in the registry's config", e.field, e.value)
-}
-
-// limit returns a *limitError if p would exceed a limit of the registry. c is
-// the record that p replaces, nil for none; a replacement that is no larger is
-// always allowed.
-func (b *batch) limit(c *Record, p *encode.Part) error {
-	o := &b.db.options
-	size, was := len(p.Metadata)+len(p.Spec), 0
+// exceeds returns a [*message.LimitError] if the registry would exceed a limit
+// by a resource of a size, in place of c, which may be nil.
+func (r *Registry) exceeds(c *Record, isEntry bool, size int) error {
+	o, was := &r.db.options, -1
 	if c != nil {
 		was = c.Size()
 	}
-	switch {
-	case c == nil && b.r.resources >= o.MaxResources:
-		return &limitError{"limits.resources_per_registry", o.MaxResources}
-	case c == nil && p.Collection == collection.ServiceEntry && b.r.entries >= o.MaxServices:
-		return &limitError{"limits.services_per_registry", o.MaxServices}
-	case size > was && b.r.bytes+size-was > o.MaxBytes:
-		return &limitError{"limits.bytes_per_registry", o.MaxBytes}
-	}
-	return nil
+	limits := message.Limits{Resources: o.MaxResources, Services: o.MaxServices, Bytes: o.MaxBytes}
+	return limits.Check(message.Limits{Resources: r.resources, Services: r.entries, Bytes: r.bytes}, isEntry, size, was)
 }
 
 // set sets a resource, and makes it an instance of its service if it has one.
@@ -180,7 +161,7 @@ func (b *batch) set(u *message.Upsert) error {
 	if u.IsInstance() && p.Collection != collection.WorkloadEntry {
 		return fmt.Errorf("a %s cannot be an instance of service %s; only a WorkloadEntry can", p.Collection, u.Service)
 	}
-	if err := b.limit(c, p); err != nil {
+	if err := b.r.exceeds(c, p.Collection == collection.ServiceEntry, len(p.Metadata)+len(p.Spec)); err != nil {
 		return err
 	}
 	var s *service
@@ -225,7 +206,7 @@ func (b *batch) add(c, old *Record) {
 		s.leave(old)
 		b.r.instances--
 	}
-	b.claim(c, old == nil)
+	b.claim(c)
 	switch {
 	case s == nil:
 		return

@@ -12,6 +12,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 	"github.com/isthmus-mesh/isthmus/server/state/record"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 // Policy is the handling of a host that several services have.
@@ -212,24 +213,11 @@ func (b *batch) tellHosts() {
 	b.news = nil
 }
 
-// Conflict is a host that a second service has, of another registry or of the
-// same one.
-type Conflict struct {
-	Host     string
-	Policy   Policy
-	Registry string // the second one's
-	Name     string // of its ServiceEntry
-	Outcome  string // shadowed, merged or served too
-	// Owner is the registry that takes precedence, and OwnerName the name of
-	// its ServiceEntry.
-	Owner, OwnerName string
-}
-
 // Conflicts returns the hosts that several services have, once for each service
 // except the first, by host and in the order of the configuration.
-func (d *DB) Conflicts() []Conflict {
+func (d *DB) Conflicts() []status.Conflict {
 	type item struct {
-		Conflict
+		status.Conflict
 		order int
 	}
 	var items []item
@@ -238,7 +226,7 @@ func (d *DB) Conflicts() []Conflict {
 		defer d.apply.Unlock()
 		for id, v := range d.hosts.Verdicts() {
 			if v.Host != "" {
-				items = append(items, item{Conflict{
+				items = append(items, item{status.Conflict{
 					Host: v.Host, Policy: v.Policy, Registry: id.registry.name, Name: id.name, Outcome: v.Outcome.String(),
 					Owner: v.By.registry.name, OwnerName: v.By.name,
 				}, id.registry.order})
@@ -248,7 +236,7 @@ func (d *DB) Conflicts() []Conflict {
 	slices.SortFunc(items, func(a, b item) int {
 		return cmp.Or(strings.Compare(a.Host, b.Host), cmp.Compare(a.order, b.order), strings.Compare(a.Name, b.Name))
 	})
-	out := make([]Conflict, 0, len(items))
+	out := make([]status.Conflict, 0, len(items))
 	for _, it := range items {
 		out = append(out, it.Conflict)
 	}

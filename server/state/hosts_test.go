@@ -23,6 +23,7 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/state/record"
 	"github.com/isthmus-mesh/isthmus/server/state/saved"
+	"github.com/isthmus-mesh/isthmus/server/state/status"
 )
 
 // port is a port of a service; its name says its protocol.
@@ -200,7 +201,7 @@ func TestOneRegistry(t *testing.T) {
 			if len(p) != 1 || p[0].ID != "resource networking.istio.io/ServiceEntry ns/db-prod" || !strings.Contains(p[0].Reason, `ns/db of the same registry "a", which comes first by name, has the host db.example.org too`) {
 				t.Errorf("problems: %v", p)
 			}
-			want := []Conflict{{Host: "db.example.org", Policy: Priority, Registry: "a", Name: "ns/db-prod", Outcome: "shadowed", Owner: "a", OwnerName: "ns/db"}}
+			want := []status.Conflict{{Host: "db.example.org", Policy: Priority, Registry: "a", Name: "ns/db-prod", Outcome: "shadowed", Owner: "a", OwnerName: "ns/db"}}
 			if d := cmp.Diff(want, e.Conflicts()); d != "" {
 				t.Errorf("conflicts (-want +got):\n%s", d)
 			}

@@ -139,22 +139,16 @@ func (l *loader) merge() error {
 // link applies the limits of the registries and builds their services.
 func (l *loader) link() {
 	d := l.d
-	o := &d.options
 	entries := d.tables[collection.ServiceEntry]
 	take := func(it *item, fits bool) bool {
 		r, c := l.registries[it.registry], it.record
-		isEntry := c.kind.collection == entries
-		if !fits || !l.whole && (isEntry && r.entries >= o.MaxServices || r.resources >= o.MaxResources || r.bytes+c.Size() > o.MaxBytes) {
+		if !fits || !l.whole && r.exceeds(nil, c.kind.collection == entries, c.Size()) != nil {
 			l.leftOut[it.registry]++
 			c.kind.collection.Drop(c)
 			c.kind = nil
 			return false
 		}
-		r.resources++
-		r.bytes += c.Size()
-		if isEntry {
-			r.entries++
-		}
+		r.countClaim(c, 1)
 		return true
 	}
 	l.each(func(it *item) {

@@ -41,20 +41,19 @@ func (b *batch) merge(all []*conflict.Contender[entryID]) {
 			was[s.merger.Lead] = s.merger
 		}
 	}
-	replaced := make(map[*service]bool) // leads whose instances are
-	for s, m := range was {
-		replaced[s] = m.IsWeighted()
+	for _, m := range was {
 		for _, of := range m.Members() {
 			of.merger = nil
 		}
 	}
 	set := func(m *merger, members []conflict.Member[*service]) {
+		weighted := m.IsWeighted()
 		m.Set(members)
 		for _, of := range members {
 			of.ID.merger = m
 		}
 		b.changeMerger(m)
-		if s := m.Lead; m.IsWeighted() != replaced[s] && s.entry() != nil && s.entry().of == s {
+		if s := m.Lead; m.IsWeighted() != weighted && s.entry() != nil && s.entry().of == s {
 			// Whether the names of its instances are served changes.
 			s.each(func(i *Record) { b.touch(b.db.tables[collection.WorkloadEntry], i.Name()) })
 		}

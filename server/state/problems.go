@@ -110,9 +110,9 @@ func (r *Registry) note(u *message.Upsert) {
 		r.retain(coll, name)
 	}
 	id := problems.ResourceID(coll, name)
-	l, isLimit := errors.AsType[*limitError](u.Err)
-	if isLimit && r.limit.Reached(l.field) {
-		r.log.Warn("the registry has reached a limit; what is beyond it is rejected", "limit", l.field, "value", l.value)
+	l, isLimit := errors.AsType[*message.LimitError](u.Err)
+	if isLimit && r.limit.Reached(l.Field) {
+		r.log.Warn("the registry has reached a limit; what is beyond it is rejected", "limit", l.Field, "value", l.Value)
 	}
 	fresh, ok := false, false
 	if r.db.book.Change(func() { fresh, ok = r.rejected.Set(id, reason, r.listing) }); !ok {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/isthmus-mesh/isthmus/server/changelog"
+	"github.com/isthmus-mesh/isthmus/server/state/conflict"
 )
 
 // Removal is a resource that is still served after its registry removed it.
@@ -96,4 +97,17 @@ type Service struct {
 	// Beside is the registry, or the service of the same registry, with the
 	// same host that is served as well.
 	Beside string `json:"beside,omitempty"`
+}
+
+// Conflict is a host that a second service has, of another registry or of the
+// same one.
+type Conflict struct {
+	Host     string
+	Policy   conflict.Policy
+	Registry string // the second one's
+	Name     string // of its ServiceEntry
+	Outcome  string // shadowed, merged or served too
+	// Owner is the registry that takes precedence, and OwnerName the name of
+	// its ServiceEntry.
+	Owner, OwnerName string
 }
