@@ -109,7 +109,7 @@ func (l crowdListener) Accept() (net.Conn, error) {
 		if local := conn.LocalAddr(); local.Network() == "unix" {
 			conn = socketConn{conn, peerName(fmt.Sprintf("unix:%s#%d", local, l.crowd.sockets.Add(1)))}
 		}
-		host, ok := stream.HostOf(conn.RemoteAddr())
+		host, ok := stream.HostOf(conn.RemoteAddr().String())
 		if !ok {
 			return conn, nil // no peer that could be counted
 		}

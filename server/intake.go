@@ -159,7 +159,7 @@ type intakeCredentials struct {
 // ServerHandshake implements [credentials.TransportCredentials].
 func (c intakeCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	n := c.intake
-	host, ok := stream.HostOf(raw.RemoteAddr())
+	host, ok := stream.HostOf(raw.RemoteAddr().String())
 	if !ok {
 		return c.TransportCredentials.ServerHandshake(raw)
 	}

@@ -17,7 +17,7 @@ func (l queryListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, ok := stream.HostOf(conn.RemoteAddr())
+	host, ok := stream.HostOf(conn.RemoteAddr().String())
 	if !ok {
 		return conn, nil
 	}
@@ -53,7 +53,7 @@ func (c *queryConn) Close() error {
 // those too that are refused.
 func (c *crowd) queries(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if host, ok := stream.HostOf(peerName(r.RemoteAddr)); ok {
+		if host, ok := stream.HostOf(r.RemoteAddr); ok {
 			pace := c.intake.paceOf(host)
 			waited := pace.queries.wait(r.Context(), 1)
 			c.intake.leave(pace)

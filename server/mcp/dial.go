@@ -139,7 +139,7 @@ func (s *Server) dialOnce(ctx context.Context, sink Sink, options []grpc.DialOpt
 		return false, err
 	}
 	defer entry.Leave()
-	ctx = entry.Context()
+	entry.Address, ctx = sink.Address, entry.Context()
 	for key, value := range sink.Metadata {
 		ctx = metadata.AppendToOutgoingContext(ctx, key, value)
 	}
@@ -154,6 +154,6 @@ func (s *Server) dialOnce(ctx context.Context, sink Sink, options []grpc.DialOpt
 	if err := st.SendMsg(&stream.Message{Header: header("", TriggerCollection, "", nil, false)}); err != nil {
 		return false, errors.Join(err, st.RecvMsg(new(mcpv1.RequestResources)))
 	}
-	worked, err = s.serve(st, sink.Address, s.log.With(slog.String("address", sink.Address)), true)
+	worked, err = s.serve(st, true)
 	return worked, cmp.Or(err, io.EOF)
 }

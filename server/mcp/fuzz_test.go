@@ -14,6 +14,7 @@ import (
 	mcpv1 "github.com/isthmus-mesh/isthmus/server/mcp/proto/isthmus/mcp/v1"
 	"github.com/isthmus-mesh/isthmus/server/servertest"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
@@ -60,7 +61,7 @@ func FuzzRequests(f *testing.F) {
 		w.Entry("dc1/web", "web.example.org")
 		m := newMetrics(nil)
 		now := time.Unix(1_700_000_000, 0)
-		s := newSession(w.View, Config{SyntheticEntries: true}, nil, m, slog.New(slog.DiscardHandler), now)
+		s := newSession(w.View, Config{SyntheticEntries: true}, nil, m, slog.New(slog.DiscardHandler))
 		defer s.Close(now, nil)
 		flying := map[string]string{} // nonce by collection
 		take := func(req *mcpv1.RequestResources) bool {
@@ -87,7 +88,7 @@ func FuzzRequests(f *testing.F) {
 					t.Fatal(err)
 				}
 				name := res.GetCollection()
-				if !s.asked[name] && s.of[name] == nil {
+				if s.Of[name] == nil {
 					t.Fatalf("%q was not asked for", name)
 				}
 				if nonce, ok := flying[name]; ok {
@@ -119,7 +120,7 @@ func FuzzRequests(f *testing.F) {
 				w.Instance("dc1/web", "dc1/web-1", "10.0.0.1", 0, servertest.Port{Name: "http", Number: uint32(i) + 1})
 			}
 			drain()
-			_ = s.Status()
+			s.Status(new(stream.Status))
 		}
 		// Asked anew, the entries are answered even if the sink said before
 		// that it does not support them.
@@ -139,7 +140,9 @@ func FuzzRequests(f *testing.F) {
 				take(&mcpv1.RequestResources{Collection: name, ResponseNonce: flying[name]})
 			}
 		}
-		for _, sub := range s.Status().Subscriptions {
+		var st stream.Status
+		s.Status(&st)
+		for _, sub := range st.Subscriptions {
 			if sub.Sent == 0 || sub.State != view.Current.String() || sub.Waiting != "" {
 				t.Errorf("not answered: %+v", sub)
 			}

@@ -23,13 +23,3 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	return m
 }
-
-// count sets the labels of a subscription.
-func (m *metrics) count(u *subscription, profile string) {
-	name := u.Name
-	if collections[name] == "" && name != syntheticEntries {
-		name = "other" // clients choose the name, so it is not a label
-	}
-	m.Count(&u.Subscription, name, profile)
-	u.OnAck("mcp", m.Acked)
-}

@@ -117,7 +117,7 @@ var mixer, tools = profiles.Must("mixer"), profiles.Must("mcp-tools")
 
 // classify returns the profile that matches a set of collections, and whether
 // further collections cannot change it.
-func classify(asked map[string]bool) (p *stream.Profile, final bool) {
+func classify[T any](asked map[string]T) (p *stream.Profile, final bool) {
 	final = true
 	for _, q := range profiles {
 		if len(q.Collections) == 0 || !containsAll(q.Collections, asked) {
@@ -141,7 +141,7 @@ func classify(asked map[string]bool) (p *stream.Profile, final bool) {
 }
 
 // containsAll reports whether all contains every requested collection.
-func containsAll(all []string, asked map[string]bool) bool {
+func containsAll[T any](all []string, asked map[string]T) bool {
 	if len(asked) > len(all) {
 		return false
 	}
@@ -169,14 +169,15 @@ var collections = map[string]string{
 	"istio/security/v1beta1/requestauthentications": "security.istio.io/RequestAuthentication",
 }
 
-// collectionOf returns the name in package collection. A name without one is
+// collectionOf returns the name in package collection, of a profile unless that
+// is nil. A name without one is
 // returned as it is. With synthetic entries, services go to the stream that
 // requests those and not to the main stream of 1.4 and 1.5.
 func collectionOf(name string, p *stream.Profile, synthetic bool) string {
 	switch {
 	case name == syntheticEntries && synthetic:
 		return collection.ServiceEntry
-	case name == serviceEntries && synthetic && (p.Name == "pilot-1.4" || p.Name == "pilot-1.5"):
+	case name == serviceEntries && synthetic && p != nil && (p.Name == "pilot-1.4" || p.Name == "pilot-1.5"):
 		return name
 	}
 	if c := collections[name]; c != "" {

@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/isthmus-mesh/isthmus/internal/wait"
@@ -103,15 +102,10 @@ func RefuseIf(elsewhere func() bool) grpc.StreamServerInterceptor {
 
 // establish handles a sink's call.
 func (s *Server) establish(st grpc.ServerStream) error {
-	ctx := st.Context()
-	address, log := "", s.log
-	if p, ok := peer.FromContext(ctx); ok {
-		address, log = p.Addr.String(), stream.LogFor(log, p.Addr)
-	}
-	_, err := s.serve(st, address, log, false)
+	_, err := s.serve(st, false)
 	if _, ok := errors.AsType[*stream.Fault](err); ok {
 		// Pilots 1.6 to 1.8 reconnect at once, without a limit.
-		wait.Pause(ctx, ErrorDelay+rand.N(ErrorDelay), s.Down())
+		wait.Pause(st.Context(), ErrorDelay+rand.N(ErrorDelay), s.Down())
 	}
 	return err
 }
@@ -120,10 +114,12 @@ var errMalformed = errors.New("a request is not an istio.mcp.v1alpha1.RequestRes
 
 // serve runs one stream until it ends. asked reports whether the sink
 // subscribed to anything.
-func (s *Server) serve(st stream.Stream, address string, log *slog.Logger, reverse bool) (asked bool, _ error) {
-	sess := newSession(s.view, s.config, s.override, s.metrics, log, time.Now())
-	sess.entry = stream.EntryOf(st.Context())
-	sess.address, sess.reverse, sess.penalties = address, reverse, &s.penalties
-	err := s.Serve(st, sess, sess.wake)
-	return len(sess.Subs) > 0, err
+func (s *Server) serve(st stream.Stream, reverse bool) (asked bool, _ error) {
+	var sess *session
+	err := s.Serve(st, func(e *stream.Entry) stream.Session {
+		sess = newSession(s.view, s.config, s.override, s.metrics, e.Log(s.log))
+		sess.Entry, sess.reverse, sess.penalties = e, reverse, &s.penalties
+		return sess
+	})
+	return sess != nil && len(sess.Subs) > 0, err
 }

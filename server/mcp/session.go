@@ -55,97 +55,48 @@ const unimplemented = 12
 
 // session implements [stream.Session].
 type session struct {
-	stream.Base[*subscription] // serviceentries first, then in the order of requests
+	stream.Base // serviceentries first, then in the order of requests
 
 	options   Config
 	override  *stream.Profile
 	metrics   *metrics
-	log       *slog.Logger
-	address   string
-	entry     *stream.Entry // nil in tests
 	reverse   bool
-	connected time.Time
-	wake      stream.Waker
 	penalties *penalties // nil for none
 
 	// guarded by Mu
-	node    string
-	profile *stream.Profile // nil until decided
-	first   time.Time
-	newest  time.Time // time of the newest subscription
-	asked   map[string]bool
-	of      map[string]*subscription
-	barrier *subscription // held until entries is acknowledged; nil if there is no barrier, or no longer
-	entries *subscription // serviceentries
-	stale   uint64
+	node          string
+	first, newest time.Time            // times of the first and the newest collection
+	barrier       *stream.Subscription // paused until entries is acknowledged; nil if there is no barrier, or no longer
+	entries       *stream.Subscription // serviceentries
+	stale         uint64
 }
 
-// subscription is one collection of a session. The embedded value has no
-// subscription of package view until the profile is known.
-type subscription struct {
-	stream.Subscription
-	incremental bool              // of the initial request, until the profile is known
-	versions    map[string]string // likewise
-	asked       int               // number of initial requests; part of the nonce
-	notBefore   time.Time         // of the first response; zero afterwards
-	penalty     string            // key, see penaltyKeyLocked
-	retry       time.Time         // time of the retry after a NACK; zero for none
-	retryAfter  time.Duration
-}
-
-// prefix begins the nonces after the collection was requested anew.
-func (u *subscription) prefix() string {
-	if u.asked == 1 {
-		return ""
-	}
-	return strconv.Itoa(u.asked) + "."
-}
-
-func newSession(v *view.View, o Config, override *stream.Profile, m *metrics, log *slog.Logger, now time.Time) *session {
-	return &session{
-		Base: stream.Base[*subscription]{View: v, Limit: view.MaxMessage}, options: o, override: override, metrics: m, log: log, connected: now, wake: stream.NewWaker(),
-		asked: make(map[string]bool), of: make(map[string]*subscription),
-	}
+func newSession(v *view.View, o Config, override *stream.Profile, m *metrics, log *slog.Logger) *session {
+	s := &session{options: o, override: override, metrics: m, Base: stream.Base{
+		Name: "mcp", Metrics: m.Metrics, Wake: stream.NewWaker(), Interval: view.Interval, Log: log,
+		View: v, Of: make(map[string]*stream.Subscription), Limit: view.MaxMessage,
+	}}
+	s.Protocol = s
+	return s
 }
 
 // Close implements [stream.Session].
 func (s *session) Close(now time.Time, err error) {
 	s.Mu.Lock()
-	defer s.Mu.Unlock()
 	for _, u := range s.Subs {
-		if !u.Open() {
-			continue
-		}
 		if s.penalties != nil && u.Size() > view.MaxMessage {
 			// The sink disconnected while a response above the default limit
 			// was in flight: the response is the likely cause.
 			if u.State() == view.Sent {
-				s.penalties.add(u.penalty, now)
+				s.penalties.add(u.Penalty, now)
 			} else {
-				s.penalties.clear(u.penalty)
+				s.penalties.clear(u.Penalty)
 			}
 		}
-		u.Close()
 	}
-	if s.profile != nil {
-		s.metrics.Sinks.WithLabelValues(s.profile.Name).Dec()
-	}
-	stream.LogEnd(s.log, err)
+	s.Mu.Unlock()
+	s.Base.Close(now, err)
 }
-
-// Room returns that of the first response before the subscription is open.
-func (u *subscription) Room() (size int, shared bool) {
-	switch {
-	case u.Open():
-		return u.Subscription.Room()
-	case u.incremental:
-		return view.MaxDelta, false
-	}
-	return 1, true
-}
-
-// Selective implements [stream.Session].
-func (s *session) Selective() bool { return false }
 
 // Take implements [stream.Session]. The error is that of exceeded limits.
 func (s *session) Take(r *wire.Request, now time.Time) error {
@@ -169,103 +120,101 @@ func (s *session) take(req *mcpv1.RequestResources, now time.Time) error {
 	if id := req.GetSinkNode().GetId(); id != "" && s.node == "" {
 		s.node = clip.Text(id, maxKept)
 	}
-	u := s.of[name]
-	switch {
-	case u == nil || nonce == "":
+	u := s.Of[name]
+	if u == nil || nonce == "" {
 		return s.askLocked(u, req, now)
-	case !u.Open() || !strings.HasPrefix(nonce, u.prefix()):
-		s.staleLocked()
-	default:
-		s.answerLocked(u, req, strings.TrimPrefix(nonce, u.prefix()), now)
 	}
+	s.answerLocked(u, req, nonce, now)
 	return nil
 }
 
 // askLocked handles a collection's initial request, also when it is requested
 // anew.
-func (s *session) askLocked(u *subscription, req *mcpv1.RequestResources, now time.Time) error {
+func (s *session) askLocked(u *stream.Subscription, req *mcpv1.RequestResources, now time.Time) error {
+	o := view.Options{
+		Collection: collectionOf(req.GetCollection(), s.Profile, s.options.SyntheticEntries), Framing: view.MCP,
+		Incremental: req.GetIncremental() && !s.options.FullState, Versions: req.GetInitialResourceVersions(),
+	}
+	if u != nil {
+		o.Prefix = strconv.Itoa(u.Asked+1) + "."
+	} else if len(s.Subs) == maxCollections {
+		return fmt.Errorf("the stream asks for more than %d collections", maxCollections)
+	}
+	name := strings.Clone(req.GetCollection())
+	if len(name) > maxKept {
+		return fmt.Errorf("the name of a collection may have at most %d bytes", maxKept)
+	}
+	label := name
+	if collections[name] == "" && name != syntheticEntries {
+		label = "other" // clients choose the name
+	}
+	if s.Profile != nil {
+		o.Form = s.Profile.Form
+	} else if len(s.Subs) == 0 {
+		s.first = now
+	}
 	if u == nil {
-		if len(s.Subs) == maxCollections {
-			return fmt.Errorf("the stream asks for more than %d collections", maxCollections)
-		}
-		if len(req.GetCollection()) > maxKept {
-			return fmt.Errorf("the name of a collection may have at most %d bytes", maxKept)
-		}
-		u = &subscription{Subscription: stream.Subscription{Name: strings.Clone(req.GetCollection())}}
-		s.of[u.Name] = u
-		if u.Name == serviceEntries {
-			s.Subs = slices.Insert(s.Subs, 0, u)
-			s.entries = u
-		} else {
-			s.Subs = append(s.Subs, u)
-		}
+		s.newest = now
 	}
-	u.Reset()
-	u.asked++
-	u.retry, u.retryAfter = time.Time{}, 0
-	u.incremental, u.versions = req.GetIncremental(), req.GetInitialResourceVersions()
-	u.Words = view.SizeOfVersions(u.versions)
-	if s.profile == nil {
-		if len(s.asked) == 0 {
-			s.first = now
-		}
-		if !s.asked[u.Name] {
-			s.asked[u.Name], s.newest = true, now
-		}
-		return nil
+	u = s.Subscribe(name, label, true, o)
+	if u.Penalty = fmt.Sprint(o.Incremental); s.Profile != nil {
+		s.delayLocked(u)
 	}
-	s.openLocked(u)
+	if name == serviceEntries && s.entries == nil {
+		s.entries = u
+		last := len(s.Subs) - 1
+		s.Subs = slices.Insert(s.Subs[:last], 0, u)
+	}
 	return nil
 }
 
-// decideLocked decides the profile when it is due. Otherwise it returns the
-// time left.
-func (s *session) decideLocked(now time.Time) (wait time.Duration) {
-	if len(s.asked) == 0 {
-		return 0
+// Settle implements [stream.Protocol].
+func (s *session) Settle(now time.Time) (due time.Time) {
+	if s.Profile != nil || len(s.Subs) == 0 {
+		return time.Time{}
 	}
-	p, final := classify(s.asked)
+	p, final := classify(s.Of)
 	if s.override != nil {
 		p, final = s.override, !s.override.Barrier // a barrier needs the whole set
 	}
 	if !final {
 		until := stream.Earlier(s.newest.Add(Settle), s.first.Add(SettleLimit))
 		if now.Before(until) {
-			return until.Sub(now)
+			return until
 		}
 	}
-	s.profile = p
-	s.metrics.Sinks.WithLabelValues(p.Name).Inc()
-	s.log = s.log.With(slog.String("node", s.node))
-	s.log.Info("sink subscribed", slog.String("identity", s.entry.Identity()), slog.String("profile", p.Name),
-		slog.Int("collections", len(s.asked)), slog.Bool("reverse", s.reverse))
+	s.Decide(p)
+	s.Log = s.Log.With(slog.String("node", s.node))
+	s.Log.Info("sink subscribed", slog.String("identity", s.Entry.Identity()), slog.String("profile", p.Name),
+		slog.Int("collections", len(s.Subs)), slog.Bool("reverse", s.reverse))
 	for _, u := range s.Subs {
-		s.openLocked(u)
+		u.SetCollection(collectionOf(u.Name, p, s.options.SyntheticEntries))
+		u.SetForm(p.Form)
+		s.delayLocked(u)
 	}
 	if p.Barrier && s.entries != nil && len(s.Subs) > 1 {
 		// Any other collection works; Pilots do little with the last one by
-		// name.
-		s.barrier = slices.MaxFunc(s.Subs[1:], func(a, b *subscription) int { return strings.Compare(a.Name, b.Name) })
+		// name. Only the ACK of the entries lifts it: every first response has
+		// to be acknowledged before a collection is complete.
+		s.barrier = slices.MaxFunc(s.Subs[1:], func(a, b *stream.Subscription) int { return strings.Compare(a.Name, b.Name) })
 		s.barrier.Paused = true
 	}
-	return 0
+	return time.Time{}
 }
 
-// openLocked opens the subscription once the profile is known.
-func (s *session) openLocked(u *subscription) {
-	coll := collectionOf(u.Name, s.profile, s.options.SyntheticEntries)
-	incremental := u.incremental && !s.options.FullState
-	u.Subscription.Subscription = view.NewSubscription(s.View, view.Options{
-		Collection: coll, Form: s.profile.Form, Framing: view.MCP, Incremental: incremental, Versions: u.versions,
-		ReplaceOnRemoval: s.profile.Form.Synthetic,
-	})
-	u.versions, u.Words = nil, 0
-	s.metrics.count(u, s.profile.Name)
-	// This includes sinks that receive parts: a single resource may exceed the
-	// limit.
-	u.penalty = s.penaltyKeyLocked(u, incremental)
+// delayLocked delays the first response to a sink that disconnected over one.
+// It identifies a sink across connections as well as possible: the port
+// changes, most Pilots have no id, and all behind one proxy share an address.
+// This includes sinks that receive parts: a single resource may exceed the
+// limit.
+func (s *session) delayLocked(u *stream.Subscription) {
 	if s.penalties != nil {
-		u.notBefore = s.penalties.until(u.penalty)
+		host := s.Entry.Address
+		if h, _, err := net.SplitHostPort(host); err == nil {
+			host = h
+		}
+		u.Penalty = fmt.Sprintf("%s %s %s %s %s", host, s.node, s.Profile.Name, u.Name, u.Penalty)
+		u.NotBefore = s.penalties.until(u.Penalty)
 	}
 }
 
@@ -274,149 +223,71 @@ func (s *session) staleLocked() {
 	s.metrics.stale.Inc()
 }
 
-// penaltyKeyLocked identifies a sink across connections as well as possible:
-// the port changes, most Pilots have no id, and all behind one proxy share an
-// address.
-func (s *session) penaltyKeyLocked(u *subscription, incremental bool) string {
-	host, _, err := net.SplitHostPort(s.address)
-	if err != nil {
-		host = s.address
-	}
-	return fmt.Sprintf("%s %s %s %s %v", host, s.node, s.profile.Name, u.Name, incremental)
-}
-
 // answerLocked handles an ACK or a NACK.
-func (s *session) answerLocked(u *subscription, req *mcpv1.RequestResources, nonce string, now time.Time) {
+func (s *session) answerLocked(u *stream.Subscription, req *mcpv1.RequestResources, nonce string, now time.Time) {
 	refusal := req.GetErrorDetail()
 	var r *stream.Refusal
 	if refusal != nil {
 		r = &stream.Refusal{Code: refusal.GetCode(), Reason: clip.Text(fmt.Sprintf("code %d: %s", refusal.GetCode(), refusal.GetMessage()), maxKept)}
 	}
-	if !u.Answer(nonce, r, req.GetIncremental() && !s.options.FullState, now, s.log) {
+	if !u.Answer(nonce, r, req.GetIncremental() && !s.options.FullState, now, s.Log) {
 		s.staleLocked()
 		return
 	}
-	u.retry = time.Time{}
 	switch {
 	case refusal == nil:
-		u.retryAfter = 0
+		u.RetryAfter = 0
 		if s.barrier != nil && u == s.entries && u.Complete() {
 			s.barrier.Paused, s.barrier = false, nil
 		}
 		return
 	case refusal.GetCode() == unimplemented:
-		u.retryAfter = 0
+		u.RetryAfter = 0
 	default:
-		u.retryAfter = min(max(2*u.retryAfter, RetryMin), RetryMax)
-		u.retry = now.Add(u.retryAfter)
+		u.RetryAfter = min(max(2*u.RetryAfter, RetryMin), RetryMax)
+		u.Retry = now.Add(u.RetryAfter)
 	}
 	r.Reason = clip.Text(refusal.GetMessage(), maxKept)
-	stream.LogRefusal(s.log, u.Name, req.GetResponseNonce(), r, slog.Duration("retry_after", u.retryAfter))
+	stream.LogRefusal(s.Log, u.Name, nonce, r, slog.Duration("retry_after", u.RetryAfter))
 }
 
-// Next implements [stream.Session]. The error is [view.ErrResume].
-func (s *session) Next(now time.Time) (m *stream.Message, wait time.Duration, err error) {
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	if s.profile == nil {
-		if wait = s.decideLocked(now); s.profile == nil {
-			return nil, wait, nil
-		}
-	}
-	later := func(t time.Time) {
-		if d := t.Sub(now); wait == 0 || d < wait {
-			wait = d
-		}
-	}
-	for _, u := range s.Subs {
-		if !now.Before(u.notBefore) {
-			u.notBefore = time.Time{}
-		}
-		switch {
-		case u.Paused:
-			// Only the ACK of the entries lifts the barrier: every first
-			// response has to be acknowledged before a collection is complete.
-			continue
-		case !u.notBefore.IsZero():
-			later(u.notBefore)
-			continue
-		case u.State() == view.Sent:
-			continue
-		case u.Refused() && !u.retry.IsZero():
-			if !now.Before(u.retry) {
-				u.Again()
-			} else {
-				later(u.retry)
-			}
-		}
-		if due := u.Due(now); !due.IsZero() {
-			later(due)
-			continue
-		}
-		r, ok, err := u.Subscription.Next()
-		if err != nil {
-			return nil, 0, fmt.Errorf("collection %s: %w", u.Name, err)
-		}
-		if !ok {
-			continue
-		}
-		u.retry = time.Time{}
-		return s.messageLocked(u, &r, now), 0, nil
-	}
-	return nil, wait, nil
+// Header implements [stream.Protocol].
+func (s *session) Header(u *stream.Subscription, r view.Response) []byte {
+	return header(r.Version, u.Name, r.Nonce, r.Removed, !r.Full)
 }
 
-func (s *session) messageLocked(u *subscription, r *view.Response, now time.Time) *stream.Message {
-	m := u.Respond(r, header(r.Version, u.Name, u.prefix()+r.Nonce, r.Removed, !r.Full), view.Interval, now, s.log)
-	if !u.Oversize(s.Limit) {
-		return m
-	}
+// Large implements [stream.Protocol].
+func (s *session) Large(u *stream.Subscription, first bool) {
 	s.metrics.Oversize.WithLabelValues().Inc()
-	if u.Warn() {
-		s.log.Warn("response is larger than a Pilot accepts by default: raise its --mcpMaxMsgSize, let it take incremental responses "+
+	if first {
+		s.Log.Warn("response is larger than a Pilot accepts by default: raise its --mcpMaxMsgSize, let it take incremental responses "+
 			"(PILOT_ENABLE_INCREMENTAL_MCP=true from 1.6 on), or give it several config sources with a shard of the registries each",
 			slog.String("collection", u.Name), slog.Int("bytes", u.Size()), slog.Int("limit", view.MaxMessage))
 	}
-	return m
 }
 
 // Status implements [stream.Session].
-func (s *session) Status() stream.Status {
+func (s *session) Status(st *stream.Status) {
+	s.Base.Status(st)
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	st := stream.Status{
-		Address: s.address, Identity: s.entry.Identity(), Node: s.node, Protocol: "mcp", Connected: s.connected, StaleNonces: s.stale, Shows: s.View.Shows(),
-		Subscriptions: []stream.SubscriptionStatus{},
-	}
+	st.Node, st.StaleNonces = s.node, s.stale
 	if s.reverse {
 		st.Protocol = "mcp reverse"
 	}
-	if s.profile != nil {
-		st.Profile, st.Shape = s.profile.Name, s.profile.Form.Shape.String()
-	}
-	now := uint64(s.View.Revision())
-	for _, u := range s.Subs {
-		sub := stream.SubscriptionStatus{TypeURL: u.Name, Waiting: waitingProfile, Status: view.Status{
-			Collection: cmp.Or(collections[u.Name], u.Name), State: view.Waiting.String(),
-		}}
-		if u.Open() {
-			sub.Status, sub.Waiting = u.Status(), ""
-			sub.SentAt, sub.AckedAt = u.Times()
-			sub.Incremental = u.Changes()
-			sub.Oversize = u.Oversize(s.Limit)
-			if sub.Status.State != view.Current.String() {
-				sub.Lag = now - min(now, uint64(sub.AckedRevision)) // of another view
-			}
-			switch {
-			case u.Paused:
-				sub.Waiting = serviceEntries
-			case !u.notBefore.IsZero():
-				sub.Waiting = WaitingPenalty
-			}
+	for i := range st.Subscriptions {
+		sub := &st.Subscriptions[i]
+		u := s.Of[sub.TypeURL]
+		sub.Incremental = u.Changes()
+		switch {
+		case s.Profile == nil:
+			sub.Waiting = waitingProfile
+		case u.Paused:
+			sub.Waiting = serviceEntries
+		case u.State() == view.Waiting && time.Now().Before(u.NotBefore):
+			sub.Waiting = WaitingPenalty
 		}
-		st.Subscriptions = append(st.Subscriptions, sub)
 	}
-	return st
 }
 
 // penalties records sinks that disconnected over a response above the default

@@ -10,6 +10,10 @@
 // protocols: an [Entry] for each. What admits a stream, bounds it or ends it
 // goes by its entry.
 //
-// A [Subscription] extends that of package view by what both protocols need per
-// collection: pacing, metrics, log records and status.
+// A [Base] is what sessions of all protocols have in common: the order in which
+// they serve collections, their profile, status and end. A protocol adds how
+// requests are decoded, what they mean, and the header of responses.
+//
+// A [Subscription] is one collection of a stream in any protocol: what the sink
+// lacks of it, from package view, with pacing, metrics, log records and status.
 package stream

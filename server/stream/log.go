@@ -3,7 +3,6 @@ package stream
 import (
 	"context"
 	"log/slog"
-	"net"
 	"net/netip"
 	"strings"
 	"sync"
@@ -25,10 +24,10 @@ const (
 // HostOf returns what counts as one address: an address of IPv4, or the first
 // 64 bits of one of IPv6, below which whoever has one address has all of them.
 // It reports false for an address without a host, as of a unix socket.
-func HostOf(address net.Addr) (string, bool) {
-	p, err := netip.ParseAddrPort(address.String())
+func HostOf(address string) (string, bool) {
+	p, err := netip.ParseAddrPort(address)
 	if err != nil {
-		host, _, socket := strings.Cut(address.String(), "#") // unix:PATH#NUMBER
+		host, _, socket := strings.Cut(address, "#") // unix:PATH#NUMBER
 		return host, socket
 	}
 	ip := p.Addr().Unmap()
@@ -46,13 +45,13 @@ func Sparse(log *slog.Logger) *slog.Logger {
 	return slog.New(&sparse{Handler: log.Handler(), spared: &spared{of: make(map[string]*rate.Limiter), all: rate.NewLimiter(10, allLines)}})
 }
 
-// LogFor returns the logger of a stream of a peer.
-func LogFor(log *slog.Logger, peer net.Addr) *slog.Logger {
+// Log returns the logger of the stream.
+func (e *Entry) Log(log *slog.Logger) *slog.Logger {
 	if s, ok := log.Handler().(*sparse); ok {
-		host, _ := HostOf(peer)
+		host, _ := HostOf(e.Address)
 		log = slog.New(&sparse{s.Handler, host, s.spared})
 	}
-	return log.With(slog.String("address", peer.String()))
+	return log.With(slog.String("address", e.Address))
 }
 
 // sparse is the handler of one address, "" for none.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/isthmus-mesh/isthmus/server/view"
@@ -24,8 +25,12 @@ import (
 //	[Server.Serve]         the session, trouble    -
 //	pages, conditions      -                       status, trouble
 type Entry struct {
+	// Address is that of the sink.
+	Address string
+
 	server   *Server
-	listener *Listener       // nil for a sink that the bridge dials
+	listener *Listener // nil for a sink that the bridge dials
+	since    time.Time
 	ctx      context.Context //nolint:containedctx // of the stream
 	end      context.CancelCauseFunc
 	account  Account      // used by the goroutines of the stream
@@ -67,9 +72,15 @@ func (s *Server) Enter(ctx context.Context, l *Listener) (*Entry, error) {
 		return nil, ErrListenerRemoved
 	}
 	ctx, end := context.WithCancelCause(ctx)
-	e := &Entry{server: s, listener: l, end: end, account: Unbounded(), admission: unbounded{}}
+	e := &Entry{server: s, listener: l, since: time.Now(), end: end, account: Unbounded(), admission: unbounded{}}
+	if p, ok := peer.FromContext(ctx); ok {
+		e.Address = p.Addr.String()
+	}
 	e.ctx = context.WithValue(ctx, entryKey{}, e)
 	s.entries[e] = struct{}{}
+	if l != nil {
+		l.entries[e] = struct{}{}
+	}
 	return e, nil
 }
 
@@ -79,6 +90,9 @@ func (e *Entry) Leave() {
 	e.server.mu.Lock()
 	defer e.server.mu.Unlock()
 	delete(e.server.entries, e)
+	if e.listener != nil {
+		delete(e.listener.entries, e)
+	}
 }
 
 // Context returns the context of the stream. It ends with the stream, and has
@@ -133,11 +147,16 @@ type Listener struct {
 	// Name is its field and address, such as "listen.xds 127.0.0.1:15051".
 	Name   string
 	server *Server
-	gone   bool // guarded by server.mu
+
+	// guarded by server.mu
+	gone    bool
+	entries map[*Entry]struct{}
 }
 
 // Listener returns a listener whose streams are in the register.
-func (s *Server) Listener(name string) *Listener { return &Listener{Name: name, server: s} }
+func (s *Server) Listener(name string) *Listener {
+	return &Listener{Name: name, server: s, entries: make(map[*Entry]struct{})}
+}
 
 // Stream is the first gRPC interceptor of the listener: it registers a stream.
 func (l *Listener) Stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
@@ -168,10 +187,8 @@ func (r *registered) Context() context.Context { return r.entry.ctx }
 func (l *Listener) Admissions() (all []Admission) {
 	l.server.mu.Lock()
 	defer l.server.mu.Unlock()
-	for e := range l.server.entries {
-		if e.listener == l {
-			all = append(all, e.admission)
-		}
+	for e := range l.entries {
+		all = append(all, e.admission)
 	}
 	return all
 }
@@ -183,7 +200,7 @@ func (l *Listener) Drain(over time.Duration) {
 	defer l.server.mu.Unlock()
 	if !l.gone {
 		l.gone = true
-		l.server.endLocked(over, ErrListenerRemoved, func(e *Entry) bool { return e.listener == l })
+		drain(l.entries, over, ErrListenerRemoved)
 	}
 }
 
@@ -197,20 +214,15 @@ func (s *Server) Drain(over time.Duration) {
 	if !s.draining {
 		s.draining = true
 		close(s.down)
-		s.endLocked(over, ErrShutdown, always)
+		drain(s.entries, over, ErrShutdown)
 	}
 }
 
-// endLocked ends streams one after the other.
-func (s *Server) endLocked(over time.Duration, cause error, of func(*Entry) bool) {
-	var all []*Entry
-	for e := range s.entries {
-		if of(e) {
-			all = append(all, e)
-		}
-	}
-	for i, e := range all {
-		if after := over / time.Duration(len(all)) * time.Duration(i+1); after > 0 {
+// drain ends streams one after the other.
+func drain(all map[*Entry]struct{}, over time.Duration, cause error) {
+	after := time.Duration(0)
+	for e := range all {
+		if after += over / time.Duration(len(all)); after > 0 {
 			time.AfterFunc(after, func() { e.End(cause) })
 		} else {
 			e.End(cause)
@@ -222,10 +234,19 @@ func (s *Server) endLocked(over time.Duration, cause error, of func(*Entry) bool
 func (s *Server) Down() <-chan struct{} { return s.down }
 
 // Len returns the number of sessions.
-func (s *Server) Len() int { return len(s.sessions(always)) }
+func (s *Server) Len() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e := range s.entries {
+		if e.session != nil {
+			n++
+		}
+	}
+	return n
+}
 
 // Status returns the status of all sessions, the oldest first.
-func (s *Server) Status() []Status { return s.status(always) }
+func (s *Server) Status() []Status { return s.status(func(*Entry) bool { return true }) }
 
 // Troubled returns the status of the sessions whose sinks are in trouble, the
 // oldest first.
@@ -236,24 +257,20 @@ func (s *Server) Troubled(now time.Time) []Status {
 	})
 }
 
-func always(*Entry) bool { return true }
-
-func (s *Server) sessions(of func(*Entry) bool) (all []Session) {
+func (s *Server) status(of func(*Entry) bool) []Status {
+	open := make(map[*Entry]Session)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for e := range s.entries {
 		if e.session != nil && of(e) {
-			all = append(all, e.session)
+			open[e] = e.session
 		}
 	}
-	return all
-}
-
-func (s *Server) status(of func(*Entry) bool) []Status {
-	sessions := s.sessions(of)
-	out := make([]Status, len(sessions))
-	for i, sess := range sessions {
-		out[i] = sess.Status()
+	s.mu.Unlock()
+	out := make([]Status, 0, len(open))
+	for e, sess := range open {
+		st := Status{Address: e.Address, Identity: e.Identity(), Connected: e.since}
+		sess.Status(&st)
+		out = append(out, st)
 	}
 	slices.SortFunc(out, func(a, b Status) int {
 		return cmp.Or(a.Connected.Compare(b.Connected), cmp.Compare(a.Address, b.Address))

@@ -41,13 +41,16 @@ type Session interface {
 	// Selective reports whether only requests and [Waker.Wake] can produce a
 	// message. The loop then ignores other changes of the state.
 	Selective() bool
+	// Waker returns what makes the loop call Next.
+	Waker() Waker
 	// SetView continues the session with another view.
 	SetView(v *view.View)
 	// Close releases what the session shares with others. The error is why the
 	// stream ended.
 	Close(now time.Time, err error)
-	// Status returns the status for pages and the API.
-	Status() Status
+	// Status completes the status for pages and the API, which has what the
+	// register knows.
+	Status(st *Status)
 	// Troubled returns from when on the sink is in trouble unless it answers:
 	// see [Subscription.Troubled]. It is zero for never.
 	Troubled() time.Time
@@ -198,21 +201,22 @@ func (unbounded) Send(*Message)                  {}
 func (unbounded) Work(context.Context, bool) (end func(), err error) { return func() {}, nil }
 
 // Serve runs a stream until it ends, and registers it unless that has been
-// done. The session begins with a view that may show more than the stream may
-// see, and has the right one before its first request. The error is nil if the
-// sink ended the stream, and a [*Fault] if the sink caused the end.
-func (s *Server) Serve(st Stream, sess Session, wake Waker) error {
+// done. The session that open returns begins with a view that may show more
+// than the stream may see, and has the right one before its first request. The
+// error is nil if the sink ended the stream, and a [*Fault] if the sink caused
+// the end.
+func (s *Server) Serve(st Stream, open func(*Entry) Session) error {
 	e := EntryOf(st.Context())
 	if e == nil {
 		var err error
 		if e, err = s.Enter(st.Context(), nil); err != nil {
-			sess.Close(time.Now(), err)
 			return err
 		}
 		defer e.Leave()
 	}
+	sess := open(e)
 	e.setSession(sess)
-	err := s.run(e, st, sess, wake)
+	err := s.run(e, st, sess)
 	switch cause := context.Cause(e.ctx); {
 	case errors.Is(cause, ErrShutdown):
 		err = cause
@@ -228,7 +232,7 @@ func (s *Server) Serve(st Stream, sess Session, wake Waker) error {
 	return err
 }
 
-func (s *Server) run(e *Entry, st Stream, sess Session, wake Waker) error {
+func (s *Server) run(e *Entry, st Stream, sess Session) error {
 	ctx, account := e.ctx, e.account
 	filters, regrant := e.admitted().Views()
 	shown, release := s.view.Narrow(filters...)
@@ -301,7 +305,7 @@ func (s *Server) run(e *Entry, st Stream, sess Session, wake Waker) error {
 			sess.SetView(now)
 			release()
 			shown, release = now, releaseNow
-		case <-wake:
+		case <-sess.Waker():
 		case <-timeout:
 		case err := <-ended:
 			return err

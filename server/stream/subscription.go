@@ -9,27 +9,43 @@ import (
 	"github.com/isthmus-mesh/isthmus/server/view"
 )
 
-// Subscription is one collection of a stream. It is open from when it has a
-// subscription of package view.
+// Subscription is one collection of a stream, in any protocol: what the sink
+// lacks, which is the part of package view, and when it gets that.
 type Subscription struct {
 	*view.Subscription
 	// Name is the sink's name of the collection: an xDS type URL or the name of
 	// an MCP collection.
 	Name string
+	// Asked is how often the sink began it.
+	Asked int
+	// Profiled is set if nothing is sent before the profile is decided.
+	Profiled bool
 	// Paused is set while nothing is sent, whatever there is.
 	Paused bool
-	// Words is what the protocol retains of what the sink asked for, in bytes.
-	Words int
+	// NotBefore is when the first response may be sent, or the next full one.
+	NotBefore time.Time
+	// Retry is when a response that was refused is sent again, RetryAfter how
+	// long after the NACK. They are zero for never; MCP only.
+	Retry      time.Time
+	RetryAfter time.Duration
+	// Penalty identifies the sink when it comes back; MCP only.
+	Penalty string
+	// Wanted are the requested names of a sink that gets everything, nil for
+	// all; SotW xDS only.
+	Wanted map[string]struct{}
+	wanted int // bytes
+	// Stated is how many names with versions the sink stated, until the first
+	// response.
+	Stated int
 
-	counters  *counters
-	began     time.Time     // of the newest response
-	ackedAt   time.Time     // of the newest ACK
-	size      int           // of the newest response, header included
-	full      bool          // the newest response replaced the collection
-	interval  time.Duration // of responses of that size
-	notBefore time.Time     // of the next full response
-	warned    bool          // about the size of a response
-	upTo      uint64        // the revision at which the sink had everything
+	label    string // of the collection in metrics
+	counters *counters
+	began    time.Time     // of the newest response
+	ackedAt  time.Time     // of the newest ACK
+	size     int           // of the newest response, header included
+	full     bool          // the newest response replaced the collection
+	interval time.Duration // of responses of that size
+	upTo     uint64        // the revision at which the sink had everything
 
 	// after and revision bound the changes of the newest response.
 	after, revision uint64
@@ -83,7 +99,7 @@ func (s *Subscription) Answer(nonce string, refusal *Refusal, incremental bool, 
 	}
 	took := now.Sub(s.began)
 	s.counters.duration.Observe(took.Seconds())
-	s.notBefore = now.Add(rest(s.interval, took))
+	s.NotBefore, s.Retry = now.Add(rest(s.interval, took)), time.Time{}
 	return true
 }
 
@@ -106,38 +122,53 @@ func LogRefusal(log *slog.Logger, collection, nonce string, r *Refusal, attrs ..
 // Due returns the earliest time of the next response, the zero time if there is
 // no limit.
 func (s *Subscription) Due(now time.Time) time.Time {
-	if s.full && !s.Incremental() && now.Before(s.notBefore) {
-		return s.notBefore
+	if now.Before(s.NotBefore) && (s.began.IsZero() || s.full && !s.Incremental()) {
+		return s.NotBefore
 	}
 	return time.Time{}
 }
 
-// Core returns s, as the common part of the types that embed it.
-func (s *Subscription) Core() *Subscription { return s }
-
-// Open reports whether the subscription is open.
-func (s *Subscription) Open() bool { return s.Subscription != nil }
-
 // SetView continues the subscription with another view.
 func (s *Subscription) SetView(v *view.View) {
-	if s.Open() {
-		s.Subscription.SetView(v)
-	}
+	s.Subscription.SetView(v)
 	s.upTo, s.after = 0, 0
 }
 
-// subscriptionCost is what a subscription takes besides its name and words, in
-// bytes.
-const subscriptionCost = 1 << 10
+// subscriptionCost is what a subscription takes besides its names, in bytes,
+// and wantedCost one of [Subscription.Wanted] besides its length.
+const subscriptionCost, wantedCost = 1 << 10, 50
 
 // Retained returns what the subscription takes, in bytes.
 func (s *Subscription) Retained() int {
-	bytes := subscriptionCost + len(s.Name) + s.Words
-	if s.Open() {
-		bytes += s.Subscription.Retained()
-	}
-	return bytes
+	return subscriptionCost + len(s.Name) + s.wanted + s.Subscription.Retained()
 }
+
+// Want sets the requested names of a sink that gets everything. A name that is
+// new has it sent again; none after some pauses the subscription, and none from
+// the first on are all (xDS protocol, "Unsubscribing From Resources").
+func (s *Subscription) Want(names []string) {
+	s.wanted = 0
+	if len(names) == 0 {
+		if s.Wanted != nil {
+			s.Wanted, s.Paused = map[string]struct{}{}, true
+		}
+		return
+	}
+	wanted, more := make(map[string]struct{}, len(names)), s.Paused
+	for _, n := range names {
+		_, had := s.Wanted[n]
+		more = more || !had && s.Wanted != nil
+		wanted[n] = struct{}{}
+		s.wanted += wantedCost + len(n)
+	}
+	if more {
+		s.Again()
+	}
+	s.Wanted, s.Paused = wanted, false
+}
+
+// Named returns how many names are requested or stated.
+func (s *Subscription) Named() int { return len(s.Wanted) + s.Names() + s.Stated }
 
 // Idle records that the sink is current at a revision.
 func (s *Subscription) Idle(revision uint64) {
@@ -150,6 +181,7 @@ func (s *Subscription) Idle(revision uint64) {
 func (s *Subscription) Respond(r *view.Response, header []byte, interval func(size int) time.Duration, now time.Time, log *slog.Logger) *Message {
 	s.after, s.revision = s.confirmed(), uint64(r.Revision)
 	s.began, s.full, s.size = now, r.Full, len(header)+r.Size
+	s.Retry, s.Stated = time.Time{}, 0
 	s.interval = interval(s.size)
 	s.counters.responses.Inc()
 	s.counters.bytes.Add(float64(s.size))
@@ -182,9 +214,6 @@ const Patience = time.Minute
 // larger than the limit, and otherwise [Patience] after it was sent, unless the
 // sink answers.
 func (s *Subscription) Troubled(limit int) time.Time {
-	if !s.Open() {
-		return time.Time{}
-	}
 	sent := s.State() == view.Sent
 	switch {
 	case sent && s.Oversize(limit), s.Refused():
@@ -203,18 +232,12 @@ func Earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// Warn reports whether this is the first call.
-func (s *Subscription) Warn() (first bool) {
-	first, s.warned = !s.warned, true
-	return first
-}
-
-// Reset clears everything but the name, a pause and the record of warnings.
-func (s *Subscription) Reset() {
-	if s.Open() {
+// Reopen begins the subscription anew. Nothing stays but the name and a pause.
+func (s *Subscription) Reopen(v *view.Subscription) {
+	if s.Subscription != nil {
 		s.Close()
 	}
-	*s = Subscription{Name: s.Name, Paused: s.Paused, warned: s.warned}
+	*s = Subscription{Subscription: v, Name: s.Name, Asked: s.Asked + 1, Paused: s.Paused}
 }
 
 // confirmed returns the revision up to which the sink has everything.

@@ -5,7 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -206,17 +206,14 @@ isthmus_test_responses_total{collection=%[1]q,profile="test"} 5
 	}
 }
 
-// A reset subscription begins anew, but for its name and what it warned of.
+// A subscription begins anew, but for its name.
 // What a sink writes into the log is bounded.
-func TestReset(t *testing.T) {
+func TestReopen(t *testing.T) {
 	p := newPusher(t, view.XDS, metrics(nil))
 	p.push(time.Second, 0)
-	if !p.Warn() || p.Warn() {
-		t.Error("Warn reports the first call")
-	}
-	p.Reset()
-	if sent, acked := p.Times(); p.Name != "type" || p.Warn() || p.Subscription.Subscription != nil || !sent.IsZero() || !acked.IsZero() || p.Size() != 0 {
-		t.Errorf("after Reset: %+v", p.Subscription)
+	p.Reopen(view.NewSubscription(p.w.View, view.Options{Collection: entries}))
+	if sent, acked := p.Times(); p.Name != "type" || p.Asked != 1 || !sent.IsZero() || !acked.IsZero() || p.Size() != 0 {
+		t.Errorf("after Reopen: %+v", p.Subscription)
 	}
 	p.log.Reset()
 	stream.LogRefusal(p.logger(), strings.Repeat("c", 10_000), "7", &stream.Refusal{Reason: strings.Repeat("r", 10_000)}, "code", 3)
@@ -243,7 +240,7 @@ func TestSparse(t *testing.T) {
 		var out bytes.Buffer
 		all := stream.Sparse(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		peer := func(ip string) *slog.Logger {
-			return stream.LogFor(all, &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}).With("a", 1).WithGroup("g")
+			return (&stream.Entry{Address: netip.AddrPortFrom(netip.MustParseAddr(ip), 1).String()}).Log(all).With("a", 1).WithGroup("g")
 		}
 		one, same, other := peer("2001:db8::1"), peer("2001:db8::ffff:2"), peer("10.0.0.1")
 		expect := func(when string, l *slog.Logger, level slog.Level, lines, want, leftOut int) {

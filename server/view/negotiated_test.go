@@ -323,12 +323,12 @@ func TestNegotiatedResume(t *testing.T) {
 	}
 }
 
-// ReplaceOnRemoval never removes by name.
-func TestReplaceOnRemoval(t *testing.T) {
+// A sink of synthetic entries is never told what is removed by name.
+func TestSyntheticRemoval(t *testing.T) {
 	st := newDB(t, state.Options{})
 	apply(st, set(t, "ns/a", "a"), set(t, "ns/b", "b"))
 	s := newLegacySink(t, New(st), true)
-	s.neg.options.ReplaceOnRemoval = true
+	s.neg.options.Form.Synthetic = true
 	r, _, _ := s.step()
 	s.ack(r, true)
 	apply(st, set(t, "ns/a", "a2"))

@@ -87,9 +87,8 @@ type Options struct {
 	// and MCP initial_resource_versions). The subscription owns and empties the
 	// map.
 	Versions map[string]string
-	// ReplaceOnRemoval replaces every incremental response that has removals by
-	// a full one, for MCP sinks that ignore removals.
-	ReplaceOnRemoval bool
+	// Prefix begins every nonce.
+	Prefix string
 	// Wake, if set, is called when a requested name has changed. It must not
 	// block.
 	Wake func()
@@ -161,7 +160,7 @@ type Subscription struct {
 	pages   *pages // set by the first full response
 
 	state State
-	nonce uint64
+	nonce string // of the newest response; "" before the first
 	full  string // version of the newest response, if it was everything; "" otherwise
 	again bool   // send a full response even without changes
 
@@ -192,14 +191,6 @@ const requestedCost, pendingCost, versionCost = 150, 50, 100
 
 // Retained returns how many bytes are kept of what the sink has sent.
 func (s *Subscription) Retained() int { return s.nameBytes + s.versionBytes }
-
-// SizeOfVersions returns what names with versions take, in bytes.
-func SizeOfVersions(versions map[string]string) (size int) {
-	for name, version := range versions {
-		size += versionCost + len(name) + len(version)
-	}
-	return size
-}
 
 // Room returns about how large the next response may be, in bytes, 0 if there
 // is none, and whether it is of pages that sinks share.
@@ -232,10 +223,18 @@ type position struct {
 // yet. [Subscription.Narrow] restricts it.
 func NewSubscription(v *View, o Options) *Subscription {
 	s := &Subscription{view: v, options: o, permitted: o.Incremental, capable: o.Incremental}
-	s.versionBytes = SizeOfVersions(o.Versions)
+	for name, version := range o.Versions {
+		s.versionBytes += versionCost + len(name) + len(version)
+	}
 	s.setForm(o.Form)
 	s.status.Collection = o.Collection
 	return s
+}
+
+// SetCollection changes the collection, before the first response.
+func (s *Subscription) SetCollection(collection string) {
+	s.options.Collection, s.status.Collection = collection, collection
+	s.setForm(s.options.Form)
 }
 
 func (s *Subscription) setForm(f encode.Form) {
@@ -260,10 +259,10 @@ func (s *Subscription) SetForm(f encode.Form) {
 	if f == s.options.Form {
 		return
 	}
+	s.again = s.again || s.begun
 	s.restart()
 	s.Close()
 	s.setForm(f)
-	s.again = true
 	for name := range s.names {
 		s.ask(name)
 	}
@@ -279,12 +278,13 @@ func (s *Subscription) SetView(v *View) {
 		return
 	}
 	known := s.before == nil && !s.narrow && !s.listing && !s.refused
+	s.again = s.again || s.begun
 	s.restart()
 	if known && s.before != nil {
 		s.before.layout = s.layout
 	}
 	s.Close()
-	s.view, s.again = v, true
+	s.view = v
 	s.status.SentRevision, s.status.AckedRevision = 0, 0 // revisions of the new view are others
 	for name := range s.names {
 		s.ask(name)
@@ -426,10 +426,9 @@ func (s *Subscription) Next() (r Response, ok bool, err error) {
 	if r, ok, err = s.next(); !ok || err != nil {
 		return r, false, err
 	}
-	s.nonce++
-	r.Nonce = strconv.FormatUint(s.nonce, 10)
-	s.state = Sent
 	s.status.Sent++
+	s.nonce = s.options.Prefix + strconv.FormatUint(s.status.Sent, 10)
+	r.Nonce, s.state = s.nonce, Sent
 	s.status.SentVersion, s.status.SentRevision = r.Version, r.Revision
 	s.status.Resources, s.status.Bytes = r.Resources, r.Size
 	switch {
@@ -453,9 +452,10 @@ func (s *Subscription) next() (r Response, ok bool, err error) {
 		return s.named()
 	}
 	r, ok, err = s.changes()
-	if s.options.Framing == DeltaXDS || err == nil && (len(r.Removed) == 0 || !s.options.ReplaceOnRemoval) {
+	if s.options.Framing == DeltaXDS || err == nil && (len(r.Removed) == 0 || !s.options.Form.Synthetic) {
 		return r, ok, err
 	}
+	// The sinks of synthetic entries ignore removals.
 	s.again = true // changes has moved the cursor
 	return s.everything()
 }
@@ -482,7 +482,7 @@ func (s *Subscription) everything() (r Response, ok bool, err error) {
 			return r, false, nil
 		}
 	}
-	if s.options.Framing == MCP && s.state != Waiting && s.capable && !s.options.ReplaceOnRemoval && all.Size > MaxMessage {
+	if s.options.Framing == MCP && s.state != Waiting && s.capable && !s.options.Form.Synthetic && all.Size > MaxMessage {
 		return r, false, ErrResume
 	}
 	s.options.Versions, s.versionBytes, s.listing = nil, 0, false
@@ -734,12 +734,15 @@ func (s *Subscription) Nack(nonce, detail string) bool {
 }
 
 func (s *Subscription) answered(nonce string) bool {
-	if s.state != Sent || nonce != strconv.FormatUint(s.nonce, 10) {
+	if s.state != Sent || nonce != s.nonce {
 		return false
 	}
 	s.state = Current
 	return true
 }
+
+// Nonce returns the nonce of the newest response, "" before the first.
+func (s *Subscription) Nonce() string { return s.nonce }
 
 // State returns the state of the subscription.
 func (s *Subscription) State() State { return s.state }

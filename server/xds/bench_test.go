@@ -130,7 +130,7 @@ func (k *benchSink) step(b *testing.B) bool {
 		b.Fatal(err)
 	}
 	buffers.Free()
-	k.request(b, k.s.subs[k.url].nonce)
+	k.request(b, k.s.Of[k.url].Nonce())
 	return true
 }
 

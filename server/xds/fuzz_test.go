@@ -14,9 +14,11 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/isthmus-mesh/isthmus/plugin/collection"
 	"github.com/isthmus-mesh/isthmus/server/encode"
 	"github.com/isthmus-mesh/isthmus/server/servertest"
 	"github.com/isthmus-mesh/isthmus/server/state"
+	"github.com/isthmus-mesh/isthmus/server/stream"
 )
 
 var fuzzTypes = []string{
@@ -159,15 +161,15 @@ func FuzzRequests(f *testing.F) {
 			if !answered[url] {
 				t.Errorf("%q was not answered", url)
 			}
-			sub := s.subs[url]
-			if !everything[url] || !sub.known {
+			sub := s.Of[url]
+			if !everything[url] || !sub.Profiled {
 				continue
 			}
 			want := map[string]bool{}
-			for _, res := range w.Resources(sub.collection, s.formLocked()) {
+			for _, res := range w.Resources(collection.OfTypeURL(url), s.formLocked()) {
 				version := res.GetMetadata().GetVersion()
 				if delta && s.formLocked().OmitVersion { // the frame has it all the same
-					record, _ := w.DB.Get(state.Kind{Collection: sub.collection, Shape: s.formLocked().Shape}, res.GetMetadata().GetName())
+					record, _ := w.DB.Get(state.Kind{Collection: collection.OfTypeURL(url), Shape: s.formLocked().Shape}, res.GetMetadata().GetName())
 					version = record.Encode(encode.NewLayout(s.formLocked())).Version.String()
 				}
 				want[res.GetMetadata().GetName()+" "+version] = true
@@ -176,6 +178,6 @@ func FuzzRequests(f *testing.F) {
 				t.Errorf("%q (%s): the store has %v, the sink %v", url, s.formLocked(), want, have[url])
 			}
 		}
-		s.Status()
+		s.Status(new(stream.Status))
 	})
 }

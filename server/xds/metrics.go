@@ -1,8 +1,6 @@
 package xds
 
 import (
-	"slices"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/isthmus-mesh/isthmus/plugin/collection"
@@ -23,17 +21,5 @@ func newMetrics(reg prometheus.Registerer) *stream.Metrics {
 	return m
 }
 
-// count sets the labels of a subscription.
-func count(m *stream.Metrics, sub *subscription, protocol, profile string) {
-	coll := sub.collection
-	if !sub.known && coll != meshConfig {
-		coll = "other" // clients choose the type URL, so it is not a label
-	}
-	m.Count(&sub.Subscription, coll, protocol, profile)
-	sub.OnAck(protocol, m.Acked)
-}
-
+// collections are those that adapters can publish to.
 var collections = collection.All()
-
-// known reports whether adapters can publish to a collection.
-func known(coll string) bool { return slices.Contains(collections, coll) }

@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/peer"
 
 	"github.com/isthmus-mesh/isthmus/server/stream"
 	"github.com/isthmus-mesh/isthmus/server/view"
@@ -99,11 +98,9 @@ func (v service) DeltaAggregatedResources(stream discovery.AggregatedDiscoverySe
 }
 
 func (s *Server) serve(st grpc.ServerStream, delta bool) error {
-	sess := newSession(s.view, delta, s.override, s.metrics, s.log)
-	sess.entry = stream.EntryOf(st.Context())
-	sess.connected, sess.interval = time.Now(), s.interval
-	if p, ok := peer.FromContext(st.Context()); ok {
-		sess.address, sess.log = p.Addr.String(), stream.LogFor(s.log, p.Addr)
-	}
-	return s.Serve(st, sess, sess.wake)
+	return s.Serve(st, func(e *stream.Entry) stream.Session {
+		sess := newSession(s.view, delta, s.override, s.metrics, e.Log(s.log))
+		sess.Entry, sess.Interval = e, s.interval
+		return sess
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -53,34 +54,12 @@ const (
 	registryKey = "ISTHMUS_REGISTRY"
 )
 
-// subscription is one type URL on one stream.
-type subscription struct {
-	stream.Subscription
-	collection string
-	known      bool   // adapters can publish to the collection; other types do not need a profile
-	nonce      string // of the newest response
-
-	// SotW only
-	names map[string]struct{} // requested names; nil for all. The subscription is paused when the sink has unsubscribed from all of them
-
-	versions int // delta only: number of initial_resource_versions
-}
-
 // session implements [stream.Session].
 type session struct {
-	stream.Base[*subscription] // in the order of the first requests
+	stream.Base // in the order of the first requests
 
 	delta    bool
-	protocol string // sotw or delta
 	override *stream.Profile
-	log      *slog.Logger
-	metrics  *stream.Metrics
-
-	address   string
-	entry     *stream.Entry // nil in tests
-	connected time.Time
-	wake      stream.Waker
-	interval  func(size int) time.Duration // between SotW responses
 
 	// guarded by Mu
 	identified bool              // the node is known
@@ -89,42 +68,21 @@ type session struct {
 	shape      *encode.Shape     // requested by the node
 	registry   bool              // likewise
 	asked      fingerprint
-	settled    bool            // the profile is decided
-	settleAt   time.Time       // when the profile will be decided if no type is added
-	profile    *stream.Profile // nil until first decided
-	warned     bool            // about a response that exceeds the sink's limit
-	subs       map[string]*subscription
+	settled    bool      // the profile is decided
+	settleAt   time.Time // when the profile will be decided if no type is added
 }
 
 func newSession(v *view.View, delta bool, override *stream.Profile, m *stream.Metrics, log *slog.Logger) *session {
-	s := &session{
-		Base: stream.Base[*subscription]{View: v}, delta: delta, protocol: "sotw", override: override, metrics: m, log: log,
-		wake: stream.NewWaker(), interval: view.Interval, subs: make(map[string]*subscription),
-	}
+	name := "sotw"
 	if delta {
-		s.protocol = "delta"
+		name = "delta"
 	}
+	s := &session{delta: delta, override: override, Base: stream.Base{
+		Name: name, Labels: []string{name}, Metrics: m, Wake: stream.NewWaker(), Interval: view.Interval, Log: log,
+		View: v, Of: make(map[string]*stream.Subscription),
+	}}
+	s.Protocol = s
 	return s
-}
-
-// Close implements [stream.Session].
-func (s *session) Close(_ time.Time, err error) {
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	for _, sub := range s.Subs {
-		sub.Close()
-	}
-	if s.profile != nil {
-		s.metrics.Sinks.WithLabelValues(s.protocol, s.profile.Name).Dec()
-	}
-	stream.LogEnd(s.log, err)
-}
-
-// Selective implements [stream.Session].
-func (s *session) Selective() bool {
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	return s.delta && len(s.Subs) > 0 && !slices.ContainsFunc(s.Subs, func(sub *subscription) bool { return !sub.Narrowed() })
 }
 
 // identifyLocked records the node of the first request that has one. It ignores
@@ -142,13 +100,13 @@ func (s *session) identifyLocked(node *core.Node) {
 			s.metadata[stream.Clip(k)] = stream.Clip(text)
 		}
 	}
-	s.log = s.log.With("node", s.node)
-	s.log.Info("sink connected", "identity", s.entry.Identity(), "protocol", s.protocol, "version", s.metadata["ISTIO_VERSION"])
+	s.Log = s.Log.With("node", s.node)
+	s.Log.Info("sink connected", "identity", s.Entry.Identity(), "protocol", s.Name, "version", s.metadata["ISTIO_VERSION"])
 	s.registry = node.GetMetadata().GetFields()[registryKey].GetStringValue() == "true"
 	if want := node.GetMetadata().GetFields()[shapeKey].GetStringValue(); want != "" {
 		shape, err := encode.ParseShape(want)
 		if err != nil {
-			s.log.Warn("node metadata ISTHMUS_SHAPE ignored", "err", err)
+			s.Log.Warn("node metadata ISTHMUS_SHAPE ignored", "err", err)
 		} else {
 			s.shape = &shape
 		}
@@ -159,56 +117,52 @@ func (s *session) identifyLocked(node *core.Node) {
 }
 
 // subscribeLocked returns the subscription to a type URL and whether it is new.
-func (s *session) subscribeLocked(url string, options view.Options, now time.Time) (sub *subscription, first bool, err error) {
-	if sub := s.subs[url]; sub != nil {
+func (s *session) subscribeLocked(url string, options view.Options, now time.Time) (sub *stream.Subscription, first bool, err error) {
+	if sub := s.Of[url]; sub != nil {
 		return sub, false, nil
 	}
-	if len(s.subs) >= MaxTypes {
+	if len(s.Subs) >= MaxTypes {
 		return nil, false, errTypes
 	}
 	if len(url) > maxURL {
 		return nil, false, errURL
 	}
 	coll := collection.OfTypeURL(url)
-	sub = &subscription{Subscription: stream.Subscription{Name: url}, collection: coll, known: known(coll)}
+	known, label := slices.Contains(collections, coll), coll
 	options.Collection = coll
-	if !sub.known && coll != meshConfig {
+	if !known && coll != meshConfig {
 		// Prefix unknown collections so that no client-chosen name matches a
-		// collection of the state.
-		options.Collection = "?" + coll
+		// collection of the state, or is a label.
+		options.Collection, label = unknown+coll, "other"
 	}
 	if s.delta {
-		options.Framing, options.Wake = view.DeltaXDS, s.wake.Wake
+		options.Framing, options.Wake = view.DeltaXDS, s.Wake.Wake
 	}
-	if sub.known && s.settled {
+	if known && s.settled {
 		options.Form = s.formLocked()
 	}
-	sub.Subscription.Subscription = view.NewSubscription(s.View, options)
-	profile := "undecided"
-	if s.profile != nil {
-		profile = s.profile.Name
-	}
-	count(s.metrics, sub, s.protocol, profile)
-	s.subs[url] = sub
-	s.Subs = append(s.Subs, sub)
+	sub = s.Subscribe(url, label, known, options)
 	s.asked.add(url, coll)
-	if s.settled && s.override == nil && s.asked.profile() != s.profile {
+	if s.settled && s.override == nil && s.asked.profile() != s.Profile {
 		s.settled = false
 	}
 	if !s.settled {
 		s.settleAt = now.Add(Settle)
 	}
-	if s.log.Enabled(context.Background(), slog.LevelDebug) {
-		s.log.Debug("subscribed", "collection", stream.Clip(coll), "type_url", stream.Clip(url))
+	if s.Log.Enabled(context.Background(), slog.LevelDebug) {
+		s.Log.Debug("subscribed", "collection", stream.Clip(coll), "type_url", stream.Clip(url))
 	}
 	return sub, true, nil
 }
 
+// unknown begins the collections that no adapter can publish to.
+const unknown = "?"
+
 // answeredLocked handles the nonce of a request. It reports false for a stale
 // nonce; such a request is ignored (xDS protocol, "ACK and resource type
 // instance version").
-func (s *session) answeredLocked(sub *subscription, nonce string, refusal *statuspb.Status, now time.Time) bool {
-	if nonce == "" || nonce != sub.nonce {
+func (s *session) answeredLocked(sub *stream.Subscription, nonce string, refusal *statuspb.Status, now time.Time) bool {
+	if nonce == "" || nonce != sub.Nonce() {
 		return false
 	}
 	if sub.State() != view.Sent {
@@ -218,14 +172,11 @@ func (s *session) answeredLocked(sub *subscription, nonce string, refusal *statu
 	if refusal != nil {
 		r = &stream.Refusal{Code: refusal.GetCode(), Reason: refusal.GetMessage()}
 	}
-	if sub.Answer(nonce, r, false, now, s.log) && r != nil {
-		stream.LogRefusal(s.log, sub.collection, nonce, r)
+	if sub.Answer(nonce, r, false, now, s.Log) && r != nil {
+		stream.LogRefusal(s.Log, collection.OfTypeURL(sub.Name), nonce, r)
 	}
 	return true
 }
-
-// nameCost is what a name of a SotW sink takes besides its length, in bytes.
-const nameCost = 50
 
 // sotw handles a SotW request. An error ends the stream.
 func (s *session) sotw(req *discovery.DiscoveryRequest, now time.Time) error {
@@ -233,7 +184,7 @@ func (s *session) sotw(req *discovery.DiscoveryRequest, now time.Time) error {
 	defer s.Mu.Unlock()
 	s.identifyLocked(req.GetNode())
 	if req.GetTypeUrl() == "" {
-		s.log.Warn("request without a type URL ignored")
+		s.Log.Warn("request without a type URL ignored")
 		return nil
 	}
 	sub, first, err := s.subscribeLocked(req.GetTypeUrl(), view.Options{}, now)
@@ -242,38 +193,11 @@ func (s *session) sotw(req *discovery.DiscoveryRequest, now time.Time) error {
 	}
 	// Names may change with the nonce of the newest response, or without one
 	// before the first response.
-	if !first && !s.answeredLocked(sub, req.GetResponseNonce(), req.GetErrorDetail(), now) && sub.nonce != "" {
+	if !first && !s.answeredLocked(sub, req.GetResponseNonce(), req.GetErrorDetail(), now) && sub.Nonce() != "" {
 		return nil
 	}
-	sub.name(req.GetResourceNames())
+	sub.Want(req.GetResourceNames())
 	return s.checkNamesLocked()
-}
-
-// name sets the names that a SotW sink requests.
-func (sub *subscription) name(names []string) {
-	sub.Words = 0
-	if len(names) == 0 {
-		// An empty list after names unsubscribes; without earlier names it
-		// subscribes to everything (xDS protocol, "Unsubscribing From
-		// Resources").
-		if sub.names != nil {
-			sub.names, sub.Paused = map[string]struct{}{}, true
-		}
-		return
-	}
-	wanted := make(map[string]struct{}, len(names))
-	more := sub.Paused
-	for _, n := range names {
-		if _, had := sub.names[n]; !had && sub.names != nil {
-			more = true
-		}
-		wanted[n] = struct{}{}
-		sub.Words += nameCost + len(n)
-	}
-	if more {
-		sub.Again()
-	}
-	sub.names, sub.Paused = wanted, false
 }
 
 // incremental handles a delta request. An error ends the stream.
@@ -282,7 +206,7 @@ func (s *session) incremental(req *discovery.DeltaDiscoveryRequest, now time.Tim
 	defer s.Mu.Unlock()
 	s.identifyLocked(req.GetNode())
 	if req.GetTypeUrl() == "" {
-		s.log.Warn("request without a type URL ignored")
+		s.Log.Warn("request without a type URL ignored")
 		return nil
 	}
 	sub, first, err := s.subscribeLocked(req.GetTypeUrl(), view.Options{Versions: req.GetInitialResourceVersions()}, now)
@@ -291,7 +215,7 @@ func (s *session) incremental(req *discovery.DeltaDiscoveryRequest, now time.Tim
 	}
 	add, drop := req.GetResourceNamesSubscribe(), req.GetResourceNamesUnsubscribe()
 	if first {
-		sub.versions = len(req.GetInitialResourceVersions())
+		sub.Stated = len(req.GetInitialResourceVersions())
 		if len(add) > 0 && !slices.Contains(add, "*") {
 			sub.Narrow()
 		}
@@ -326,7 +250,7 @@ func eachRun(names []string, all func(), some func(names ...string)) {
 func (s *session) checkNamesLocked() error {
 	total := 0
 	for _, sub := range s.Subs {
-		total += len(sub.names) + sub.Names() + sub.versions
+		total += sub.Named()
 	}
 	if total > MaxNames {
 		return errNames
@@ -336,7 +260,7 @@ func (s *session) checkNamesLocked() error {
 
 // formLocked returns the form of the decided profile.
 func (s *session) formLocked() encode.Form {
-	f := s.profile.Form
+	f := s.Profile.Form
 	if s.delta {
 		f.Shape = encode.Workload
 	}
@@ -350,91 +274,45 @@ func (s *session) formLocked() encode.Form {
 func (s *session) reformLocked() {
 	f := s.formLocked()
 	for _, sub := range s.Subs {
-		if sub.known {
+		if sub.Profiled {
 			sub.SetForm(f)
 		}
 	}
 }
 
-// settleLocked decides the profile when it is due.
-func (s *session) settleLocked(now time.Time) {
+// Settle implements [stream.Protocol].
+func (s *session) Settle(now time.Time) (due time.Time) {
 	if s.settled || len(s.Subs) == 0 {
-		return
+		return time.Time{}
 	}
-	if s.override == nil && !s.asked.complete() && now.Before(s.settleAt) {
-		return
-	}
-	was := s.profile
-	s.settled, s.profile = true, s.override
-	if s.override == nil {
-		s.profile = s.asked.profile()
-	}
-	s.Limit = s.profile.Limit
-	if was != s.profile {
-		if was != nil {
-			s.metrics.Sinks.WithLabelValues(s.protocol, was.Name).Dec()
+	p := s.override
+	if p == nil {
+		if !s.asked.complete() && now.Before(s.settleAt) {
+			return s.settleAt
 		}
-		s.metrics.Sinks.WithLabelValues(s.protocol, s.profile.Name).Inc()
-		for _, sub := range s.Subs {
-			count(s.metrics, sub, s.protocol, s.profile.Name)
-		}
-		s.log.Info("profile decided", "profile", s.profile.Name, "form", s.formLocked().String(), "types", len(s.Subs))
+		p = s.asked.profile()
+	}
+	s.settled, s.Limit = true, p.Limit
+	if s.Decide(p) {
+		s.Log.Info("profile decided", "profile", p.Name, "form", s.formLocked().String(), "types", len(s.Subs))
 	}
 	s.reformLocked()
+	return time.Time{}
 }
 
-// Next implements [stream.Session].
-func (s *session) Next(now time.Time) (m *stream.Message, wait time.Duration, err error) {
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	s.settleLocked(now)
-	later := func(t time.Time) {
-		if d := t.Sub(now); wait == 0 || d < wait {
-			wait = max(d, 1)
-		}
-	}
-	for _, sub := range s.Subs {
-		switch due := sub.Due(now); {
-		case sub.Paused || sub.State() == view.Sent:
-			continue
-		case sub.known && !s.settled:
-			later(s.settleAt)
-			continue
-		case !due.IsZero():
-			later(due)
-			continue
-		}
-		revision := uint64(s.View.Revision())
-		r, ok, err := sub.Next()
-		if err != nil {
-			return nil, 0, err
-		}
-		if !ok {
-			sub.Idle(revision)
-			continue
-		}
-		sub.versions = 0
-		return s.sendLocked(sub, &r, now), 0, nil
-	}
-	return nil, wait, nil
+// Header implements [stream.Protocol].
+func (s *session) Header(sub *stream.Subscription, r view.Response) []byte {
+	return header(s.delta, r.Version, sub.Name, r.Nonce, r.Removed)
 }
 
-func (s *session) sendLocked(sub *subscription, r *view.Response, now time.Time) *stream.Message {
-	sub.nonce = r.Nonce
-	m := sub.Respond(r, header(s.delta, r.Version, sub.Name, r.Nonce, r.Removed), s.interval, now, s.log)
-	if s.profile == nil {
-		return m
+// Large implements [stream.Protocol].
+func (s *session) Large(sub *stream.Subscription, first bool) {
+	s.Metrics.Oversize.WithLabelValues(s.Profile.Name).Inc()
+	if first {
+		s.Log.Warn("response is larger than this istiod accepts: it will end the stream and ask for the same again, over and over; "+
+			"give it several config sources, each a bridge with some of the registries, or upgrade it to 1.12 or later",
+			"profile", s.Profile.Name, "collection", stream.Clip(collection.OfTypeURL(sub.Name)), "bytes", sub.Size(), "limit", s.Limit)
 	}
-	if sub.Oversize(s.Limit) {
-		s.metrics.Oversize.WithLabelValues(s.profile.Name).Inc()
-		if !s.warned {
-			s.warned = true
-			s.log.Warn("response is larger than this istiod accepts: it will end the stream and ask for the same again, over and over; "+
-				"give it several config sources, each a bridge with some of the registries, or upgrade it to 1.12 or later",
-				"profile", s.profile.Name, "collection", stream.Clip(sub.collection), "bytes", sub.Size(), "limit", s.profile.Limit)
-		}
-	}
-	return m
 }
 
 // Take implements [stream.Session].
@@ -460,22 +338,16 @@ func (s *session) take(m proto.Message, now time.Time) error {
 }
 
 // Status implements [stream.Session].
-func (s *session) Status() stream.Status {
+func (s *session) Status(st *stream.Status) {
+	s.Base.Status(st)
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	revision := uint64(s.View.Revision())
-	st := stream.Status{
-		Address: s.address, Identity: s.entry.Identity(), Node: s.node, Metadata: maps.Clone(s.metadata), Version: s.metadata["ISTIO_VERSION"],
-		Protocol: s.protocol, Connected: s.connected, Shows: s.View.Shows(), Subscriptions: make([]stream.SubscriptionStatus, 0, len(s.Subs)),
+	st.Node, st.Metadata, st.Version = s.node, maps.Clone(s.metadata), s.metadata["ISTIO_VERSION"]
+	if s.Profile != nil {
+		st.Shape = s.formLocked().Shape.String()
 	}
-	if s.profile != nil {
-		st.Profile, st.Shape = s.profile.Name, s.formLocked().Shape.String()
+	for i := range st.Subscriptions {
+		sub := &st.Subscriptions[i]
+		sub.Collection = strings.TrimPrefix(sub.Collection, unknown)
 	}
-	for _, sub := range s.Subs {
-		p := sub.Status()
-		p.Collection = sub.collection
-		sent, acked := sub.Times()
-		st.Subscriptions = append(st.Subscriptions, stream.SubscriptionStatus{TypeURL: sub.Name, Status: p, SentAt: sent, AckedAt: acked, Lag: sub.Lag(revision), Oversize: sub.Oversize(s.Limit)})
-	}
-	return st
 }
