@@ -106,16 +106,18 @@ func TestConsumerRights(t *testing.T) {
 		some       = `{"name":"ambient","view":{"namespaces":["shop"]}}`
 		everywhere = `{"name":"ambient"}`
 		services   = `{"name":"ambient","publish":"services","view":{"namespaces":["shop"]}}`
+		workloads  = `{"name":"ambient","publish":"workloads","view":{"namespaces":["shop"]}}`
 		entries    = "/apis/networking.istio.io/v1/namespaces/shop/serviceentries"
 	)
 	for name, tt := range map[string]struct {
 		grants, consumer string
-		stubs            int // 0: Services, which have some slices
+		stubs            int // 0: other objects, of which there are more
 		list             string
 	}{
 		"chart, one namespace":      {first(consumers(t, "["+some+"]")), some, 2, entries},
 		"chart, all namespaces":     {first(consumers(t, "["+everywhere+"]")), everywhere, 4, entries},
 		"chart, services":           {first(consumers(t, "["+services+"]")), services, 0, "/api/v1/namespaces/shop/services"},
+		"chart, workloads":          {first(consumers(t, "["+workloads+"]")), workloads, 0, entries},
 		"kustomize, one namespace":  {kustomized(t, "RoleBinding", "shop"), some, 2, entries},
 		"kustomize, all namespaces": {kustomized(t, "ClusterRoleBinding", ""), everywhere, 4, entries},
 	} {
