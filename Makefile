@@ -7,8 +7,11 @@ VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unk
 FUZZTIME ?= 3s
 PEERTIME ?= 10s
 # Most tests wait for servers and timers more than they compute, so twice as
-# many packages as there are processors are tested at a time.
-JOBS     ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
+# many packages as there are processors are tested at a time, and by make test
+# three times as many.
+PROCS    := $(shell getconf _NPROCESSORS_ONLN)
+JOBS     ?= $(shell expr 2 '*' $(PROCS))
+TESTJOBS ?= $(shell expr 3 '*' $(PROCS))
 PKGS      = $(shell $(GO) list ./... | grep -v /test/)
 # What starts several real servers at once runs on its own, after the tests of the packages, which run side by side.
 ALONE    := ^Test(Container|Nacos|Rotation|MillionNames|EurekaMany|EtcdMany|ZooKeeperMany)$$
@@ -61,7 +64,7 @@ WIDE := bench compose deploy etcd hostile mutation page release reliability temp
 
 # The packages that take longest come first, so that no processor waits for them
 # at the end.
-LONGEST := ./cmd/isthmus ./test/e2e ./adapters/consul ./test/legacy ./server/supervisor ./adapters/nacos ./adapters/eureka \
+LONGEST := ./cmd/isthmus ./test/e2e ./test/simulation ./adapters/consul ./test/legacy ./server/supervisor ./adapters/nacos ./adapters/eureka \
 	./plugin/plugintest ./adapters/etcd ./test/nacos ./adapters/zookeeper ./adapters/exec ./server ./test/python
 
 # Without DWARF, which nobody reads, a test binary links in two thirds of the time.
@@ -71,7 +74,7 @@ test: ## the packages, and the main paths against one version of each real serve
 	@mkdir -p $(CACHE)
 	@ISTHMUS_MAIN=1 $(GOTESTSUM) $(call again,test) --jsonfile-timing-events $(TESTLOG) \
 		--packages "$(LONGEST) $$($(GO) list ./... | grep -vE '/test/($(subst $() ,|,$(WIDE)))(/|$$)' | paste -sd ' ' -)" \
-		-- -vet=off -ldflags=-w -p $(JOBS) -timeout 20m -skip '$(ALONE)'
+		-- -vet=off -ldflags=-w -p $(TESTJOBS) -timeout 20m -skip '$(ALONE)'
 	@if [ -n "$(TIMES)" ]; then \
 		echo "the ten slowest packages, in seconds:"; \
 		sed -n 's/.*"Action":"\(pass\|fail\)","Package":"\([^"]*\)","Elapsed":\([0-9.]*\)}.*/\3 \2/p' $(TESTLOG) | sort -rn | head -10; \
