@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -123,6 +124,9 @@ type object struct {
 	gone bool
 	// address is that of a WorkloadEntry, "" of other kinds.
 	address string
+	// part is the ServiceEntry whose instances an EndpointSlice shares with
+	// others, "" of other kinds.
+	part string
 
 	// uid and version are of the object as it was seen last, "" if it was not;
 	// has is its hash annotation.
@@ -406,7 +410,7 @@ func (c *Consumer) want(name string, r *state.Record) {
 			o = &object{key: k, index: -1}
 			c.objects[k] = o
 		}
-		o.of, o.gone, o.address = s, false, field(u, "spec", "address")
+		o.of, o.gone, o.address, o.part = s, false, field(u, "spec", "address"), partOf(u)
 		s.objects = append(s.objects, o)
 	}
 	for i, u := range p.Objects {
@@ -437,11 +441,18 @@ func (c *Consumer) object(o *object) *unstructured.Unstructured {
 	return c.making[o.key]
 }
 
-// hold reports whether an object waits for the first one of its service, which
-// it is of no use without, and notes why.
+// hold reports whether an object waits, and notes why: for the first one of its
+// service, which it is of no use without, or, if it is to be removed, for those
+// that have its instances then.
 func (c *Consumer) hold(o *object) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if s := c.services[o.part]; o.of == nil && s != nil && len(s.objects) > 0 && s.objects[0].state != Conflict &&
+		slices.ContainsFunc(s.objects, func(o *object) bool { return o.state != Written }) {
+		c.setLocked(o, Pending, "others that take its place are not written")
+		c.queueLocked(o, c.o.minPause)
+		return true
+	}
 	if o.of == nil || o.of.objects[0].state == Written || o.of.objects[0] == o {
 		return false
 	}
@@ -677,8 +688,18 @@ func (c *Consumer) own(u *unstructured.Unstructured) bool {
 
 // see notes what an object is like.
 func (o *object) see(u *unstructured.Unstructured) {
+	o.part = partOf(u)
 	o.uid, o.version, o.has = string(u.GetUID()), u.GetResourceVersion(), u.GetAnnotations()[HashAnnotation]
 	o.headless = headless(u)
+}
+
+// partOf returns the name of the ServiceEntry that an EndpointSlice has a part
+// of, "" of another object.
+func partOf(u *unstructured.Unstructured) string {
+	if u.GetKind() != endpointSlices.name {
+		return ""
+	}
+	return u.GetNamespace() + "/" + u.GetLabels()[serviceNameLabel]
 }
 
 // headless reports whether an object is a headless Service.

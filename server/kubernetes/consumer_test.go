@@ -52,7 +52,7 @@ func TestAPIServer(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, *cluster){
 		"Accepted": testAccepted, "Follows": testFollows, "Foreign": testForeign, "Refused": testRefused,
 		"Sweep": testSweep, "Replicas": testReplicas, "Drift": testDrift,
-		"Services": testServices, "ForeignService": testForeignService, "Workloads": testWorkloads,
+		"Services": testServices, "ForeignService": testForeignService, "Split": testSplit, "Workloads": testWorkloads,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

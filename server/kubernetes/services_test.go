@@ -331,6 +331,70 @@ func testServices(t *testing.T, c *cluster) {
 	}
 }
 
+// A slice that becomes two stays until both are written: here the API server
+// refuses new ones for a while.
+func testSplit(t *testing.T, c *cluster) {
+	name := c.name + "/web"
+	c.w.Entry(name, "web.shop")
+	var addresses []string
+	for i := range maxEndpoints {
+		addresses = append(addresses, fmt.Sprintf("10.1.0.%d", i+1))
+	}
+	c.w.Instances(name, addresses...)
+	start := func() (*Consumer, func()) {
+		return c.start(func(o *Options) {
+			o.Make, o.minPause, o.maxPause = &Services{Meta: Meta{Consumer: c.name}}, testenv.Patience/1000, testenv.Patience/100
+		})
+	}
+	consumer, stop := start()
+	c.settled(consumer, Written, 2)
+	refusal := fmt.Sprintf(`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy, metadata: {name: %[1]s}, spec: {
+  matchConstraints: {resourceRules: [{apiGroups: [discovery.k8s.io], apiVersions: [v1], operations: [CREATE], resources: [endpointslices]}]},
+  validations: [{expression: "false", message: no more slices}]}}
+---
+{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicyBinding, metadata: {name: %[1]s}, spec: {
+  policyName: %[1]s, validationActions: [Deny], matchResources: {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %[1]s}}}}}`, c.name)
+	c.Apply(t, refusal)
+	testwait.Eventually(t, testenv.Patience, "the policy", func() (string, bool) {
+		_, code, err := c.Do(t.Context(), http.MethodPost, "/apis/discovery.k8s.io/v1/namespaces/"+c.name+"/endpointslices", "", "application/json",
+			map[string]any{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": map[string]any{"generateName": "test-"}, "addressType": "IPv4", "endpoints": []any{}})
+		return fmt.Sprint(code, err), code == http.StatusUnprocessableEntity || code == http.StatusForbidden
+	})
+	served := func() (n int) {
+		all := map[string]bool{}
+		for _, i := range c.service().slices {
+			for _, e := range i.Endpoints {
+				all[e.Addresses[0]] = true
+			}
+		}
+		return len(all)
+	}
+	waits := func() {
+		t.Helper()
+		testwait.Eventually(t, testenv.Patience, "two slices that are refused, and one that waits for them", func() (string, bool) {
+			if n := served(); n != maxEndpoints {
+				t.Fatalf("%d endpoints while new slices are refused, want %d", n, maxEndpoints)
+			}
+			st := consumer.Status()
+			return fmt.Sprintf("%+v", st), st.Objects[Refused] == 2 && st.Objects[Pending] == 1
+		})
+	}
+	c.w.Instance(name, name+"-one-more", "10.1.1.1", 1)
+	waits()
+	stop()
+	consumer, _ = start() // to which the former slice is one that was left
+	waits()
+	c.Delete(t, refusal, "")
+	testwait.Eventually(t, testenv.Patience, "two slices in place of one", func() (string, bool) {
+		n := served()
+		if n < maxEndpoints {
+			t.Errorf("%d endpoints meanwhile", n)
+		}
+		return fmt.Sprint(n), n == maxEndpoints+1 && len(c.service().slices) == 2
+	})
+	c.settled(consumer, Written, 3)
+}
+
 // To a Service of somebody else no slice is added, and those of the consumer
 // are taken from one that takes its place.
 func testForeignService(t *testing.T, c *cluster) {

@@ -169,7 +169,8 @@ func Start(t testing.TB, cfg Config) *Server {
 	k := &Server{
 		cfg: cfg, binary: Tool.Binary(t), Token: rand.Text(), plurals: map[string]kubeResource{},
 		accounts: testcert.New(t, "accounts"), users: testcert.New(t, "users-ca"),
-		server: testcert.New(t, "localhost", func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)} }),
+		// Clients in pods ask for the first address of services.
+		server: testcert.New(t, "localhost", func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 96, 0, 1)} }),
 	}
 	k.CAFile = k.server.Cert
 	pool := x509.NewCertPool()
