@@ -249,6 +249,7 @@ spec: {hosts: [%[1]s.example.org], addresses: [240.240.0.%[2]d], ports: [{name: 
 `, name, len(name)))
 		waypoint.WaitEndpoints(t, testistiod.InboundCluster(name+".example.org", 80, "http"), "10.3.0.1:80")
 	}
+	entries := 2 // the stubs
 	if version.Name != testistiod.Newest.Name {
 		// Older ones tell a waypoint of a stub with the next full push, as its
 		// service is no new one.
@@ -258,6 +259,7 @@ spec: {hosts: [%[1]s.example.org], addresses: [240.240.0.%[2]d], ports: [{name: 
 			return fmt.Sprint(slices.Sorted(maps.Keys(all))), ok
 		})
 		fence("first")
+		entries++
 	}
 	waypoint.WaitEndpoints(t, web, "10.1.0.1:80", "10.1.0.2:80")
 	waypoint.WaitEndpoints(t, db, "10.2.0.1:5432")
@@ -307,9 +309,9 @@ spec: {hosts: [%[1]s.example.org], addresses: [240.240.0.%[2]d], ports: [{name: 
 
 	// With a namespace for its Lease, istiod writes status.
 	kube.Apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: istio-system}}")
-	testenv.Eventually(t, testenv.Patience, "istiod to say that both stubs have their waypoint", func() (string, bool) {
+	testenv.Eventually(t, testenv.Patience, "istiod to say that each has its waypoint", func() (string, bool) {
 		body, code, err := kube.Do(t.Context(), http.MethodGet, "/apis/networking.istio.io/v1/namespaces/shop/serviceentries", "", "", nil)
-		return fmt.Sprintf("status %d, %v: %s", code, err, body), strings.Count(string(body), "Successfully attached to waypoint shop/waypoint") == 2
+		return fmt.Sprintf("status %d, %v: %s", code, err, body), strings.Count(string(body), "Successfully attached to waypoint shop/waypoint") == entries
 	})
 	found := bridge.Doctor(t, "--istiod", istiod.HTTP)
 	checks(t, found)
