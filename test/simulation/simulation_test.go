@@ -88,7 +88,7 @@ func TestReplay(t *testing.T) {
 	one(t)
 	for seed := uint64(1); seed <= 4; seed++ {
 		difference := ""
-		for range 5 {
+		for range 20 {
 			a, b := simulate(t, seed, 2, steps), simulate(t, seed, 2, steps)
 			if difference = firstDifference(a.recording, b.recording); difference == "" {
 				break
