@@ -59,7 +59,6 @@ func TestPinnedVersion(t *testing.T) {
 
 func TestFetchSaysWhatCouldNotBeHad(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
-	t.Setenv("HOME", t.TempDir())
 	broken := GoTool("consul", "consul", "github.com/hashicorp/consul", "./no-such-package")
 	_, err := broken.Fetch(t.Context(), io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "could not get the test server consul") || !strings.Contains(err.Error(), "no-such-package") {

@@ -88,8 +88,8 @@ func TestLoginUnderAttack(t *testing.T) {
 		})
 		began := time.Now()
 		for _, address := range []string{"/", "/api/v1/status"} {
-			// The first time on a quiet machine. Where a hash takes seconds, its
-			// turn may come after the ten that a caller waits.
+			// The first time on a quiet machine. Where a hash takes seconds,
+			// the turn may come after the ten that a caller waits.
 			testwait.Eventually(t, patience, address, func() (string, bool) {
 				code := query(t.Context(), http.DefaultClient, "http://"+b.Admin+address, operator, operator)
 				t.Logf("%s: %d after %v", address, code, time.Since(began))
