@@ -239,3 +239,25 @@ func TestNoGrace(t *testing.T) {
 	g.Back()
 	c.WantIDs(t, "back", services{"web": "a"})
 }
+
+// What a report changes is compared with the one before, and not with what is
+// kept besides.
+func TestGraceAnswer(t *testing.T) {
+	g := plugin.NewGrace(plugintest.NewCatalog(), time.Minute, nil)
+	key := svcNamed("web").Key
+	want := func(what string, changed, wantChanged bool, answer string) {
+		t.Helper()
+		if got := g.Answer(key); changed != wantChanged || !plugin.EqualInstances(got, ids(answer)) {
+			t.Errorf("%s: changed %v, the answer is %v", what, changed, got)
+		}
+	}
+	want("nothing", g.Remove(key), false, "")
+	want("the first", g.Set(svcNamed("web"), ids("a b")), true, "a b")
+	want("the same", g.Set(svcNamed("web"), ids("a b")), false, "a b")
+	g.Away()
+	g.Back()
+	want("one less, which is kept", g.Set(svcNamed("web"), ids("a")), true, "a")
+	want("the same", g.Set(svcNamed("web"), ids("a")), false, "a")
+	want("removed, and kept", g.Remove(key), true, "")
+	want("again", g.Remove(key), false, "")
+}

@@ -6,13 +6,11 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
 	networking "istio.io/api/networking/v1alpha3"
 	"sigs.k8s.io/yaml"
@@ -84,16 +82,7 @@ func TestServicesGolden(t *testing.T) {
 				}
 			}
 			slices.SortFunc(want[1:], func(a, b txtar.File) int { return strings.Compare(a.Name, b.Name) })
-			if update() {
-				archive.Files = want
-				if err := os.WriteFile(file, txtar.Format(archive), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if diff := cmp.Diff(string(txtar.Format(archive)), string(txtar.Format(&txtar.Archive{Comment: archive.Comment, Files: want}))); diff != "" {
-				t.Error(diff)
-			}
+			golden(t, file, archive, want)
 		})
 	}
 }

@@ -23,6 +23,21 @@ import (
 // -update of package servertest.
 func update() bool { return flag.Lookup("update").Value.String() == "true" }
 
+// golden compares the files of a golden with what was made, or updates them.
+func golden(t *testing.T, file string, archive *txtar.Archive, made []txtar.File) {
+	t.Helper()
+	now := txtar.Format(&txtar.Archive{Comment: archive.Comment, Files: made})
+	if update() {
+		if err := os.WriteFile(file, now, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(string(txtar.Format(archive)), string(now)); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // input is the in.yaml of a golden.
 type input struct {
 	Stub Stub           `json:"stub"`
@@ -94,16 +109,7 @@ func TestGolden(t *testing.T) {
 			}
 			want := slices.Clone(archive.Files[:1])
 			want = append(want, out)
-			if update() {
-				archive.Files = want
-				if err := os.WriteFile(file, txtar.Format(archive), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if diff := cmp.Diff(string(txtar.Format(archive)), string(txtar.Format(&txtar.Archive{Comment: archive.Comment, Files: want}))); diff != "" {
-				t.Error(diff)
-			}
+			golden(t, file, archive, want)
 		})
 	}
 }
